@@ -1,8 +1,8 @@
-"""Converted weights on disk: content-addressed, sealed, and never trusted unverified.
+"""Converted weights on disk: content-addressed, sealed, and verified before use.
 
-Owns the cache folder: one entry per key, built beside its place and renamed into it under a lock,
-quarantined when it no longer matches its seal. A disk that is full or read-only turns the cache
-off for that model: it is built in a temporary folder that goes when the process ends.
+Owns the cache folder: one entry per key, built in a partial folder and renamed into place under a
+lock, quarantined when it no longer matches its seal. A full or read-only disk turns the cache off
+for that model: it is built in a temporary folder that is deleted when the process ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class WeightsCache:
     """Entries under `root`/models. All methods may be called by several processes at once.
 
-    `kernels`, `triton`, `bundles` and `facts` are where others keep theirs.
+    `kernels`, `triton`, `bundles` and `facts` are folders of other modules.
     """
 
     def __init__(self, root: Path) -> None:
@@ -59,10 +59,10 @@ class WeightsCache:
         return cls(Path(cache_dir).expanduser() if cache_dir else default_cache_dir())
 
     def get(self, key: str, source: str, build: Build, progress: Progress) -> tuple[Path, str]:
-        """The verified folder of `key` and its digest, built when absent and rebuilt when damaged.
+        """The verified folder of `key` and its digest, built if absent and rebuilt if damaged.
 
-        `source` is the reference to remember. Raises what `build` raises, except that a full or
-        read-only disk sends it to a temporary folder.
+        `source` is the reference to record. Raises what `build` raises, except that on a full or
+        read-only disk it builds in a temporary folder.
         """
         folder = self.models / key
         try:
@@ -77,14 +77,14 @@ class WeightsCache:
         return folder, manifest.digest
 
     def entries(self) -> list[tuple[Path, Manifest | None]]:
-        """Every folder in the cache; manifest `None`: quarantined or unreadable."""
+        """Every folder in the cache, with manifest `None` if quarantined or unreadable."""
         if not self.models.is_dir():
             return []
         return [(folder, _manifest_or_none(folder)) for folder in sorted(self.models.iterdir())]
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Hold the entry's lock. It is the operating system's, so a dead holder's lock is free."""
+        """Hold the entry's file lock, which the operating system frees if its holder dies."""
         assert _KEY.fullmatch(key)
         self.locks.mkdir(parents=True, exist_ok=True)
         self.models.mkdir(parents=True, exist_ok=True)
@@ -100,9 +100,9 @@ class WeightsCache:
             lock.release()
 
     def _whole(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
-        """The entry's manifest, after building or rebuilding it where needed.
+        """The entry's manifest, after building or rebuilding it if needed.
 
-        A whole entry needs no lock, and so no writable disk: it appeared by one rename and never
+        A complete entry needs no lock, hence no writable disk: it appeared by one rename and never
         changes.
         """
         try:
@@ -112,7 +112,7 @@ class WeightsCache:
                 return self._rebuilt(folder, source, build, progress)
 
     def _rebuilt(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
-        """Under the lock: the entry another process made meanwhile, or a new one."""
+        """Under the lock: the entry built by another process meanwhile, or a new one."""
         key = folder.name
         if folder.exists():
             try:
@@ -121,12 +121,12 @@ class WeightsCache:
                 reason = error.message
             _log.warning("cached weights are damaged; rebuilding", extra=fields(reason=reason))
             quarantine = self.models / (key + _QUARANTINED)
-            missed("the cached ones are damaged")
+            missed("the cached files are damaged")
             shutil.rmtree(quarantine, ignore_errors=True)
             folder.rename(quarantine)
         missed("not in the cache")
         partial = self.models / (key + _PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)  # a crashed builder's
+        shutil.rmtree(partial, ignore_errors=True)  # left by a crashed builder
         try:
             partial.mkdir()
             build(partial)
@@ -141,9 +141,9 @@ class WeightsCache:
 def fetch_once(
     name: str, identity: str, build: Build, options: ModelOptions, progress: Progress
 ) -> tuple[Path, str]:
-    """The folder that `build` fills with what it fetches, out of the cache after the first time.
+    """The folder that `build` fills by fetching, from the cache after the first time.
 
-    `identity` is what the content depends on. Raises `WeightsError` where `--offline` forbids it.
+    `identity` determines the content. Raises `WeightsError` if `--offline` forbids fetching.
     """
 
     def build_online(folder: Path) -> None:
@@ -159,7 +159,7 @@ def fetch_once(
 
 
 def default_cache_dir() -> Path:
-    """The platform's folder for caches, as the XDG specification, macOS and Windows have it."""
+    """The platform's cache folder: by the XDG specification, or that of macOS or Windows."""
     home = Path.home()
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "triptych"
@@ -169,10 +169,10 @@ def default_cache_dir() -> Path:
 
 
 def _verified(folder: Path, progress: Progress) -> Manifest:
-    """The manifest of an entry that is whole and in its place; otherwise `WeightsError`."""
+    """The manifest of a complete entry in its own folder; otherwise raises `WeightsError`."""
     manifest = verify(folder, progress)
     if manifest.key != folder.name:
-        raise WeightsError("The manifest is another entry's.")
+        raise WeightsError("The manifest belongs to another entry.")
     return manifest
 
 
@@ -184,7 +184,7 @@ def _manifest_or_none(folder: Path) -> Manifest | None:
 
 
 def _build_temporarily(key: str, source: str, build: Build) -> tuple[Path, str]:
-    """Build in the system's temporary folder, or else in memory; deleted at exit."""
+    """Build in the system's temporary folder, otherwise in memory; deleted at exit."""
     for parent in _temporary_parents():
         try:
             folder = Path(tempfile.mkdtemp(prefix="triptych-weights-", dir=parent))
@@ -199,8 +199,8 @@ def _build_temporarily(key: str, source: str, build: Build) -> tuple[Path, str]:
             if error.errno not in _NO_ROOM:
                 raise
     raise WeightsError(
-        "There is no room for the converted weights: free some disk space, or set --cache-dir to"
-        " a larger disk."
+        "There is no space for the converted weights: free some disk space, or set --cache-dir to"
+        " a folder on a larger disk."
     )
 
 
@@ -208,7 +208,7 @@ def _temporary_parents() -> Iterator[Path]:
     try:
         yield Path(tempfile.gettempdir())
     except FileNotFoundError:
-        _log.info("no temporary folder can be written to")
+        _log.info("no temporary folder is writable")
     memory = Path("/dev/shm")  # noqa: S108  # a private folder is made inside it
     if memory.is_dir():
         yield memory

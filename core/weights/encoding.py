@@ -1,7 +1,7 @@
-"""How `--quantization-encoding` has weights held in memory.
+"""The encoding of weights in memory, as set by `--quantization-encoding`.
 
-Owns the choice for each matrix: as the checkpoint has it, as plain numbers, or in blocks that are
-made of these at load. Reads no tensor. No torch here.
+Owns the choice for each matrix: as stored in the checkpoint, as plain numbers, or quantized into
+blocks at load. Reads no tensor. No torch here.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from triptych.core.weights.layout import TensorInfo
 AUTO = "auto"
 FLOAT8 = "float8_e4m3fn"
 STORED_ONLY = (FLOAT8, "float4_e2m1fnx2", "gptq")
-"""What only a checkpoint can bring."""
+"""Encodings that only a checkpoint can have; none is quantized at load."""
 MIN_BLOCK_BYTES = 256 * 2**20
-"""GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and
-plain numbers are more exact and read prompts faster."""
+"""GGUF files with fewer bytes in blocks are dequantized by default: memory does not matter there,
+and plain numbers are more exact and process prompts faster."""
 _PLAIN = "plain"
 _KEEPING = (AUTO, *FORMATS, *STORED_ONLY)
-"""What leaves stored blocks as they are."""
+"""Encodings that keep stored blocks."""
 
 
 def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
-    """The type that `--dtype` and `--quantization-encoding` name between them, or `auto`.
+    """The plain type set by `--dtype` or `--quantization-encoding`, or `auto`.
 
-    Raises `ConfigError` where they name two, or a format of blocks for a model without.
+    Raises `ConfigError` if they conflict, or for a block format if the model has no blocks.
     """
     dtype, encoding = options.dtype, options.quantization_encoding
     if encoding in FORMATS or encoding in STORED_ONLY:
         if not takes_blocks:
             raise ConfigError(
-                f"--quantization-encoding {encoding} is for image models, and for models of text,"
-                " vision and speech on our decoder; leave it out, or write float32, bfloat16 or"
-                " float16."
+                f"--quantization-encoding {encoding} is for image models, and for text, vision and"
+                " speech models on our own decoder; omit it, or use float32, bfloat16 or float16."
             )
         return dtype
     if AUTO not in (dtype, encoding) and dtype != encoding:
-        raise ConfigError(f"--dtype {dtype} and --quantization-encoding {encoding} do not agree.")
+        raise ConfigError(f"--dtype {dtype} and --quantization-encoding {encoding} conflict.")
     return encoding if dtype == AUTO else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class WeightEncoding:
-    """The wish for one model: `auto`, a plain type, or the name of a format.
+    """The encoding of one model: `wanted` is `auto`, a plain type, or the name of a format.
 
-    `stored` are the formats of the checkpoint's matrices that are in blocks, by name.
+    `stored` has the formats of the checkpoint's matrices that are in blocks, by name.
     """
 
     wanted: str = AUTO
@@ -59,7 +58,7 @@ class WeightEncoding:
     def of(
         cls, wanted: str, tensors: Mapping[str, TensorInfo], quantized_by: str = ""
     ) -> WeightEncoding:
-        """The wish for a checkpoint. Raises `ConfigError` where it has weights of others alone."""
+        """The encoding for a checkpoint. Raises `ConfigError` if its stored encoding is another."""
         stored = {name: info.format for name, info in tensors.items() if info.format}
         num_bytes = sum(tensors[name].num_bytes for name in stored)
         if wanted == AUTO and not quantized_by and num_bytes < MIN_BLOCK_BYTES:
@@ -70,7 +69,7 @@ class WeightEncoding:
         if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):
             raise ConfigError(
                 f"--quantization-encoding {wanted}: this model's weights are"
-                f" {', '.join(found) or 'plain'}; leave it out, or give a file of the other type."
+                f" {', '.join(found) or 'plain'}; omit the option, or use a file in that encoding."
             )
         return cls(wanted, stored)
 
@@ -80,24 +79,24 @@ class WeightEncoding:
         return self.wanted in FORMATS or (bool(self.stored) and self.wanted in _KEEPING)
 
     def as_plain(self) -> WeightEncoding:
-        """All matrices as plain numbers, for a model of experts on a GPU.
+        """The encoding with all matrices plain, for a mixture-of-experts model on a GPU.
 
-        Raises `ConfigError` where another form was asked for.
+        Raises `ConfigError` if the user set another encoding.
         """
         if self.wanted in FORMATS or self.wanted in STORED_ONLY:
             raise ConfigError(
-                f"--quantization-encoding {self.wanted}: experts are multiplied as plain numbers on"
-                " a GPU; leave it out, or use --device cpu."
+                f"--quantization-encoding {self.wanted}: experts need plain weights on a GPU; omit"
+                " it, or use --device cpu."
             )
         return replace(self, wanted=_PLAIN)
 
     def format_of(
         self, name: str, num_inputs: int, *, is_vocabulary: bool = False
     ) -> BlockFormat | None:
-        """The format in which a matrix is held; `None`: plain.
+        """The format of a matrix in memory; `None`: plain.
 
-        A stored format stays as it is. Others become the format wished for, or its fallback where
-        rows are no whole blocks; the vocabulary's has six bits or more, as in llama.cpp's files.
+        A stored format is kept. Other matrices get the wanted format, or its fallback if rows are
+        not whole blocks; the vocabulary's has at least six bits, as in llama.cpp's files.
         """
         if name in self.stored and self.wanted in _KEEPING:
             return FORMATS[self.stored[name]]

@@ -1,11 +1,10 @@
 """Converting a GGUF file into a folder of safetensors, configs and tokenizer files.
 
-Owns the data path: take a few rows, undo llama.cpp's row order, append. Matrices in blocks of
-integers stay as they are (see `core.block_formats`), the rest of such a file becomes
-bfloat16; unquantized files keep their type. What the tensors and configs are called is
-`gguf_config`'s, the tokenizer `gguf_tokenizer`'s business. Dequantization, here only to find what
-is not finite, is the `gguf` library's; nothing of the file reaches it before `gguf_header` has
-proven the bounds.
+Owns the data path: read a few rows, undo llama.cpp's row order, append. Matrices in blocks of
+integers are kept (see `core.block_formats`), other tensors of such a file become bfloat16;
+unquantized files keep their type. `gguf_config` maps names and configs, `gguf_tokenizer` builds the
+tokenizer. The `gguf` library dequantizes, here only to check for NaN and infinity; no data reaches
+it before `gguf_header` has checked all bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from triptych.core.weights.progress import Progress
 
 SUPPORTED_KINDS = frozenset({
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
-    Kind.Q5_0, Kind.Q5_1,  # what K-quantized files use for rows that are no multiple of 256
+    Kind.Q5_0, Kind.Q5_1,  # used by K-quantized files for rows not a multiple of 256
 })  # fmt: skip
 CHUNK_VALUES = 1 << 21
 _UNQUANTIZED = {Kind.F32: "F32", Kind.F16: "F16"}
@@ -53,8 +52,8 @@ def convert_gguf(
 ) -> None:
     """Write config, tokenizer and safetensors of the GGUF file `source` into `folder`.
 
-    `sampling` is what the model's card recommends, which such a file does not say. Holds a few
-    rows at a time. Raises `WeightsError` naming file and tensor, and `OSError` as the disk does.
+    `sampling` has the defaults of the model card, which such a file does not hold. Keeps a few rows
+    in memory at a time. Raises `WeightsError` naming file and tensor, and `OSError`.
     """
     with open_gguf(source) as file:
         dtype = output_dtype(file)
@@ -70,7 +69,7 @@ def convert_gguf(
 def output_dtype(file: GgufFile) -> str:
     """The type of an unquantized file's matrices, or BF16.
 
-    Raises `WeightsError` where a tensor is of a type that cannot be read.
+    Raises `WeightsError` for a tensor of an unsupported type.
     """
     for tensor in file.tensors.values():
         if tensor.kind not in SUPPORTED_KINDS:
@@ -85,7 +84,7 @@ def output_dtype(file: GgufFile) -> str:
 def read_values(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
     """A whole tensor's values in the type `dtype` (bfloat16 as uint16), in its shape.
 
-    Raises `WeightsError` naming file and tensor for what is not finite.
+    Raises `WeightsError` naming file and tensor for NaN or infinity.
     """
     chunks = [values for values, _ in _convert(file, tensor, dtype)]
     return np.concatenate(chunks).reshape(tensor.shape)
@@ -97,14 +96,14 @@ def read_blocks(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
 
 
 def block_format(tensor: GgufTensor) -> str:
-    """The format that a matrix is kept in, or none."""
+    """The block format that a tensor keeps, or an empty string."""
     name = tensor.kind.name.lower()
     return name if len(tensor.shape) == 2 and name in FORMATS else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor as the safetensors file has it."""
+    """Type and shape of a tensor in the safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -145,7 +144,7 @@ def _rows(file: GgufFile, tensor: GgufTensor, row_order: Array | None) -> Iterat
 def _convert(
     file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None = None
 ) -> Iterator[tuple[Array, int]]:
-    """The tensor's values in their output type, a few rows at a time, and the bytes they took."""
+    """The tensor's values in their output type, a few rows at a time, with bytes read."""
     for raw in _rows(file, tensor, row_order):
         with np.errstate(all="ignore"):  # damaged scales overflow here and are refused below
             values = _cast(dequantize(raw, tensor.kind), dtype)
@@ -158,7 +157,7 @@ def _convert(
 def _check(
     file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None = None
 ) -> Iterator[tuple[Array, int]]:
-    """The raw rows, a few at a time, that `_convert` finds no fault with."""
+    """The raw rows, a few at a time, after `_convert` has checked them."""
     raw = _rows(file, tensor, row_order)
     for rows, (_, num_bytes) in zip(raw, _convert(file, tensor, dtype, row_order), strict=True):
         yield rows, num_bytes
@@ -184,7 +183,7 @@ def _write_safetensors(
 ) -> None:
     """Write the tensors; `chunks_of(name)` yields the data of one in order.
 
-    Chunks are arrays whose bytes are the tensor's bytes. Raises the disk's `OSError`.
+    Chunks are arrays whose bytes are the tensor's bytes. Raises `OSError`.
     """
     metadata = {"format": "pt"} | ({"blocks": json.dumps(formats)} if formats else {})
     header: dict[str, Any] = {"__metadata__": metadata}

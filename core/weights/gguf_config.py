@@ -1,4 +1,4 @@
-"""What a GGUF file's model is called in the Hugging Face world: config and tensor names.
+"""Hugging Face config and tensor names for a GGUF file.
 
 Owns the tables for the dense decoder families (llama, which smollm and mistral share, qwen2,
 qwen3). Reads metadata and tensor infos, never tensor data except rope factors.
@@ -82,7 +82,7 @@ class _Metadata:
         if self.architecture not in ("llama", "qwen2", "qwen3"):
             raise WeightsError(
                 f"{file.name} holds the architecture {self.architecture[:40]!r}; GGUF files of"
-                " llama (also smollm, mistral), qwen2 and qwen3 are read."
+                " llama (also smollm, mistral), qwen2 and qwen3 are supported."
             )
 
     def get(self, key: str) -> Any:
@@ -96,7 +96,7 @@ class _Metadata:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise WeightsError(f"{self.file.name} has no fit value of {key}: {value!r:.40}.")
+            raise WeightsError(f"{self.file.name} has an invalid {key}: {value!r:.40}.")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -104,12 +104,12 @@ class _Metadata:
         if value is None:
             return default
         if not isinstance(value, float | int) or not math.isfinite(value) or value <= 0:
-            raise WeightsError(f"{self.file.name} has no fit value of {key}: {value!r:.40}.")
+            raise WeightsError(f"{self.file.name} has an invalid {key}: {value!r:.40}.")
         return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
 
 
 def describe(file: GgufFile, dtype: str) -> GgufModel:
-    """The Hugging Face view of `file`, whose tensors will have safetensors type `dtype`.
+    """Map `file` to Hugging Face names; its tensors will have the safetensors type `dtype`.
 
     Raises `WeightsError` for architectures and tensors outside the tables.
     """
@@ -139,7 +139,7 @@ def _config(metadata: _Metadata, dtype: str) -> dict[str, Any]:
         raise WeightsError(f"{file.name} has no tensor 'token_embd.weight'.")
     head_dim = metadata.integer("attention.key_length", max(1, hidden_size // num_heads))
     if metadata.integer("rope.dimension_count", head_dim) != head_dim:
-        raise WeightsError(f"{file.name} rotates a part of each head, which is not supported.")
+        raise WeightsError(f"{file.name} rotates only a part of each head, which is not supported.")
     model_type = metadata.architecture
     if window and model_type == "llama":
         model_type = "mistral"  # llama.cpp has one name for both; only mistral has windows
@@ -169,7 +169,7 @@ def _config(metadata: _Metadata, dtype: str) -> dict[str, Any]:
 
 
 def _rope_scaling(metadata: _Metadata) -> dict[str, Any] | None:
-    """The rope scaling as Hugging Face configs say it.
+    """The rope scaling in the form of Hugging Face configs.
 
     Frequency factors (Llama 3.1 and later) are stored as a tensor of divisors; `longrope` with
     equal short and long factors and no attention factor divides by exactly these.
@@ -205,10 +205,10 @@ def _rope_scaling(metadata: _Metadata) -> dict[str, Any] | None:
 def _rope_factors(file: GgufFile) -> list[float]:
     tensor = file.tensors[_ROPE_FACTORS]
     if len(tensor.shape) != 1 or tensor.kind.name != "F32" or tensor.shape[0] > 4096:
-        raise WeightsError(f"Tensor {_ROPE_FACTORS!r} in {file.name} is no short F32 vector.")
+        raise WeightsError(f"Tensor {_ROPE_FACTORS!r} in {file.name} is not a short F32 vector.")
     factors: list[float] = dequantize(file.rows(tensor), tensor.kind).reshape(-1).tolist()
     if not all(math.isfinite(factor) and factor > 0 for factor in factors):
-        raise WeightsError(f"Tensor {_ROPE_FACTORS!r} in {file.name} holds unfit factors.")
+        raise WeightsError(f"Tensor {_ROPE_FACTORS!r} in {file.name} holds invalid factors.")
     return factors
 
 
@@ -226,9 +226,9 @@ def _tensor_names(file: GgufFile, num_layers: int) -> dict[str, str]:
         else:
             target = _GLOBAL_NAMES.get(stem) if suffix == "weight" else None
         if target is None:
-            raise WeightsError(f"Tensor {source!r} in {file.name} belongs to no known place.")
+            raise WeightsError(f"Tensor {source!r} in {file.name} has an unknown name.")
         if f"{target}.{suffix}" in names:
-            raise WeightsError(f"Tensor {source!r} in {file.name} is there twice.")
+            raise WeightsError(f"Tensor {source!r} in {file.name} appears twice.")
         names[f"{target}.{suffix}"] = source
     return names
 

@@ -1,9 +1,9 @@
-"""GGUF headers, read as if an enemy wrote them.
+"""Reading GGUF headers from untrusted files.
 
-Owns turning the bytes before the tensor data into metadata and tensor infos. Every count is
-compared with the bytes that are left before anything is allocated for it, every product is
-checked, and tensors may neither overlap nor leave the file. Knows no model and no quantization
-beyond block sizes.
+Owns parsing the bytes before the tensor data into metadata and tensor infos. Every count is
+compared with the remaining bytes before memory is allocated for it, every product is checked, and
+tensors may neither overlap nor exceed the file. Knows no model, and of quantization only block
+sizes.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -51,7 +51,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A mapped file with its proven header. Numeric arrays in `metadata` are numpy copies."""
+    """A mapped file with its checked header. Numeric arrays in `metadata` are numpy copies."""
 
     name: str
     metadata: Mapping[str, Any]
@@ -59,10 +59,10 @@ class GgufFile:
     data: memoryview
 
     def scalar(self, key: str, default: T) -> T:
-        """The metadata value of `key`; `WeightsError` where it is not of its default's type."""
+        """The metadata value of `key`. Raises `WeightsError` if its type is not the default's."""
         value = self.metadata.get(key, default)
         if not isinstance(value, type(default)):
-            raise WeightsError(f"{self.name} has an unfit {key}.")
+            raise WeightsError(f"{self.name} has an invalid {key}.")
         return value
 
     def rows(self, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -74,18 +74,18 @@ class GgufFile:
 
 @contextmanager
 def open_gguf(path: Path) -> Iterator[GgufFile]:
-    """Map `path` and prove its header. Raises `WeightsError` naming the file and what is wrong."""
+    """Map `path` and check its header. Raises `WeightsError` naming the file and the problem."""
     try:
         with open_regular(path) as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path.name} cannot be read or is empty.") from error
-    # The map is closed when the last view of it goes: a view may outlive this block by a frame.
+    # The map closes with its last view, which may outlive this block by a stack frame.
     yield _parse(path.name, memoryview(mapped))
 
 
 class _Cursor:
-    """Reads forward through bytes, and never past the end."""
+    """Reads forward through bytes, never past the end."""
 
     def __init__(self, name: str, data: memoryview) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class _Cursor:
 
     def take(self, num_bytes: int, what: str) -> memoryview:
         if num_bytes > self.left:
-            raise self.fail(f"{what} needs {num_bytes} bytes and {self.left} are left")
+            raise self.fail(f"{what} needs {num_bytes} bytes, but {self.left} are left")
         self.position += num_bytes
         return self.data[self.position - num_bytes : self.position]
 
@@ -114,7 +114,7 @@ class _Cursor:
         return int.from_bytes(self.take(8, what), "little")
 
     def count(self, what: str, min_item_bytes: int) -> int:
-        """A count of items that must all fit into what is left."""
+        """Read a count of items, which must all fit into the remaining bytes."""
         count = self.uint64(f"the number of {what}")
         if count > self.left // min_item_bytes:
             raise self.fail(f"{count} {what} do not fit into the {self.left} bytes that are left")
@@ -164,7 +164,7 @@ def _parse(name: str, data: memoryview) -> GgufFile:
         raise WeightsError(f"{name} is not a GGUF file.")
     version = cursor.uint32("the version")
     if version not in (2, 3):
-        raise WeightsError(f"{name} is GGUF version {version}; versions 2 and 3 are read.")
+        raise WeightsError(f"{name} is GGUF version {version}; versions 2 and 3 are supported.")
     # Smallest tensor info: name length, one dimension, type, offset. Smallest pair: length, type.
     num_tensors = cursor.count("tensors", 8 + 4 + 8 + 4 + 8)
     num_pairs = cursor.count("metadata entries", 8 + 4 + 1)
@@ -191,7 +191,7 @@ def _read_pair(cursor: _Cursor) -> tuple[str, Any]:
 
 
 def _read_tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
-    """One tensor info; its offset still counts from the beginning of the data."""
+    """Read one tensor info; its offset is still relative to the start of the data."""
     name = cursor.string("a tensor's name", MAX_NAME_BYTES)
     num_dims = cursor.uint32(f"tensor {name!r}")
     if not 1 <= num_dims <= MAX_DIMS:
@@ -205,14 +205,16 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
         raise cursor.fail(f"tensor {name!r} has the unknown type {raw_kind}") from error
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if min(shape) == 0 or shape[-1] % block or (block > 1 and num_dims == 1):
-        raise cursor.fail(f"tensor {name!r} of shape {list(shape)} has no whole blocks of {block}")
+        raise cursor.fail(
+            f"tensor {name!r} of shape {list(shape)} is not in whole blocks of {block}"
+        )
     return name, GgufTensor(name, shape, kind, offset, math.prod(shape) // block * block_bytes)
 
 
 def _place(
     cursor: _Cursor, metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]
 ) -> dict[str, GgufTensor]:
-    """The tensors with offsets from the beginning of the file, in order, after bounds checks."""
+    """The tensors with offsets from the start of the file, in order, after bounds checks."""
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if (
         not isinstance(alignment, int)

@@ -1,9 +1,9 @@
 """A Hugging Face tokenizer from a GGUF file's metadata.
 
-Owns which normalizer, splits, merges and decoder each `tokenizer.ggml.model` and `.pre` stands
-for, and the special tokens. A vocabulary whose splits are unknown is refused: guessing them gives
-a model that answers, but worse, without a reason to see. (transformers' reader guesses: of the
-embedded model it cuts runs of spaces before digits in another way than its own tokenizer.)
+Owns the normalizer, splits, merges and decoder of each `tokenizer.ggml.model` and `.pre`, and the
+special tokens. A vocabulary with unknown splits is refused: guessed splits degrade answers without
+any visible error. (transformers' reader guesses: for the embedded model it splits runs of spaces
+before digits differently from the model's own tokenizer.)
 
 Splits: `llama_vocab::impl::load` and `llm_tokenizer_bpe` in llama.cpp's src/llama-vocab.cpp, and
 the `tokenizer.json` files of the model families.
@@ -48,7 +48,7 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How one family cuts text before merging."""
+    """How one family splits text before merging."""
 
     regex: str
     single_digits: bool = False
@@ -88,7 +88,7 @@ class _Vocabulary:
         self.scores = self._numbers("scores", 0.0)
         self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
-            raise WeightsError(f"{file.name} has a vocabulary with a token twice.")
+            raise WeightsError(f"{file.name} has a vocabulary with a duplicate token.")
 
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"tokenizer.ggml.{key}")
@@ -101,10 +101,10 @@ class _Vocabulary:
         value = self.get(f"{name}_token_id")
         if value is None or (isinstance(value, int) and 0 <= value < len(self.tokens)):
             return value
-        raise WeightsError(f"{self.file.name} has an unfit {name}_token_id.")
+        raise WeightsError(f"{self.file.name} has an invalid {name}_token_id.")
 
     def special_token(self, name: str) -> str | None:
-        """The token that metadata gives the part `name`."""
+        """The token that metadata gives the special token `name`."""
         token_id = self.special_id(name)
         return None if token_id is None else self.tokens[token_id]
 
@@ -113,7 +113,9 @@ class _Vocabulary:
         if value is None and not required:
             return []
         if not isinstance(value, list):
-            raise WeightsError(f"{self.file.name} has no tokenizer: tokenizer.ggml.{key}.")
+            raise WeightsError(
+                f"{self.file.name} has no tokenizer: tokenizer.ggml.{key} is missing."
+            )
         return value
 
     def _numbers(self, key: str, default: float) -> np.ndarray[Any, np.dtype[Any]]:
@@ -121,20 +123,20 @@ class _Vocabulary:
         if value is None:
             return np.full(len(self.tokens), default)
         if not isinstance(value, np.ndarray) or len(value) != len(self.tokens):
-            raise WeightsError(f"{self.file.name} has an unfit tokenizer.ggml.{key}.")
+            raise WeightsError(f"{self.file.name} has an invalid tokenizer.ggml.{key}.")
         return value
 
 
 def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     """`tokenizer.json`, `tokenizer_config.json` and `generation_config.json` by name.
 
-    Raises `WeightsError` for a tokenizer we cannot rebuild faithfully.
+    Raises `WeightsError` for a tokenizer that cannot be rebuilt exactly.
     """
     vocabulary = _Vocabulary(file)
     if len(vocabulary.tokens) > config["vocab_size"]:
         raise WeightsError(
-            f"{file.name} has {len(vocabulary.tokens)} tokens, but embeddings"
-            f" for {config['vocab_size']}."
+            f"{file.name} has {len(vocabulary.tokens)} tokens, but embeddings for only"
+            f" {config['vocab_size']}."
         )
     kind = vocabulary.scalar("model", "")
     if kind == "gpt2":
@@ -176,7 +178,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    """SentencePiece BPE as Hugging Face writes it: merges by score, bytes where nothing fits."""
+    """SentencePiece BPE in Hugging Face's form: merges by score, with byte fallback."""
     merges = _given_merges(vocabulary) if vocabulary.merges else _merges_by_score(vocabulary)
     tokenizer = Tokenizer(
         _bpe(
@@ -196,7 +198,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
-    """The model; merges of pieces that are not tokens would make the library panic."""
+    """The BPE model; merges of unknown tokens, which make the library panic, are refused."""
     ids = vocabulary.ids
     for left, right in merges:
         if left not in ids or right not in ids or left + right not in ids:
@@ -212,15 +214,15 @@ def _given_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     for merge in vocabulary.merges:
         left, space, right = merge.partition(" ")
         if not (left and space and right) or " " in right:
-            raise WeightsError(f"{vocabulary.file.name} has the unfit merge {merge!r:.40}.")
+            raise WeightsError(f"{vocabulary.file.name} has the invalid merge {merge!r:.40}.")
         pairs.append((left, right))
     return pairs
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Every way to make a token out of two others, best scores first.
+    """Every pair of tokens that joins to a token, best scores first.
 
-    The order among equals follows transformers' `generate_merges`.
+    Ties are ordered as in transformers' `generate_merges`.
     """
     ids, merges = vocabulary.ids, []
     for token, token_id in ids.items():
@@ -235,7 +237,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Control tokens are special; user-defined ones are matched whole but stay text."""
+    """Add control tokens as special, user-defined ones as whole words that stay text."""
     named = map(vocabulary.special_id, ("bos", "eos", "eot", "eom", "padding"))
     special = {token_id for token_id in named if token_id is not None}
     special.update(np.flatnonzero(vocabulary.kinds == _CONTROL).tolist())
@@ -247,7 +249,7 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
 
 
 def _add_template(tokenizer: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
-    """Wrap texts in BOS and EOS where the file asks for it."""
+    """Add BOS and EOS to texts if the file says so."""
     first = vocabulary.special_token("bos") if adds_bos else None
     last = vocabulary.special_token("eos") if vocabulary.scalar("add_eos_token", False) else None
     start, stop = ([] if token is None else [token] for token in (first, last))
@@ -280,7 +282,7 @@ def _tokenizer_config(
 
 
 def _generation_config(vocabulary: _Vocabulary) -> dict[str, Any]:
-    """BOS, and every token that ends an answer."""
+    """The generation config: BOS, and every token that ends an answer."""
     named = (vocabulary.special_id(name) for name in ("eos", "eot", "eom"))
     ends = [token_id for token_id in named if token_id is not None]
     known = (vocabulary.ids[token] for token in _END_TOKENS if token in vocabulary.ids)

@@ -1,8 +1,8 @@
 """Fetching a model's files from the Hugging Face hub.
 
-Owns which files are fetched: configs, tokenizer, template and safetensors; of a model of several
-parts those that are used, one set of weights for each, in the precision wanted. Repositories with
-pickled weights alone are refused, and code in a repository is neither fetched nor run.
+Owns the choice of files: configs, tokenizer, template and safetensors; for a pipeline of several
+parts only those used, with one set of weights each, in the precision wanted. Repositories with only
+pickled weights are refused, and code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from triptych.core.weights.pipeline_index import (
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 UNWANTED = ("*/*", "consolidated*")
-"""Other formats of the same weights, in folders of their own or under Mistral's names."""
+"""Other formats of the same weights, in subfolders or under Mistral's names."""
 _STEM = r"(?:model|diffusion_pytorch_model)"
 _WEIGHTS = re.compile(
     rf"{_STEM}(?:\.(?P<before>[a-z]\w*))?(?:-\d+-of-\d+)?(?:\.(?P<after>[a-z]\w*))?\.safetensors"
@@ -47,10 +47,11 @@ _VARIANTS: Mapping[str, str] = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def download_snapshot(repository: str, options: ModelOptions, layout: Sequence[str] = ()) -> Path:
-    """The local snapshot of a hub repository, fetched unless it is there or `--offline` forbids it.
+    """The local snapshot of a hub repository, fetched unless present or `--offline` forbids it.
 
-    `layout` are patterns of the files to fetch of a repository that is known to be safe to read
-    without safetensors. Raises `WeightsError` when it cannot be had, or else has none of those.
+    `layout` has the patterns of the files to fetch from a repository that is known to be safe to
+    read without safetensors. Raises `WeightsError` if it cannot be fetched, or if a repository
+    without a `layout` has no safetensors.
     """
     try:
         return _download(repository, options, layout)
@@ -60,49 +61,49 @@ def download_snapshot(repository: str, options: ModelOptions, layout: Sequence[s
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise WeightsError(
-            f"There is no folder and no hub repository (or revision) {repository!r}."
+            f"No folder and no hub repository (or revision) is called {repository!r}."
         ) from error
     except (HTTPError, OSError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise WeightsError(
-                f"There is no room for {repository}; free some disk space, or set --cache-dir to"
-                " a larger disk."
+                f"There is no space for {repository}: free some disk space, or set --cache-dir to"
+                " a folder on a larger disk."
             ) from error
         raise WeightsError(
-            f"{repository} is neither a folder nor in the cache, and the hub cannot be reached;"
+            f"{repository} is neither a folder nor cached, and the hub cannot be reached;"
             f" run `triptych models fetch {repository}` once while online."
         ) from error
 
 
 def hub_cache_dir(options: ModelOptions) -> Path | None:
-    """Where snapshots are kept; `None`: the hub library's own cache, shared with other tools."""
+    """The folder of snapshots; `None`: the hub library's own cache, shared with other tools."""
     return Path(options.cache_dir).expanduser() / "hub" if options.cache_dir else None
 
 
 def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> Path:
-    """The snapshot. Without a network, the hub library falls back to what it fetched earlier."""
+    """The snapshot. Without a network, the hub library falls back to files fetched earlier."""
     if layout:
         return _snapshot(repository, options, layout)
-    # Beside a model of several parts often lie other programs' files with all of it in one.
+    # Repositories of pipelines often also hold single-file copies for other programs.
     folder = _snapshot(repository, options, [PIPELINE_INDEX])
     if is_pipeline(folder):
         return _download_parts(repository, options, folder)
     folder = _snapshot(repository, options, PATTERNS, UNWANTED)
     if not any(folder.glob("*.safetensors")):
         raise WeightsError(
-            f"{repository} has no safetensors; other weights are an unsafe format, since loading"
-            " them can run code."
+            f"{repository} has no safetensors; other weights have an unsafe format:"
+            " loading them can run code."
         )
     return folder
 
 
 def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Path:
-    """The parts of a model that are used, in the precision wanted."""
+    """Fetch the used parts of a pipeline, in the precision wanted."""
     if _is_offline(options):
         return folder
     try:
         files = list_repo_files(repository, revision=options.revision or None)
-    except (HTTPError, OSError):  # what was fetched earlier may do; if not, loading says so
+    except (HTTPError, OSError):  # files fetched earlier may suffice; if not, loading fails
         return folder
     return _snapshot(repository, options, needed_files(read_pipeline(folder), files, options))
 
@@ -128,7 +129,7 @@ def _snapshot(
 
 
 def _folder_name(repository: str) -> str:
-    """What the hub's library calls a repository's folder."""
+    """The name of a repository's folder in the hub library's cache."""
     return "--".join(("models", *repository.split("/")))
 
 
@@ -137,9 +138,9 @@ def _is_offline(options: ModelOptions) -> bool:
 
 
 def needed_files(index: PipelineIndex, files: Iterable[str], options: ModelOptions) -> list[str]:
-    """The files to fetch, of `files` (paths in the repository). What overrides bring is left out.
+    """The subset of `files` (paths in the repository) to fetch, without overridden parts.
 
-    Raises `WeightsError` for a part whose weights are only there in an unsafe format.
+    Raises `WeightsError` for a part that has weights only in an unsafe format.
     """
     overrides = read_overrides(options)
     inside: dict[str, list[str]] = {name: [] for name in index.parts}
@@ -170,8 +171,8 @@ def _of_part(
         return small
     if not any(name.endswith(".safetensors") for name in weights):
         raise WeightsError(
-            f"{part.name} has no safetensors; other weights are an unsafe format, since loading"
-            " them can run code."
+            f"{part.name} has no safetensors; other weights have an unsafe format:"
+            " loading them can run code."
         )
     wanted = _VARIANTS.get(
         override.quantization_encoding or plain_type(options, takes_blocks=True), ""

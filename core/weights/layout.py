@@ -1,8 +1,8 @@
-"""What a safetensors folder holds, proven from its headers before anything is mapped.
+"""Tensor infos of a safetensors folder, validated from its headers before any file is mapped.
 
 Owns finding the weight files of a folder and validating their headers: sizes, types, shapes, full
 coverage without holes or overlaps, and agreement with the shard index. Never reads tensor data and
-knows no torch. Messages name files by their last component only.
+knows no torch. Messages name files by their last path component only.
 
 Format: https://github.com/huggingface/safetensors#format
 """
@@ -28,7 +28,7 @@ MAX_JSON_BYTES = 32_000_000
 MAX_DIMS = 8
 SINGLE_NAME = "model.safetensors"
 STEMS = ("model", "diffusion_pytorch_model")
-"""What transformers and diffusers call a checkpoint's files."""
+"""Stems of checkpoint files in transformers and diffusers."""
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -42,8 +42,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor as its header describes it. `dtype` is the safetensors name, `file` its file.
 
-    A matrix in blocks of integers has their `format` (see `core.block_formats`): its
-    `shape` is that of its values, its file has the bytes of its rows.
+    A matrix in blocks of integers has a `format` (see `core.block_formats`): its `shape` is that of
+    its values, its file holds the bytes of its rows.
     """
 
     name: str
@@ -61,9 +61,9 @@ class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _HeaderEntry(msgspec.Struct):
-    """One header entry, as the format defines it. Defaults let `__metadata__` pass as one.
+    """One header entry, as the format defines it. Defaults let `__metadata__` decode as one.
 
-    Our own files say in `__metadata__` which matrices are in blocks: {name: format} as JSON.
+    Converted files list in `__metadata__` the matrices in blocks: {name: format} as JSON.
     """
 
     dtype: str = ""
@@ -73,7 +73,7 @@ class _HeaderEntry(msgspec.Struct):
 
 
 class _Index(msgspec.Struct):
-    """The shard index: which file holds which tensor."""
+    """The shard index: the file of each tensor."""
 
     weight_map: dict[str, str]
 
@@ -81,7 +81,7 @@ class _Index(msgspec.Struct):
 def read_layout(folder: Path) -> dict[str, TensorInfo]:
     """Tensor infos by name of the (single or sharded) checkpoint in `folder`.
 
-    Raises `WeightsError` naming file and tensor when the files do not hold what they claim.
+    Raises `WeightsError` naming file and tensor if headers, index and file sizes disagree.
     """
     index = _find_index(folder)
     if index is None:
@@ -108,17 +108,17 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_entries(folder: Path) -> None:
-    """Refuse, with `WeightsError`, a folder in which something is neither file nor folder.
+    """Raise `WeightsError` for a folder that holds anything except files and folders.
 
-    Readers of libraries would wait for it, or read on without end.
+    Libraries would block on such an entry, or read it endlessly.
     """
     for entry in sorted((*folder.glob("*"), *folder.glob("*/*"))):
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
-            raise WeightsError(f"{entry.name} cannot be read: it is no regular file.")
+            raise WeightsError(f"{entry.name} cannot be read: it is not a regular file.")
 
 
 def single_file(folder: Path) -> Path:
-    """The one safetensors file of a folder without shard index, or the unabridged of several."""
+    """The safetensors file of a folder without shard index: the only one, or the standard name."""
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
         if file.stem in STEMS or len(files) == 1:
@@ -126,23 +126,23 @@ def single_file(folder: Path) -> Path:
     if files:
         raise WeightsError(
             f"Found {len(files)} safetensors files such as {files[0].name}, but no"
-            f" {SINGLE_NAME}.index.json that says which tensors they hold."
+            f" {SINGLE_NAME}.index.json that lists their tensors."
         )
     unsafe = sorted(file for file in folder.glob("*") if file.suffix in UNSAFE_SUFFIXES)
     if unsafe:
         raise WeightsError(
-            f"{unsafe[0].name} is an unsafe format: such files can run code when loaded."
+            f"{unsafe[0].name} has an unsafe format: such files can run code when loaded."
             " Convert the model to safetensors."
         )
     raise WeightsError(f"No {SINGLE_NAME} or {SINGLE_NAME}.index.json in the model's folder.")
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Tensor infos of one safetensors file, after proving that they cover its data exactly."""
+    """Tensor infos of one safetensors file, after checking that they cover its data exactly."""
     raw, data_bytes = _read_raw_header(file)
     try:
-        # Typed decoding keeps a hostile header from growing into many times its size. Of a name
-        # given twice the last wins, as in the library, and coverage finds the hole it leaves.
+        # Typed decoding keeps a malicious header from growing to many times its size. The last of
+        # duplicate names wins, as in the library, and the coverage check finds the hole.
         entries = decode_json(raw, dict[str, _HeaderEntry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{file.name} has a damaged header: {brief(error)}.") from error
@@ -158,7 +158,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def _in_blocks(file: str, tensors: Mapping[str, TensorInfo], blocks: str) -> dict[str, TensorInfo]:
-    """The tensors that are in blocks, as they are described."""
+    """Infos of the tensors stored in blocks, from the `blocks` metadata."""
     try:
         formats = decode_json(blocks.encode(), dict[str, str]) if blocks else {}
     except (msgspec.DecodeError, RecursionError) as error:
@@ -168,7 +168,7 @@ def _in_blocks(file: str, tensors: Mapping[str, TensorInfo], blocks: str) -> dic
         info, form = tensors.get(name), FORMATS.get(format_name)
         is_matrix = info is not None and info.dtype == "U8" and len(info.shape) == 2
         if info is None or form is None or not is_matrix or info.shape[1] % form.num_bytes:
-            raise WeightsError(f"Tensor {name!r} in {file} is not of the blocks it is said to be.")
+            raise WeightsError(f"Tensor {name!r} in {file} does not match its block format.")
         num_inputs = info.shape[1] // form.num_bytes * form.num_inputs
         shape = (info.shape[0], num_inputs)
         found[name] = TensorInfo(name, shape, info.dtype, file, format_name)
@@ -184,17 +184,17 @@ def read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file.name} is damaged: {brief(error)}.") from error
     if not isinstance(value, dict):
-        raise WeightsError(f"{file.name} is damaged: it holds no JSON object.")
+        raise WeightsError(f"{file.name} is damaged: it is not a JSON object.")
     return value
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """As `read_json`; empty where there is nothing of that name."""
+    """Like `read_json`; empty if the file does not exist."""
     return read_json(file) if file.exists() else {}
 
 
 def count_field(config: Mapping[str, Any], name: str) -> int:
-    """A whole number above 0 that a model's config.json must hold. Raises `WeightsError`."""
+    """The required config.json field `name`, a whole number above 0. Raises `WeightsError`."""
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WeightsError(f"config.json: {name} must be a whole number above 0.")
@@ -238,7 +238,7 @@ def _check_entry(file: str, name: str, entry: _HeaderEntry) -> None:
 
 
 def _check_coverage(file: str, entries: dict[str, _HeaderEntry], data_bytes: int) -> None:
-    """Offsets must tile the data: no hole, no overlap, nothing past the end, nothing left."""
+    """Check that offsets tile the data: no hole, no overlap, no excess, no remainder."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
@@ -255,7 +255,7 @@ def _check_coverage(file: str, entries: dict[str, _HeaderEntry], data_bytes: int
 
 
 def _find_index(folder: Path) -> Path | None:
-    """The shard index; a variant's (`model.safetensors.index.fp16.json`) if there is no other."""
+    """The shard index; a variant's (`model.safetensors.index.fp16.json`) if it is the only one."""
     for stem in STEMS:
         if (index := folder / f"{stem}.safetensors.index.json").is_file():
             return index
@@ -273,7 +273,7 @@ def _read_index(index: Path) -> dict[str, str]:
         raise WeightsError(f"{index.name} lists no tensors.")
     for name, shard in weight_map.items():
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise WeightsError(f"{index.name} places tensor {name!r} in an unfit file.")
+            raise WeightsError(f"{index.name} places tensor {name!r} in an invalid file.")
         if not (index.parent / shard).is_file():
             raise WeightsError(f"Shard {shard} is missing; it should hold tensor {name!r}.")
     return weight_map
@@ -291,7 +291,7 @@ def _compare_with_index(
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys must differ."""
+    """A JSON object; raises `ValueError` for duplicate keys."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key appears twice")

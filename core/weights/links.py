@@ -1,6 +1,6 @@
-"""One file in two folders.
+"""Duplicating a file into a second folder.
 
-Owns how it is done: a link where the disk knows them, so that no bytes are written twice.
+Owns the choice between a hard link, which writes no bytes, and a copy.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`source` under another name, too. Raises `FileNotFoundError` where it is not there."""
+    """Link or copy `source` to `target`. Raises `FileNotFoundError` if it does not exist."""
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # another disk, or one that knows no links
+    except OSError:  # another disk, or no support for links
         shutil.copyfile(source, target)

@@ -1,8 +1,8 @@
-"""The seal of a folder we made: which files it holds, how long they are and what they hash to.
+"""The manifest of a folder that Triptych wrote: the names, lengths and SHA-256 of its files.
 
-Owns reading, writing and checking `manifest.json`. Opening a sealed folder hashes every file
-again: SHA-256 runs at memory speed next to reading from disk, and nothing cheaper notices a
-flipped bit. A server does so once in a start, in the engine, beside the import of its libraries.
+Owns reading, writing and checking `manifest.json`. Opening a sealed folder hashes every file again:
+SHA-256 is fast compared with reading from disk, and no cheaper check detects a flipped bit. A
+server does so once per start, in the engine, in parallel with importing its libraries.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ahead: dict[Path, Future[Manifest]] = {}
 
 
 class FileSeal(msgspec.Struct, frozen=True):
-    """Length and content of one file."""
+    """Length and SHA-256 of one file."""
 
     num_bytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sealed folder holds. `key` is its address, `source` the reference it came from."""
+    """The files of a sealed folder. `key` is its address, `source` its model reference."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -85,21 +85,21 @@ def seal(folder: Path, key: str, source: str) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The folder's manifest. Raises `WeightsError` when it is absent or not one of ours."""
+    """The folder's manifest. Raises `WeightsError` if it is absent or not Triptych's."""
     try:
         manifest = decode_json((folder / MANIFEST_NAME).read_bytes(), Manifest)
     except (OSError, msgspec.DecodeError) as error:
         raise WeightsError(f"{MANIFEST_NAME} is missing or damaged.") from error
     if manifest.magic != MAGIC or manifest.version != VERSION:
-        raise WeightsError(f"{MANIFEST_NAME} is of another kind or version.")
+        raise WeightsError(f"{MANIFEST_NAME} has another format or version.")
     return manifest
 
 
 def verify(folder: Path, progress: Progress | None = None) -> Manifest:
-    """Prove that `folder` holds exactly what its manifest says, byte for byte.
+    """Check that `folder` matches its manifest byte for byte.
 
     Raises `WeightsError` naming the first file that is missing, truncated, changed or unexpected.
-    Inside `leaving_weights_unread` those of safetensors are believed if their lengths are right.
+    Inside `leaving_weights_unread` only the lengths of safetensors files are checked.
     """
     try:
         return _verify(folder, progress or SilentProgress())
@@ -109,7 +109,7 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
 
 @contextmanager
 def leaving_weights_unread() -> Iterator[None]:
-    """Inside, `verify` leaves the large files to those who open them, and verify them then."""
+    """Make `verify` skip the content of weight files, which is verified when they are opened."""
     token = _leaves_weights.set(True)
     try:
         yield
@@ -118,7 +118,7 @@ def leaving_weights_unread() -> Iterator[None]:
 
 
 def verify_ahead(folders: Iterable[Path]) -> None:
-    """Begin to verify the sealed ones of `folders` on a thread: `verify_if_sealed` will wait."""
+    """Start verifying the sealed `folders` on a thread; `verify_if_sealed` waits for it."""
     thread = ThreadPoolExecutor(1, "triptych-verify")
     for folder in dict.fromkeys(folders):
         if is_sealed(folder):
@@ -140,20 +140,20 @@ def _verify(folder: Path, progress: Progress) -> Manifest:
         if _leaves_weights.get() and name.endswith(".safetensors"):
             continue
         if sha256_file(folder / name, progress) != expected.sha256:
-            raise DamagedWeights(f"{name} is damaged: its SHA-256 is not the one recorded.")
+            raise DamagedWeights(f"{name} is damaged: its SHA-256 differs from the one recorded.")
     return manifest
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Every file in and below `folder`, by its place in it."""
+    """Every file in and below `folder`, by relative path."""
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return {file.relative_to(folder).as_posix(): file for file in files}
 
 
 def verify_if_sealed(folder: Path) -> None:
-    """Verify a folder of ours; others have nothing to compare with, or a manifest of their own.
+    """Verify `folder` if it is sealed; other folders have no manifest to compare with.
 
-    What `verify_ahead` found counts once: later there may be other bytes.
+    A result of `verify_ahead` is used once, because the files may change later.
     """
     proof = _ahead.pop(folder, None)
     if proof is not None:
@@ -163,7 +163,7 @@ def verify_if_sealed(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether there is a manifest of ours, and not another program's file of that name."""
+    """Whether the folder has Triptych's manifest, not another program's file of that name."""
     manifest = folder / MANIFEST_NAME
     return manifest.is_file() and MAGIC.encode() in manifest.read_bytes()
 

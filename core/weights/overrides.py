@@ -1,7 +1,7 @@
-"""What `--model-override` says: other files for one part of a model, or another type for it.
+"""Parsing `--model-override`: other files or another type for one part of a model.
 
-Owns the option's spelling. Which parts a model has is its model_index.json's business, what a file
-holds the loader's. Loads no torch.
+Owns the syntax of the option. The model's parts are defined by its model_index.json, the content of
+files is read by the loader. Loads no torch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SPELLING = re.compile(r"(?P<part>\w+)\.(?P<field>\w+)=(?P<value>.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOverride:
-    """What a part takes instead of its own; empty: its own.
+    """Replacements for one part; an empty field keeps the model's own.
 
     `path`: a folder or hub id for its folder. `weight_path`: a safetensors or GGUF file for its
-    weights. `quantization_encoding`: how it is held.
+    weights. `quantization_encoding`: the encoding of its weights in memory.
     """
 
     path: str = ""
@@ -33,15 +33,15 @@ class PartOverride:
 
 
 def read_overrides(options: ModelOptions) -> dict[str, PartOverride]:
-    """The overrides by part. Raises `ConfigError` for what is misspelt, unknown or given twice."""
+    """The overrides by part. Raises `ConfigError` for malformed, unknown or repeated ones."""
     known = [field.name for field in fields(PartOverride)]
     found: dict[str, PartOverride] = {}
     for given in options.model_override:
         match = _SPELLING.fullmatch(given)
         if match is None or match["field"] not in known:
             raise ConfigError(
-                f"--model-override {given!r:.80} is not understood; write PART.FIELD=VALUE with one"
-                f" of the fields {', '.join(known)}."
+                f"--model-override {given!r:.80} is malformed; write PART.FIELD=VALUE with one of"
+                f" the fields {', '.join(known)}."
             )
         part, field, value = match["part"], match["field"], match["value"]
         override = found.get(part, PartOverride())
@@ -49,7 +49,7 @@ def read_overrides(options: ModelOptions) -> dict[str, PartOverride]:
             raise ConfigError(f"--model-override gives {part}.{field} twice.")
         if field == "quantization_encoding" and value not in ENCODINGS:
             raise ConfigError(
-                f"{part}.{field} is one of {', '.join(ENCODINGS)}, not {value!r:.40}."
+                f"{part}.{field} must be one of {', '.join(ENCODINGS)}, not {value!r:.40}."
             )
         found[part] = replace(override, **{field: value})
     return found

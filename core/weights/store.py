@@ -1,6 +1,6 @@
-"""What weights this machine keeps: our own converted ones and the hub's snapshots.
+"""Weights stored on this machine: converted ones and hub snapshots.
 
-Owns finding, checking and removing them by name for `triptych models`. Serving never needs it.
+Owns finding, checking and removing them by name for `triptych models`. Not used when serving.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class StoredModel:
 
 
 def stored_models(options: ModelOptions) -> list[StoredModel]:
-    """Every model in the caches that `options` point to, damaged ones too."""
+    """Every model in the caches that `options` point to, including damaged ones."""
     return [*_converted(WeightsCache.open(options.cache_dir)), *_snapshots(options)]
 
 
 def find_model(stored: Sequence[StoredModel], name: str) -> StoredModel:
-    """The one model called `name`, or whose key begins so. Raises `ConfigError`."""
+    """The model called `name`, or the only one whose key starts with it. Raises `ConfigError`."""
     found = [model for model in stored if model.name == name] or [
         model for model in stored if len(name) >= _MIN_KEY_CHARS and model.key.startswith(name)
     ]
@@ -61,16 +61,16 @@ def find_model(stored: Sequence[StoredModel], name: str) -> StoredModel:
 
 
 def verify_stored(model: StoredModel, progress: Progress) -> None:
-    """Hash every file again. Raises `WeightsError` naming the first that is not what it was.
+    """Hash every file again. Raises `WeightsError` naming the first that has changed.
 
-    The hub's cache names large files by their SHA-256; of smaller ones only the headers are
+    The hub's cache names large files by their SHA-256; for smaller files only the headers are
     checked.
     """
     if model.kind == "converted":
         verify(model.folder, progress)
         return
     folders = [model.folder]
-    if is_pipeline(model.folder):  # the parts of which any weights were fetched
+    if is_pipeline(model.folder):  # parts with fetched weights
         parts = (model.folder / name for name in read_pipeline(model.folder).parts)
         folders = [part for part in parts if any(part.glob("*.safetensors"))]
     for folder in folders:
@@ -79,11 +79,11 @@ def verify_stored(model: StoredModel, progress: Progress) -> None:
             expected = file.resolve().name
             progress.start(f"Verifying {file.name}", file.stat().st_size)
             if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
-                raise WeightsError(f"{file.name} is damaged: its SHA-256 is not the hub's.")
+                raise WeightsError(f"{file.name} is damaged: its SHA-256 differs from the hub's.")
 
 
 def remove(model: StoredModel, options: ModelOptions) -> None:
-    """Delete a model's files; what other revisions of it share stays."""
+    """Delete a model's files, except those shared with other revisions."""
     if model.kind == "converted":
         shutil.rmtree(model.folder)
     else:

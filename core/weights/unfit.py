@@ -1,6 +1,6 @@
-"""Library code that reads a stranger's configuration or tensors, and what it raises.
+"""Turning errors of libraries that read untrusted configurations or tensors into `WeightsError`.
 
-Owns which exceptions those are, and their one line. Knows no library but by what it raises.
+Owns the list of exception types. Knows no library except by its exceptions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNFIT = (
 
 @contextmanager
 def unfit(problem: str) -> Iterator[None]:
-    """Around library code that reads a file's data: what it raises is a `WeightsError`."""
+    """Turn the errors of library code that reads a file's data into `WeightsError`."""
     try:
         yield
     except TriptychError:

@@ -226,17 +226,17 @@ def test_untied_output_and_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"llama.block_count": 1}, "'blk.1.attn_norm.weight' .* no known place"),
+        ({"llama.block_count": 1}, "'blk.1.attn_norm.weight' .* an unknown name"),
         ({"llama.embedding_length": None}, "embedding_length: None"),
         ({"llama.attention.head_count": 0}, "head_count: 0"),
         ({"llama.attention.head_count": "many"}, "head_count: 'many'"),
         ({"llama.attention.head_count": 8, "llama.attention.key_length": 16}, "64 rows, not 8"),
         ({"llama.rope.scaling.type": "longrope"}, "'longrope'"),
-        ({"llama.rope.scaling.type": [1, 2]}, "unfit llama.rope.scaling.type"),
-        ({"llama.attention.sliding_window": [1, 2]}, "unfit llama.attention.sliding_window"),
+        ({"llama.rope.scaling.type": [1, 2]}, "invalid llama.rope.scaling.type"),
+        ({"llama.attention.sliding_window": [1, 2]}, "invalid llama.attention.sliding_window"),
         ({"llama.rope.freq_base": math.inf}, "rope.freq_base: inf"),
-        ({"llama.rope.dimension_count": 8}, "rotates a part of each head"),
-        ({"tokenizer.ggml.tokens": ["x"] * 2, "tokenizer.ggml.token_type": None}, "a token twice"),
+        ({"llama.rope.dimension_count": 8}, "rotates only a part of each head"),
+        ({"tokenizer.ggml.tokens": ["x"] * 2, "tokenizer.ggml.token_type": None}, "a duplicate token"),
     ],
 )
 def test_unfit_metadata_is_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:

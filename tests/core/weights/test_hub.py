@@ -243,7 +243,7 @@ def test_overrides_are_for_image_models(tmp_path: Path) -> None:
     options = ModelOptions(
         model=(str(local),), model_override=("transformer.path=x",), cache_dir=str(tmp_path)
     )
-    with pytest.raises(ConfigError, match="for parts of image models; there is none"):
+    with pytest.raises(ConfigError, match="for parts of image models, but no image model"):
         resolve_all(options, SilentProgress())
 
 

@@ -117,8 +117,8 @@ def test_sharded_folder_is_one_layout(tmp_path: Path) -> None:
         ("{}", "index.json is damaged"),
         ('{"weight_map": {}}', "lists no tensors"),
         ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "a key appears twice"),
-        ('{"weight_map": {"a": "../secret.safetensors"}}', "'a' in an unfit file"),
-        ('{"weight_map": {"a": "weights.bin"}}', "'a' in an unfit file"),
+        ('{"weight_map": {"a": "../secret.safetensors"}}', "'a' in an invalid file"),
+        ('{"weight_map": {"a": "weights.bin"}}', "'a' in an invalid file"),
         ("[" * 100_000, "index.json is damaged"),
         ("\0", "index.json is damaged"),
     ],
@@ -133,8 +133,8 @@ def test_damaged_index_is_refused(tmp_path: Path, index: str, complaint: str) ->
     ("files", "complaint"),
     [
         ((), "No model.safetensors"),
-        (("pytorch_model.bin",), "pytorch_model.bin is an unsafe format"),
-        (("model.ckpt", "readme.md"), "model.ckpt is an unsafe format"),
+        (("pytorch_model.bin",), "pytorch_model.bin has an unsafe format"),
+        (("model.ckpt", "readme.md"), "model.ckpt has an unsafe format"),
         (("a.safetensors", "b.safetensors"), "no model.safetensors.index.json"),
     ],
 )

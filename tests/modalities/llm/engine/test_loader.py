@@ -131,9 +131,9 @@ def test_weights_are_held_in_blocks_on_request(save: Save) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_impl": "transformers", "quantization_encoding": "q4_0"}, "on our decoder"),
+        ({"model_impl": "transformers", "quantization_encoding": "q4_0"}, "on our own decoder"),
         ({"quantization_encoding": "gptq"}, "gptq: this model's weights are plain"),
-        ({"dtype": "float32", "quantization_encoding": "bfloat16"}, "do not agree"),
+        ({"dtype": "float32", "quantization_encoding": "bfloat16"}, "conflict"),
     ],
 )
 def test_encodings_that_cannot_be_had(save: Save, fields: dict[str, str], message: str) -> None:

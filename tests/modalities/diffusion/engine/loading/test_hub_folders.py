@@ -221,9 +221,9 @@ def test_damaged_files_are_named(folder: Path) -> None:
         opened(folder)
     file.unlink()
     (folder / "vae" / "diffusion_pytorch_model.bin").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"vae: .*\.bin is an unsafe format"):
+    with pytest.raises(WeightsError, match=r"vae: .*\.bin has an unsafe format"):
         opened(folder)
-    with pytest.raises(WeightsError, match=r"vae: .*\.bin is an unsafe format"):
+    with pytest.raises(WeightsError, match=r"vae: .*\.bin has an unsafe format"):
         folder_digest(folder, ModelOptions())
 
 

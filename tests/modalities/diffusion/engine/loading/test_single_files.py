@@ -151,9 +151,9 @@ def test_a_quantized_transformer_is_near_the_float_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("unet", "not understood"),
+        ("unet", "malformed"),
         ("unet.color=red", "fields path, weight_path, quantization_encoding"),
-        ("unet.quantization_encoding=gptq", "is one of float32, .*, q8_0, .* not 'gptq'"),
+        ("unet.quantization_encoding=gptq", "must be one of float32, .*, q8_0, .* not 'gptq'"),
         ("transformer.quantization_encoding=float16", "names the part 'transformer'; .* unet"),
         ("tokenizer.quantization_encoding=float16", "has no weights"),
         ("os.path=/tmp", "names the part 'os'"),
@@ -179,7 +179,7 @@ def test_files_that_hold_something_else_are_refused_by_name(
     for part in ("unet", "vae", "text_encoder"):
         with pytest.raises(WeightsError, match=rf"{part}: .*other\.safetensors"):
             opened(sd[0], f"{part}.weight_path={file}")
-    with pytest.raises(WeightsError, match=r"There is no file missing\.safetensors"):
+    with pytest.raises(WeightsError, match=r"missing\.safetensors does not exist"):
         opened(sd[0], "vae.weight_path=missing.safetensors")
     pickled = tmp_path / "vae.ckpt"
     pickled.write_bytes(b"\x80\x04")
@@ -229,5 +229,5 @@ def test_a_file_with_less_says_how_to_give_it(
     options = ModelOptions(model=(str(file),), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(WeightsError, match=r"unet\.safetensors does not hold the whole model .*"):
         resolve_all(options, SilentProgress(), sources=[EMBEDDED_IMAGES])
-    with pytest.raises(WeightsError, match="no whole model that is known"):
+    with pytest.raises(WeightsError, match="not a known single-file model"):
         resolve_all(options, SilentProgress())

