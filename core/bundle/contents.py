@@ -1,6 +1,6 @@
-"""What goes into a bundle of models: their weights, unless they are where any start finds them.
+"""Adding model weights to a bundle, except those that every start finds outside of it.
 
-Owns the copying, which links where it can. Knows nothing of what reads it.
+Owns copying, by hard links where possible. Knows nothing of the readers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from triptych.core.weights.resolve import ResolvedModel, place_of, place_stamp
 
 
 def add_model(bundle: Path, model: ResolvedModel, options: ModelOptions) -> BundledModel:
-    """Put a model's weights into the folder of a new bundle; what the bundle promises by them.
+    """Add a model's weights to the folder of a new bundle; returns their manifest entry.
 
-    Those of the user's own folders and of the package are left where they are.
+    Weights in the user's own folders and in the package are not copied.
     """
     source = Path(model.folder)
     place, stamp = place_of(model.reference), place_stamp(model.reference)
@@ -41,7 +41,7 @@ def add_model(bundle: Path, model: ResolvedModel, options: ModelOptions) -> Bund
 
 
 def copy_folder(source: Path, folder: Path) -> None:
-    """All files of `source`; what is sealed keeps its seal, to which no link must be written."""
+    """Copy all files of `source`; the manifest of a sealed folder is copied, never linked."""
     for file in sorted(source.rglob("*")):
         target = folder / file.relative_to(source)
         if not file.is_file():
@@ -54,7 +54,7 @@ def copy_folder(source: Path, folder: Path) -> None:
 
 
 def _is_kept_by_us(folder: Path, options: ModelOptions) -> bool:
-    """Whether it was fetched or converted: it lies in our cache, or in the hub library's."""
+    """Whether the folder was fetched or converted: it is in our cache or the hub library's."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub = hub_cache_dir(options) or Path(HF_HUB_CACHE)

@@ -1,8 +1,8 @@
-"""What a bundle says of itself: `bundle.json`, and the proof that it is whole.
+"""The manifest of a bundle, `bundle.json`, and its integrity check.
 
-Owns the file's format, its own checksum, and the seals of the files beside it. A bundle is data: it
-is read as typed JSON, and each file is used only after it was hashed. Knows nothing of who uses
-them.
+Owns the file's format, its own checksum, and the seals of the other files. A bundle is data: the
+manifest is read as typed JSON, and each file is used only after it was hashed. Knows nothing of the
+users of those files.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ NAME = "bundle.json"
 MAGIC = "triptych-bundle"
 VERSION = 1
 MODELS = "models"
-"""Folder of the models in a bundle; each has a seal of its own (`core.weights.manifest`)."""
+"""Folder of the models in a bundle; each has its own manifest (`core.weights.manifest`)."""
 TRITON = "triton"
 """Folder of Triton's own caches in a bundle, one for each target."""
 _MAX_BYTES = 32_000_000
 
 
 class BundledModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it was resolved: the place named, the digest of its weights, where they are.
+    """A model as it was resolved: its reference, the digest of its weights, and their location.
 
-    `folder` is a place in the bundle, sealed by itself, whose seal has the SHA-256 `seal`; both are
-    empty where the weights are the user's own folder, or part of the package. `stamp` changes with
-    the local files of the reference; it is empty where it names none.
+    `folder` is a folder in the bundle with its own manifest, whose SHA-256 is `seal`; both are
+    empty if the weights are in the user's own folder or in the package. `stamp` changes with the
+    local files of the reference; it is empty if the reference is not local.
     """
 
     reference: str
@@ -45,7 +45,7 @@ class BundledModel(msgspec.Struct, frozen=True, kw_only=True):
 class BundledKernels(msgspec.Struct, frozen=True, kw_only=True):
     """The native kernels: `file`, compiled for `level`, and the kind of machine they are for.
 
-    `processor` has the levels of its processor; `recipe` is a digest of what they were built from.
+    `processor` has the levels of its processor; `recipe` is a digest of sources and build options.
     """
 
     architecture: str
@@ -56,18 +56,18 @@ class BundledKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that the models took: what the ledger planned by owner, and what the device gave."""
+    """Memory of the models: bytes planned in the ledger by owner, and bytes used on the device."""
 
     planned: dict[str, int]
     taken_bytes: int
 
 
 class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a bundle promises.
+    """The content of a bundle.
 
-    `versions` are those of the libraries that made it, `options` the ones its content depends on,
-    `device` where it was made. `targets` has the compiled Triton kernels by target, `phases` how
-    long each part of the making took.
+    `versions` are those of the libraries that built it, `options` those its content depends on,
+    `device` the device it was built on. `targets` has the compiled Triton kernels by target,
+    `phases` the build time of each part.
     """
 
     magic: str = MAGIC
@@ -92,7 +92,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 def seal_files(folder: Path) -> dict[str, FileSeal]:
-    """The seals of all files in a new bundle, flushed to disk; those of models are their own."""
+    """Flush and seal all files in a new bundle, except models, which have their own manifests."""
     seals = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
@@ -113,7 +113,7 @@ def write_manifest(folder: Path, manifest: BundleManifest) -> None:
 
 
 def read_bundle_manifest(folder: Path) -> BundleManifest:
-    """What the bundle in `folder` promises. Raises `BundleError` unless it is whole and ours."""
+    """The manifest of the bundle in `folder`. Raises `BundleError` if damaged or not a bundle's."""
     try:
         envelope = decode_json(read_regular(folder / NAME, _MAX_BYTES), _Envelope)
         fields = msgspec.json.decode(envelope.content)
@@ -122,7 +122,7 @@ def read_bundle_manifest(folder: Path) -> BundleManifest:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"{NAME} is damaged.") from error
     if hashlib.sha256(envelope.content).hexdigest() != envelope.sha256:
-        raise BundleError(f"{NAME} is damaged: its SHA-256 is not the one it names.")
+        raise BundleError(f"{NAME} is damaged: its SHA-256 differs from the one recorded.")
     if not isinstance(fields, dict) or (fields.get("magic"), fields.get("version")) != (
         MAGIC,
         VERSION,

@@ -1,7 +1,7 @@
-"""Bundles on disk: where they are, whether they may be used here, how they appear whole.
+"""Bundles on disk: their location, validity and atomic creation.
 
-Owns opening one (its owner, its manifest, the versions and options it was made with) and writing
-one: beside its place, renamed into it when it is complete. Knows nothing of what is in them.
+Owns opening a bundle (checks of owner, manifest, versions and options) and writing one: into a
+partial folder, renamed into place when complete. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, flush, sha256_file
 
 AUTO, NONE = "auto", "none"
-"""Values of `--bundle` that are no folder."""
+"""Values of `--bundle` that are not folders."""
 _OPTIONS = ("revision", "dtype", "quantization_encoding", "model_override")
-"""What the weights of a reference depend on."""
+"""Options that the weights of a reference depend on."""
 _PARTIAL, _OLD = ".partial", ".old"
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 Fill = Callable[[Path], BundleManifest]
-"""Fills an empty folder, and says what is in it; the seals are added."""
+"""Fills an empty folder and returns its manifest, to which the seals are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose manifest is whole, and which may be used here."""
+    """An opened bundle with a valid manifest."""
 
     folder: Path
     manifest: BundleManifest
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Open a bundle. Raises `BundleError` for what is damaged, or others can change."""
+        """Open a bundle. Raises `BundleError` if it is damaged or writable by other users."""
         _check_owner(folder.resolve())
         _check_owner(folder / NAME)
         return cls(folder, read_bundle_manifest(folder))
 
     def file(self, name: str) -> Path:
-        """A file of it, after its content was proven. Raises `BundleError`."""
+        """The path of a file, after its content was verified. Raises `BundleError`."""
         expected, path = self.manifest.files.get(name), self.folder / name
         if expected is None:
-            raise BundleError(f"The bundle promises no {name}.")
+            raise BundleError(f"The bundle does not contain {name}.")
         self._check_way(name)
         try:
             found = FileSeal(path.stat().st_size, sha256_file(path))
         except OSError as error:
             raise BundleError(f"{name} of the bundle cannot be read: {error.strerror}.") from error
         if found != expected:
-            raise BundleError(f"{name} of the bundle is damaged: its SHA-256 is another.")
+            raise BundleError(f"{name} of the bundle is damaged: its SHA-256 differs.")
         return path
 
     def model_folder(self, model: BundledModel) -> Path:
-        """The sealed folder of a model in it, whose seal was proven. Raises `BundleError`."""
+        """The folder of a model, after its manifest was verified. Raises `BundleError`."""
         name = Path(MODELS, Path(model.folder).name, MANIFEST_NAME)
         self._check_way(name.as_posix())
         seal = self.folder / name
@@ -83,7 +83,7 @@ class Bundle:
         return folder
 
     def _check_way(self, name: str) -> None:
-        """Raise `BundleError` unless all folders on the way to a file are ours, and it is."""
+        """Raise `BundleError` unless a file and all folders on its path pass `_check_owner`."""
         parts = Path(name).parts
         if Path(name).is_absolute() or ".." in parts:
             raise BundleError(f"{name} lies outside the bundle.")
@@ -91,25 +91,25 @@ class Bundle:
             _check_owner(self.folder.joinpath(*parts[:end]))
 
     def model(self, reference: str) -> BundledModel | None:
-        """What it has of the model behind `reference`."""
+        """The bundle's entry for the model of `reference`, if any."""
         models = self.manifest.models
         return next((model for model in models if model.reference == reference), None)
 
     def check(self, options: ModelOptions) -> None:
-        """Raise `BundleError` where it was made by another version or for other options."""
-        made, here = self.manifest.versions.get("triptych", "nobody"), versions()["triptych"]
+        """Raise `BundleError` if the bundle was built by another version or with other options."""
+        made, here = self.manifest.versions.get("triptych", "unknown"), versions()["triptych"]
         if made != here:
-            raise BundleError(f"it was made by triptych {made}, and this is {here}.")
+            raise BundleError(f"it was built by triptych {made}, but this is {here}.")
         for name, value in content_options(options).items():
             if (other := self.manifest.options.get(name, "")) != value:
                 flag = f"--{name.replace('_', '-')}"
-                raise BundleError(f"it was made with {flag} {other!r}, and this is {value!r}.")
+                raise BundleError(f"it was built with {flag} {other!r}, but this is {value!r}.")
 
 
 def find_bundle(options: ModelOptions, references: Sequence[str]) -> Bundle | None:
-    """The bundle to start from, or `None`. Raises `BundleError` for one that was named and is none.
+    """The bundle to start from, or `None`. Raises `BundleError` if `--bundle` names an invalid one.
 
-    One that is there and does not fit is a promise that misses, with its reason.
+    A bundle that does not match version or options is recorded as a miss, with its reason.
     """
     if options.bundle == NONE:
         return None
@@ -134,7 +134,7 @@ def find_bundle(options: ModelOptions, references: Sequence[str]) -> Bundle | No
 
 
 def bundle_folder(options: ModelOptions, references: Sequence[str]) -> Path:
-    """Where the bundle is, or is to be: the folder named, or one in the cache folder."""
+    """The folder of the bundle: the one set by `--bundle`, or one in the cache folder."""
     if options.bundle not in (AUTO, NONE):
         return Path(options.bundle).expanduser()
     lines = [*references, *(f"{name}={text}" for name, text in content_options(options).items())]
@@ -143,7 +143,7 @@ def bundle_folder(options: ModelOptions, references: Sequence[str]) -> Path:
 
 
 def content_options(options: ModelOptions) -> dict[str, str]:
-    """The options that a bundle's content depends on, as text."""
+    """The options that determine a bundle's content, as text."""
     values = {name: getattr(options, name) for name in _OPTIONS}
     return {
         name: " ".join(value) if isinstance(value, tuple) else value
@@ -152,18 +152,18 @@ def content_options(options: ModelOptions) -> dict[str, str]:
 
 
 def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
-    """Have `fill` make a bundle, and put it in place of the one in `folder`, if any.
+    """Build a bundle with `fill`, and replace the one in `folder`, if any.
 
-    Whatever interrupts it, `folder` holds a whole bundle or none: it is made beside its place and
-    renamed into it. Raises what `fill` raises, and `BundleError` where `folder` is something else.
+    If interrupted, `folder` holds a complete bundle or none: the bundle is built in a partial
+    folder and renamed. Raises what `fill` raises, and `BundleError` if `folder` is not a bundle.
     """
     if folder.exists() and not (folder / NAME).is_file():
-        raise BundleError(f"{folder.name} is there and is no bundle; name another folder.")
+        raise BundleError(f"{folder.name} exists and is not a bundle; name another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.parent / f".{folder.name}"
     partial, old = beside.with_suffix(_PARTIAL), beside.with_suffix(_OLD)
     with FileLock(beside.with_suffix(".lock")):
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
         partial.mkdir(mode=0o755)
         try:
             manifest = _sealed(partial, fill(partial))
@@ -180,7 +180,9 @@ def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
 def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
     for path in (folder, *folder.rglob("*")):
         is_in_model = MODELS in path.relative_to(folder).parts[:-1] and path.is_file()
-        if not is_in_model or path.name == MANIFEST_NAME:  # other files are the cache's, too
+        if (
+            not is_in_model or path.name == MANIFEST_NAME
+        ):  # other files may be shared with the cache
             _protect(path)
     sealed = structs.replace(manifest, files=seal_files(folder))
     write_manifest(folder, sealed)
@@ -189,19 +191,21 @@ def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
 
 
 def _protect(path: Path) -> None:
-    """Let no other user write, whatever the umask is; see `_check_owner`."""
+    """Remove write access of other users, regardless of the umask; see `_check_owner`."""
     path.chmod(path.stat().st_mode & ~_WRITABLE)
 
 
 def _check_owner(path: Path) -> None:
-    """Code is run out of a bundle: only this user and root may have written it."""
+    """Raise `BundleError` unless only this user and root can write: bundles contain code."""
     try:
         status = path.lstat()
     except OSError as error:
-        raise BundleError(f"There is no bundle at the path given: no {path.name}.") from error
+        raise BundleError(f"There is no bundle at that path: {path.name} is missing.") from error
     if stat.S_ISLNK(status.st_mode):
-        raise BundleError(f"{path.name} is a link; a bundle holds its files themselves.")
+        raise BundleError(f"{path.name} is a link; a bundle must contain the files themselves.")
     if os.name == "posix" and status.st_uid not in (0, os.geteuid()):
-        raise BundleError(f"{path.name} belongs to somebody else; copy the bundle first.")
+        raise BundleError(f"{path.name} belongs to another user; copy the bundle first.")
     if os.name == "posix" and status.st_mode & _WRITABLE:
-        raise BundleError(f"Others may write to {path.name}; `chmod -R go-w` the bundle.")
+        raise BundleError(
+            f"Other users can write to {path.name}; run `chmod -R go-w` on the bundle."
+        )

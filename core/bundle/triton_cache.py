@@ -1,7 +1,7 @@
-"""Kernels that Triton compiled ahead: out of a bundle into the folder where Triton looks.
+"""Copying precompiled Triton kernels from a bundle into Triton's cache folder.
 
-Owns that folder, and the rewriting of the places in it: Triton keeps absolute paths, and compiles
-again where one of them is not there. Imports no Triton.
+Owns that folder, and rewriting the paths in it: Triton stores absolute paths, and recompiles if one
+of them does not exist. Imports no Triton.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def target_folder(target: str) -> str:
 
 @cache
 def use_triton_cache(cache_dir: str, target: str, bundle: str) -> None:
-    """Have Triton keep its kernels in our cache folder, where those of a bundle are put first.
+    """Set Triton's cache to our cache folder, and copy the kernels of a bundle there.
 
-    `bundle` is a folder, or empty. A folder that the user named for Triton stays.
+    `bundle` is a folder, or empty. A folder that the user set for Triton is kept.
     """
     folder = WeightsCache.open(cache_dir).triton / target_folder(target)
     folder = Path(os.environ.setdefault(_FOLDER_VARIABLE, str(folder)))
@@ -45,7 +45,7 @@ def use_triton_cache(cache_dir: str, target: str, bundle: str) -> None:
         search.is_promised = True
         made, here = opened.manifest.versions.get("triton"), versions()["triton"]
         if made != here:
-            missed(f"they were compiled by triton {made}, and this is {here}")
+            missed(f"they were compiled by triton {made}, but this is {here}")
             return
         try:
             restore(opened, target, folder)
@@ -54,9 +54,9 @@ def use_triton_cache(cache_dir: str, target: str, bundle: str) -> None:
 
 
 def restore(bundle: Bundle, target: str, folder: Path) -> None:
-    """Put the kernels of a bundle for `target` into `folder`, each file proven before.
+    """Copy the kernels of a bundle for `target` into `folder`, verifying each file.
 
-    Raises `BundleError` for a damaged file; what was put there until then is whole.
+    Raises `BundleError` for a damaged file; files copied before it are complete.
     """
     prefix = f"{TRITON}/{target_folder(target)}/"
     for name in bundle.manifest.files:
@@ -70,12 +70,12 @@ def restore(bundle: Bundle, target: str, folder: Path) -> None:
 
 
 def _moved(group: bytes, folder: Path) -> bytes:
-    """A group's file, which names the files of a kernel, for its new folder."""
+    """Rewrite a group file, which lists the paths of a kernel's files, for its new folder."""
     names = json.loads(group)["child_paths"]
     return json.dumps({"child_paths": {name: str(folder / name) for name in names}}).encode()
 
 
 def _write(place: Path, content: bytes) -> None:
-    """At once whole: another process may be looking."""
+    """Write atomically: another process may be reading."""
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, [content], is_durable=False)

@@ -1,1 +1,1 @@
-"""Documents that outlive the request that made them."""
+"""Storage of documents that outlive the request that created them."""

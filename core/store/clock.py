@@ -1,8 +1,8 @@
-"""The time by which documents expire: the wall clock's, without its leaps.
+"""The clock by which documents expire: wall time without transient jumps.
 
-Owns what a leap is and when it is believed. A wall clock may be set wrongly for a moment, by a bad
-answer over the network or in a machine that wakes; what expires in that moment is gone for good. So
-a leap counts only once it has lasted. Knows no documents.
+Owns the detection of jumps. A wall clock may briefly be wrong, after a bad network time or when a
+machine wakes up, and documents that expire at that moment are lost. So a jump counts only after it
+has lasted. Knows no documents.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Final
 
 LEAP_LASTS_S: Final = 3600.0
-"""How long the clock must go on from where it leapt to."""
+"""How long the wall clock must continue from its new time before a jump counts."""
 _LEAPS_PER_LIFETIME: Final = 30
-"""A leap by less than this part of a lifetime is believed at once: little can be lost by it."""
+"""A jump by less than this fraction of a lifetime counts at once: little can be lost by it."""
 
 
 def steady_s() -> float:
-    """Seconds on a clock that nothing sets; it goes on while the machine sleeps."""
+    """Seconds on a monotonic clock that includes time while the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class ExpiryClock:
-    """Times since the epoch. `seen_s` is the last `now_s` of the process before this one.
+    """Times since the epoch. `seen_s` is the last recorded `now_s` of the previous process.
 
-    Lifetimes are `ttl_s` long. All methods are called by one thread.
+    Lifetimes are `ttl_s` long. All methods are called from one thread.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class ExpiryClock:
         self._believed_s = ttl_s / _LEAPS_PER_LIFETIME
         start_s = wall() if seen_s is None else seen_s
         self._ahead_s = start_s - steady()
-        """How far the believed time is ahead of the steady clock."""
+        """The offset of the accepted time from the steady clock."""
         self._leapt_s = self._ahead_s
         self._leapt_at_s = steady()
 
     def now_s(self) -> float:
-        """What has expired by this time is over; a leap that has lasted counts from here on."""
+        """The current time for expiry; accepts a jump that has lasted."""
         steady_s = self._steady()
         ahead_s = self._wall() - steady_s
         if abs(ahead_s - self._leapt_s) > self._believed_s:
@@ -58,5 +58,5 @@ class ExpiryClock:
         return steady_s + self._ahead_s
 
     def latest_s(self) -> float:
-        """From when a lifetime that begins now is counted, whichever clock is wrong."""
+        """The start of a lifetime that begins now: the later of wall time and `now_s`."""
         return max(self._wall(), self.now_s())

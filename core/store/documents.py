@@ -1,9 +1,9 @@
-"""Documents by kind, id and owner, as one transaction sees them.
+"""Documents by kind, id and owner, within one transaction.
 
-Owns who finds what (nobody another's), how long it is kept, and what gives way where there is no
-room: the oldest of the owner that holds the most, and no one's for one that holds more. Each owner
-has an equal share: what lasts stays within it, so that there is room for everybody's. Knows neither
-threads nor what is in a document.
+Owns access (an owner finds only its own documents), lifetimes, and eviction: when space is short
+the oldest document of the owner that holds the most is removed, and no owner evicts documents of
+one that holds less. Each owner has an equal share, which its lasting documents may not exceed, so
+that all owners can store. Knows neither threads nor the content of documents.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from triptych.core.store.clock import ExpiryClock, steady_s
 from triptych.core.store.schema import OVERHEAD_BYTES
 
 PIECE_BYTES: Final = 2**18
-"""The longest piece of a content: what is in memory at once of one that is read."""
+"""The longest piece of a content, which is also the most of it in memory when it is read."""
 _SEEN_EVERY_S: Final = 60.0
-"""How often the time is written down, for the next process to compare its clock with."""
+"""How often the time is stored, for the next process to compare its clock with."""
 _CHANGE_BYTES: Final = 256
-"""A document that grows by less, as by another status, needs no room on the disk."""
+"""Growth of a document below this, such as a new status, needs no check of disk space."""
 _COLUMNS: Final = "kind, id, owner, body, status, is_lasting, created_s, expires_s, content_bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a document is found by. Ids are made where they cannot be guessed or come twice."""
+    """The key of a document. Callers make ids that are unique and cannot be guessed."""
 
     kind: str
     id: str
@@ -39,11 +39,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A short `body`; a long content is kept beside it, in pieces.
+    """A document: a short `body`; a long content is stored separately, in pieces.
 
-    It goes with its `parent`. Those of a kind with one `status` are found together. One that
-    `is_lasting` does not give way to others. Times are since the epoch; `expires_s` is infinite for
-    one that is kept until it is deleted, and `None` for the lifetime of the store.
+    It is deleted with its `parent`. Documents of a kind can be listed by `status`. A lasting one
+    (`is_lasting`) is never evicted. Times are since the epoch; `expires_s` is infinite for a
+    document kept until it is deleted, and `None` for the lifetime of the store.
     """
 
     key: Key
@@ -59,7 +59,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """At most `limit` entries of a list, those that follow the entry with the id `after`."""
+    """A page of a list: at most `limit` entries after the entry with the id `after`."""
 
     limit: int
     after: str = ""
@@ -67,9 +67,9 @@ class Page:
 
 
 class DocumentTable:
-    """The documents of `connection`, of `max_bytes` in all, each kept for `ttl_s`.
+    """The documents of `connection`, with `max_bytes` in all, each kept for `ttl_s`.
 
-    Its methods are called within a transaction, which `expire` begins and `settle` ends.
+    All methods are called within a transaction: `expire` is the first call, `settle` the last.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class DocumentTable:
         self._clock = ExpiryClock(clock, steady, ttl_s=ttl_s, seen_s=self._seen_s)
         (last,) = connection.execute("SELECT max(changed) FROM documents").fetchone()
         self._change = last or 0
-        """Numbers the transactions that change something."""
+        """The number of the last transaction that changed a document."""
         self._is_changed = False
         self._writers: set[str] = set()
-        """Whose documents this transaction changes."""
+        """Owners whose documents this transaction changes."""
         self._keepers: set[str] = set()
-        """Who of them adds to what lasts."""
+        """Owners that add to lasting documents in this transaction."""
         self.has_removed = False
-        """Whether something went since this was last reset."""
+        """Whether a document was removed since this was last reset."""
         self.num_added_bytes = 0
-        """What this transaction adds, whatever it removes."""
+        """Bytes that this transaction adds, without subtracting removals."""
 
     def add(self, *documents: Document) -> bool:
-        """Keep new documents. Nothing is kept where the parent of one is not there: `False`.
+        """Store new documents and restart the lifetimes of their parents.
 
-        The lifetime of a parent begins anew.
+        If any parent is missing, store nothing and return `False`.
         """
         keys = {document.parent for document in documents if document.parent is not None}
         parents: dict[Key | None, int | None] = {key: self._seq(key) for key in keys}
@@ -116,7 +116,7 @@ class DocumentTable:
         return True
 
     def replace(self, key: Key, body: bytes, status: str = "") -> bool:
-        """Change a document; whether it is there."""
+        """Replace the body and status of a document; returns whether it exists."""
         before = self.get(key)
         num_more_bytes = len(body) - len(before.body if before is not None else b"")
         if num_more_bytes > _CHANGE_BYTES:
@@ -125,7 +125,7 @@ class DocumentTable:
         return self._changed(key, change, body, status, self._next(key))
 
     def renew(self, *keys: Key) -> None:
-        """Let the lifetimes of documents begin anew, unless they have one of their own."""
+        """Restart the lifetimes of documents, except those with their own `expires_s`."""
         for key in keys:
             self._changed(
                 key,
@@ -135,11 +135,11 @@ class DocumentTable:
             )
 
     def get(self, key: Key) -> Document | None:
-        """The document, if it is there."""
+        """The document, or `None` if it does not exist."""
         return next(iter(self._select("WHERE seq = ?", self._seq(key))), None)
 
     def delete(self, key: Key) -> bool:
-        """Remove a document and those whose parent it is; whether it was there."""
+        """Remove a document and its children; returns whether it existed."""
         is_there = self._changed(key, "DELETE FROM documents WHERE seq = ?")
         self.has_removed |= is_there
         return is_there
@@ -147,14 +147,14 @@ class DocumentTable:
     def listed(
         self, owner: str, kind: str, page: Page, parent: Key | None = None
     ) -> list[Document]:
-        """Documents in the order they came, of a parent or of none.
+        """Documents in order of creation: the children of `parent`, or those without a parent.
 
-        Raises `InvalidRequest` where `page.after` is none of the owner's.
+        Raises `InvalidRequest` if `page.after` is not a document of the owner.
         """
         order, beyond = ("DESC", "<") if page.is_descending else ("ASC", ">")
         bound = self._seq(Key(kind, page.after, owner)) if page.after else None
         if page.after and bound is None:
-            raise InvalidRequest("after names nothing that is there.", param="after")
+            raise InvalidRequest("after does not name an existing entry.", param="after")
         return self._select(
             f"WHERE owner = ? AND kind = ? AND parent IS ? AND (? OR seq {beyond} ?)"
             f" ORDER BY seq {order} LIMIT ?",
@@ -163,11 +163,11 @@ class DocumentTable:
         )
 
     def with_status(self, kind: str, status: str) -> list[Document]:
-        """Documents of all owners: for the server itself."""
+        """Documents of all owners, for use by the server itself."""
         return self._select("WHERE kind = ? AND status = ? ORDER BY seq", kind, status)
 
     def append(self, key: Key, data: bytes | bytearray) -> bool:
-        """Add to the content of a document; whether it is there."""
+        """Append to the content of a document; returns whether it exists."""
         seq = self._seq(key)
         if seq is None:
             return False
@@ -186,23 +186,23 @@ class DocumentTable:
         return self._changed(key, grow, len(data), self._next(key))
 
     def piece(self, key: Key, place: int) -> bytes | None:
-        """A piece of a content; `None` beyond its end."""
+        """Piece number `place` of a content; `None` beyond its end."""
         read = "SELECT data FROM pieces WHERE document = ? AND place = ?"
         found = self._connection.execute(read, (self._seq(key), place)).fetchone()
         return None if found is None else found[0]
 
     def now_s(self) -> float:
-        """The time by which things are over."""
+        """The current time for expiry."""
         return self._clock.now_s()
 
     @property
     def num_bytes(self) -> int:
-        """What all documents take."""
+        """Bytes of all documents."""
         (total,) = self._connection.execute("SELECT sum(num_bytes) FROM held").fetchone()
         return total or 0
 
     def expire(self) -> None:
-        """Forget what is over its time."""
+        """Begin a transaction: reset its bookkeeping and remove expired documents."""
         self._is_changed = False
         self.num_added_bytes = 0
         self._writers.clear()
@@ -215,12 +215,12 @@ class DocumentTable:
             self._seen_s = now_s
 
     def settle(self) -> None:
-        """Forget the oldest as long as there is no room.
+        """End a transaction: evict the oldest documents until the total fits.
 
-        Raises `StoreFull` where what stays and what was changed just now do not fit, and for one
-        who writes and holds more than all others that can give way, or whose lasting documents
-        take more than a share: no owner pushes out one that holds less. Raises `Unavailable` for
-        one within its share, where what others keep leaves no room.
+        Raises `StoreFull` if nothing that may be evicted makes enough space (a writer cannot evict
+        owners that hold less than it), or if a writer's lasting documents exceed its share. Raises
+        `Unavailable` if all writers are within their shares, but documents of other owners take the
+        space.
         """
         share = self._share()
         for owner in self._keepers:
@@ -233,9 +233,7 @@ class DocumentTable:
         if seq is None:
             share = self._share()
             if all(self._held(owner) <= share for owner in self._writers):
-                raise Unavailable(
-                    "The store is full of what others keep; try again later.", retry_after_s=60.0
-                )
+                raise Unavailable("The store is full; try again later.", retry_after_s=60.0)
             raise _full(share)
         self._remove("DELETE FROM documents WHERE seq = ?", seq)
 
@@ -243,9 +241,9 @@ class DocumentTable:
         self.has_removed |= self._connection.execute(statement, (value,)).rowcount > 0
 
     def _oldest(self) -> int | None:
-        """What gives way first, of whoever holds the most, down to those who write now.
+        """The document to evict: the oldest of the largest owner, down to the current writers.
 
-        Nothing that was changed just now does.
+        Documents changed in this transaction are never evicted.
         """
         writers, share = set(self._writers), self._share()
         owners = "SELECT owner FROM held WHERE num_bytes > 0 ORDER BY num_bytes DESC"
@@ -263,7 +261,7 @@ class DocumentTable:
         return None
 
     def _share(self) -> int:
-        """What one owner may keep for good, and is never refused."""
+        """Bytes that each owner may hold in lasting documents and can always store."""
         count = "SELECT count(*) FROM held WHERE num_bytes > 0"
         (num_holding,) = self._connection.execute(count).fetchone()
         return self._max_bytes // max(self._num_owners, int(num_holding))
@@ -273,7 +271,7 @@ class DocumentTable:
         return int((found.fetchone() or (0,))[0])
 
     def _lasting(self, owner: str) -> int:
-        """What an owner's documents take that do not give way."""
+        """Bytes of an owner's lasting documents."""
         total = (
             f"SELECT sum(length(body) + content_bytes + {OVERHEAD_BYTES}) FROM documents"  # noqa: S608
             " WHERE owner = ? AND is_lasting"
@@ -281,7 +279,7 @@ class DocumentTable:
         return int(self._connection.execute(total, (owner,)).fetchone()[0] or 0)
 
     def _next(self, key: Key) -> int:
-        """The number of this transaction, which changes something of the owner's."""
+        """The number of this transaction; records the key's owner as a writer."""
         self._writers.add(key.owner)
         if not self._is_changed:
             self._is_changed = True
@@ -327,8 +325,8 @@ class DocumentTable:
 
 def _full(share: int) -> StoreFull:
     return StoreFull(
-        f"Your share of the store is {share} bytes, and this does not fit into what is left of"
-        " it: delete what is not needed any more, or send less."
+        f"This does not fit into your share of the store, {share} bytes: delete documents that are"
+        " no longer needed, or send less."
     )
 
 

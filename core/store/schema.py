@@ -1,7 +1,7 @@
-"""The file of a store: its tables, its version, and how it is opened.
+"""The SQLite file of a store: its tables, its version, and how it is opened.
 
-Owns what SQLite is told. A transaction is there wholly or not at all, whenever the process stops;
-when the machine loses its power the last ones may be missing. Knows no kind of document.
+Owns SQLite's settings. Transactions are atomic even if the process is killed; after a power cut the
+last ones may be missing. Knows no kind of document.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from triptych.core.errors import ConfigError
 
 IN_MEMORY: Final = "memory"
 OVERHEAD_BYTES: Final = 512
-"""What a document counts beside its bytes: rows and indexes take about as much."""
+"""Bytes counted per document in addition to its content, about the size of its row and indexes."""
 _APPLICATION_ID: Final = 0x54525059
 _VERSION: Final = 1
 _INCREMENTAL: Final = 2
 _SEEN: Final = "CREATE TABLE IF NOT EXISTS seen (at_s REAL NOT NULL)"
-"""The latest time that was believed. Versions that do not know the table do not mind it."""
+"""The last accepted time. Older versions ignore the table."""
 
 _TABLES: Final = f"""
 CREATE TABLE documents (
@@ -68,16 +68,18 @@ END;
 
 
 def connect(place: str) -> sqlite3.Connection:
-    """The database in the file `place`, made if it is not there, or `IN_MEMORY`.
+    """The database in the file `place`, created if absent, or `IN_MEMORY`.
 
-    It is this process's alone. Raises `ConfigError` for a file that is something else, or in use.
+    It is locked for this process. Raises `ConfigError` if the file is in use or not a store.
     """
     if place == IN_MEMORY:
         return _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
     path = Path(place).expanduser()
     try:
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # nobody else's
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )  # closed to other users
         file = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
         return _prepared(file)
     except (OSError, sqlite3.Error) as error:
@@ -86,28 +88,28 @@ def connect(place: str) -> sqlite3.Connection:
 
 
 def purge(connection: sqlite3.Connection) -> None:
-    """Let nothing that was removed be left in the files: before, the log of changes has it."""
+    """Erase removed content from the files, where the write-ahead log may still hold it."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def can_shrink(connection: sqlite3.Connection) -> bool:
-    """Whether `release_pages` does anything."""
+    """Whether the file supports `release_pages`."""
     return _number(connection, "auto_vacuum") == _INCREMENTAL
 
 
 def num_bytes(connection: sqlite3.Connection) -> int:
-    """What the file will take once all that is in the log is in it."""
+    """The size of the file after the write-ahead log has been applied."""
     return _number(connection, "page_count") * _number(connection, "page_size")
 
 
 def num_free_pages(connection: sqlite3.Connection) -> int:
-    """Pages of the file that hold nothing."""
+    """Unused pages of the file."""
     return _number(connection, "freelist_count")
 
 
 def release_pages(connection: sqlite3.Connection, num_pages: int) -> None:
-    """Cut at most so many free pages off the file: what lies behind them moves into them."""
-    # A cursor would make one step of it, which is one page.
+    """Truncate the file by at most `num_pages` free pages; later pages move into them."""
+    # A cursor would do a single step, which is one page.
     connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
 
 
@@ -124,7 +126,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
         _make_tables(connection)
         connection.execute(_SEEN)
         connection.execute("COMMIT")
-        with suppress(sqlite3.OperationalError):  # it serves as it is
+        with suppress(sqlite3.OperationalError):  # optional: the file works without it
             _let_shrink(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -138,7 +140,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _let_shrink(connection: sqlite3.Connection) -> None:
-    """Write a file that earlier versions made once more, so that it can give pages back."""
+    """Rewrite a file from an earlier version, so that it can release free pages."""
     if not can_shrink(connection):
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
@@ -157,15 +159,15 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         for statement in _statements():
             connection.execute(statement)
     elif found[0] != _APPLICATION_ID:
-        raise sqlite3.DatabaseError("it is a database of something else")
+        raise sqlite3.DatabaseError("it is another program's database")
     elif found[1] != _VERSION:
         raise sqlite3.DatabaseError(
-            f"it has version {found[1]}, and this program reads version {_VERSION}: move it away"
+            f"it has version {found[1]}, but this program needs version {_VERSION}: move it away"
         )
 
 
 def _statements() -> list[str]:
-    """The statements one by one: a script would end the transaction."""
+    """The single statements of `_TABLES`: a script would end the transaction."""
     statements, part = [], ""
     for line in _TABLES.strip().splitlines():
         part += line + "\n"

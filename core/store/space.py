@@ -1,7 +1,7 @@
-"""Space on the disk of a store that only deletions may use.
+"""Disk space reserved for deletions from a store.
 
-Owns the reserve, a file next to the database, and how the database is made smaller in it. On a full
-disk even a deletion needs space, for the log of changes; without a reserve no room could be made.
+Owns the reserve, a file next to the database, and shrinking the database with it. On a full disk
+even a deletion needs space, for the write-ahead log; without a reserve no space could be freed.
 Knows no documents.
 """
 
@@ -25,18 +25,18 @@ from triptych.core.store.schema import (
 
 RESERVE_BYTES: Final = 2**20
 _SLACK_BYTES: Final = 2**16
-"""What else a transaction writes: indexes, and pages that are filled in part."""
+"""Bytes that a transaction writes in addition: indexes, and partly filled pages."""
 _PAGES_AT_ONCE: Final = 32
-"""Released together: few enough that their changes fit into the reserve."""
+"""Pages released together: few enough that their changes fit into the reserve."""
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether there was no space on the disk."""
+    """Whether the error is a full disk."""
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 class DiskReserve:
-    """The reserve of the database in the file `place`; one in memory has and needs none."""
+    """The reserve of the database in the file `place`; a database in memory needs none."""
 
     def __init__(self, connection: sqlite3.Connection, place: str) -> None:
         self._connection = connection
@@ -44,19 +44,19 @@ class DiskReserve:
         self._take()
 
     def has_room(self, num_added_bytes: int) -> bool:
-        """Whether a transaction that adds so much may be committed.
+        """Whether a transaction that adds `num_added_bytes` may be committed.
 
-        It goes to the log, and must fit into the database, too: a log that could never be emptied
-        would hold its space for ever.
+        It is written to the log and must also fit into the database: a log that can never be
+        applied would hold its space forever.
         """
         return self._take() and self._has_free(num_added_bytes + _SLACK_BYTES)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Have the space within; what was removed there is room on the disk afterwards.
+        """Free the reserve for the block, then shrink the database and refill the reserve.
 
-        Removing needs little space as long as pages that become free are not overwritten, and so
-        they are not: none of them is left when the database has been made smaller.
+        Deletions need little space if freed pages are not overwritten, so overwriting is off inside
+        the block: shrinking removes those pages from the file.
         """
         if self._reserve is not None:
             with suppress(OSError):
@@ -67,28 +67,28 @@ class DiskReserve:
             yield
         finally:
             self._connection.execute("PRAGMA secure_delete = ON")
-            with suppress(sqlite3.OperationalError):  # as far as it goes
+            with suppress(sqlite3.OperationalError):  # as far as space allows
                 self.shrink()
             self._take()
 
     def shrink(self) -> None:
-        """Give free pages back to the disk, and empty the log. Raises `sqlite3.Error`."""
+        """Return free pages to the disk, and empty the log. Raises `sqlite3.Error`."""
         while can_shrink(self._connection) and num_free_pages(self._connection):
             release_pages(self._connection, _PAGES_AT_ONCE)
             self._empty_log()
         self._empty_log()
 
     def _empty_log(self) -> None:
-        if self._has_free(0):  # or the attempt would take what is left
+        if self._has_free(0):  # otherwise the attempt would use up the remaining space
             purge(self._connection)
 
     def _has_free(self, num_more_bytes: int) -> bool:
-        """Whether the disk has so much beyond what the database will grow by from the log."""
+        """Whether the disk has `num_more_bytes` left after the log is applied to the database."""
         if self._database is None:
             return True
         try:
             disk, file = os.statvfs(self._database), self._database.stat()
-        except OSError:  # it was moved away meanwhile: then SQLite finds out
+        except OSError:  # the file was moved meanwhile: SQLite will report it
             return True
         missing = max(0, num_bytes(self._connection) - file.st_size)
         return disk.f_bavail * disk.f_frsize >= missing + num_more_bytes
@@ -98,7 +98,7 @@ class DiskReserve:
         return None if self._database is None else Path(f"{self._database}.reserve")
 
     def _take(self) -> bool:
-        """Have the reserve, if there is space for it: whether it is there."""
+        """Create the reserve if there is space; returns whether it exists."""
         return self._reserve is None or _has_size(self._reserve) or _fill(self._reserve)
 
 
@@ -109,7 +109,7 @@ def _has_size(file: Path) -> bool:
 
 
 def _fill(file: Path) -> bool:
-    """Take the space, if it is there; none is left half taken. Bytes that no disk can compress."""
+    """Write the reserve, or nothing if space is short. Its bytes are incompressible."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as opened:

@@ -1,7 +1,7 @@
-"""The store of documents, as coroutines use it.
+"""The document store's interface for coroutines.
 
-Owns the one thread on which the database is read and written, so that none of it runs on an event
-loop, and what callers see of a disk that fails. What a document is, is `documents`'.
+Owns the thread on which the database is read and written, so that no disk access runs on an event
+loop, and the errors for a failing disk. `documents` defines the documents.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 
 class _NoRoom(sqlite3.OperationalError):
-    """The disk would be full."""
+    """The commit would fill the disk."""
 
     sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
 class DocumentStore:
-    """Documents in a file, or in memory where `place` says so.
+    """Documents in a file, or in memory if `place` is `IN_MEMORY`.
 
-    What was removed is no more in the file a moment later. Leaps of `clock` are seen by `steady`,
-    which nothing sets. Raises `ConfigError` for a file that cannot be used.
+    Removed content is erased from the file shortly after. Jumps of `clock` are detected with
+    `steady`, a monotonic clock. Raises `ConfigError` for a file that cannot be used.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class DocumentStore:
             steady=steady,
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
-        weakref.finalize(self, self._connection.close)  # where nobody calls `close`
+        weakref.finalize(self, self._connection.close)  # if `close` is never called
 
     @classmethod
     def from_options(cls, options: StoreOptions, *, num_owners: int = 1) -> Self | None:
-        """The store of `--store` for so many callers; `None` where it is off."""
+        """The store of `--store` for `num_owners` callers; `None` if it is off."""
         if options.store == _OFF:
             return None
         return cls(
@@ -88,10 +88,10 @@ class DocumentStore:
         *args: Given.args,
         **kwargs: Given.kwargs,
     ) -> Result:
-        """What `work` returns of the table in one transaction, of which an error leaves nothing.
+        """Run `work` on the table in one transaction, rolled back on error; returns its result.
 
-        Raises what `work` does, `StoreFull`, and `Unavailable` where the disk fails or is full; on
-        a full one, what adds nothing is still done.
+        Raises the errors of `work`, `StoreFull`, and `Unavailable` if the disk fails or is full. On
+        a full disk, work that adds no bytes still succeeds.
         """
         loop = asyncio.get_running_loop()
         run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
@@ -101,18 +101,18 @@ class DocumentStore:
             self._purge_later(loop)
 
     def run(self, work: Callable[[DocumentTable], Result]) -> Result:
-        """As `call`, for the start of a server, when nobody waits."""
+        """Like `call`, but blocking: for the start of a server."""
         return self._transaction(partial(work, self._table))
 
     async def content(self, key: Key) -> AsyncGenerator[bytes, None]:
-        """The content of a document, piece by piece; it ends early where that is deleted."""
+        """The content of a document, piece by piece; ends early if the document is deleted."""
         place = 0
         while (piece := await self.call(DocumentTable.piece, key, place)) is not None:
             yield piece
             place += 1
 
     async def close(self) -> None:
-        """Finish what was begun, and close the file."""
+        """Finish the running transaction and close the file."""
         if self._purging is not None:
             self._purging.cancel()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
@@ -131,20 +131,20 @@ class DocumentStore:
         try:
             self._reserve.shrink() if self._is_full else purge(self._connection)
         except sqlite3.Error as error:
-            self._table.has_removed = True  # with the next use
+            self._table.has_removed = True  # try again after the next call
             self._note(error)
 
     def _transaction(self, work: Callable[[], Result]) -> Result:
         try:
             return self._done(work)
         except sqlite3.IntegrityError:
-            raise  # an id that came twice: ours to avoid
+            raise  # a duplicate id: a bug of the caller
         except sqlite3.Error as error:
             self._note(error)
             raise _disk_full() if is_full(error) else _failed() from error
 
     def _done(self, work: Callable[[], Result]) -> Result:
-        """A transaction. On a full disk what adds nothing is done in the space kept for that."""
+        """Run a transaction. On a full disk, work that adds no bytes runs in the reserved space."""
         try:
             result = self._tried(work)
         except sqlite3.OperationalError as error:
@@ -152,7 +152,7 @@ class DocumentStore:
                 raise
             is_growing = self._table.num_added_bytes > 0
             with self._reserve.used():
-                self._tried(_nothing)  # at least what is over its time goes
+                self._tried(_nothing)  # removes expired documents
             if is_growing:
                 result = self._tried(work)
             else:
@@ -160,7 +160,7 @@ class DocumentStore:
                     result = self._tried(work)
         if self._is_full and self._table.num_added_bytes:
             self._is_full = False
-            _log.warning("the disk of the store has room again")
+            _log.warning("the disk of the store has space again")
         return result
 
     def _tried(self, work: Callable[[], Result]) -> Result:
@@ -180,18 +180,16 @@ class DocumentStore:
         return result
 
     def _note(self, error: sqlite3.Error) -> None:
-        """Log a failure of the disk, and that it is full once, until it has room again."""
+        """Log a failure of the disk; a full disk only once, until it has space again."""
         if not is_full(error):
             _log.error("the store failed", exc_info=error)
         elif not self._is_full:
             self._is_full = True
-            _log.warning(
-                "the disk of the store is full: nothing more can be kept until it has room"
-            )
+            _log.warning("the disk of the store is full: nothing can be stored until it has space")
 
 
 def _nothing() -> None:
-    """Work of a transaction that has none of its own."""
+    """The work of a transaction that only removes expired documents."""
 
 
 def _failed() -> Unavailable:
@@ -200,6 +198,6 @@ def _failed() -> Unavailable:
 
 def _disk_full() -> Unavailable:
     return Unavailable(
-        "The disk of the store is full: delete what is not needed any more, or try again later.",
+        "The disk of the store is full: delete what is no longer needed, or try again later.",
         retry_after_s=_FULL_RETRY_S,
     )

@@ -1,1 +1,1 @@
-"""Tokenizers and what belongs to them. Loads no torch."""
+"""Tokenizers, their limits and their threads. Loads no torch."""

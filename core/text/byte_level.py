@@ -1,6 +1,6 @@
-"""The letters that byte-level vocabularies spell bytes with.
+"""The letters that represent bytes in byte-level vocabularies.
 
-Owns the table alone (Radford et al. 2019, `encoder.py` of GPT-2).
+Owns the table (Radford et al. 2019, `encoder.py` of GPT-2).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ BYTES: Mapping[str, int] = MappingProxyType({letter: byte for byte, letter in LE
 
 
 def spell(data: bytes) -> str:
-    """The bytes as a byte-level vocabulary writes them."""
+    """The letters of `data` in a byte-level vocabulary."""
     return "".join(map(LETTERS.__getitem__, data))
 
 
 def unspell(token: str) -> bytes:
-    """The bytes of a vocabulary's token; letters that stand for none are left out."""
+    """The bytes of a vocabulary's token; letters that represent no byte are dropped."""
     return bytes(BYTES[letter] for letter in token if letter in BYTES)

@@ -1,6 +1,6 @@
 """The context length of a model, from its configuration.
 
-Owns the names of that field, which differ between families, and the default.
+Owns the names of the field, which differ between families, and the default.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DEFAULT = 2048
 
 
 def context_length(get: Callable[[str], Any]) -> int:
-    """The length that a configuration states; `get` gives a field's value, `None` without one.
+    """The length in a configuration; `get` returns a field's value, or `None`.
 
-    Raises `WeightsError` where that is no length.
+    Raises `WeightsError` if the value is not a length.
     """
     for name in _FIELDS:
         if length := get(name):

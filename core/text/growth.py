@@ -1,8 +1,8 @@
-"""How much longer a tokenizer may make a text, known before any text is tokenized.
+"""Bounds on how much a tokenizer may lengthen a text, checked before any text is tokenized.
 
-Owns the rules by which steps of a tokenizer.json lengthen what passes them. Files are a stranger's:
-four replacements of one letter by a thousand, one after the other, make a terabyte of a word.
-Knows the settings of the `tokenizers` library, and no model.
+Owns the growth factor of each step in a tokenizer.json. Files are untrusted: four consecutive
+replacements of one letter by a thousand turn a word into a terabyte. Knows the settings of the
+`tokenizers` library, and no model.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tokenizers import Regex, Tokenizer, normalizers
 from triptych.core.errors import WeightsError
 
 MAX_GROWTH = 512
-"""By how much the bytes of a text may at most be multiplied. What people publish stays below 300 by
-this count, which takes the worst case of each step, and below 20 on any text."""
+"""The largest permitted factor on the bytes of a text. Published tokenizers stay below 300 by this
+estimate, which takes the worst case of each step, and below 20 on real texts."""
 MAX_ADDED = 4096
-"""The most special tokens around a text."""
+"""The most special tokens added to a text."""
 
 _GROWTH: Mapping[str, int] = MappingProxyType(
     {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "BertNormalizer": 3, "Lowercase": 2}
     | {"ByteLevel": 2, "Metaspace": 3}
 )
-"""By how much each step may multiply bytes: forms of Unicode, https://unicode.org/faq/normalization.html;
-letters for bytes, and a mark of three bytes for a space."""
+"""The factor of each step on bytes: Unicode normalization,
+https://unicode.org/faq/normalization.html; letters for bytes, and a three-byte mark for a space."""
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _LOOKS_AROUND = re.compile(r"\(\?|\\[bBGKyY]")
-"""What may match nothing in some texts only."""
+"""Syntax of patterns whose matches may be empty only in some texts."""
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
@@ -77,13 +77,13 @@ def check_growth(tokenizer: Tokenizer) -> None:
 
 
 def growth_of(part: Any) -> int:
-    """By how much a part of a tokenizer, as `steps_of` takes it, may multiply a text's bytes."""
+    """The largest factor of a tokenizer's part, as passed to `steps_of`, on a text's bytes."""
     bytes_of, form = _Bytes(), 1
     for step in reversed(steps_of(part)):
         literal = step["type"] == "Replace" and step["pattern"].get("String")
         if literal:
             bytes_of.replace(literal, step["content"])
-        elif step["type"] in _FORMS:  # one after the other makes nothing longer than one alone
+        elif step["type"] in _FORMS:  # consecutive forms grow no more than the largest alone
             form = max(form, _step_growth(step))
             bytes_of.mix(1)
         else:
@@ -92,10 +92,10 @@ def growth_of(part: Any) -> int:
 
 
 class _Bytes:
-    """How many bytes may come of each character, by steps that are added from the last one on.
+    """The most output bytes of each character; steps are added from the last to the first.
 
-    What is put around each sign of punctuation, one step for each, does not multiply; what is put
-    in the place of a letter, and holds that letter for a later step, does.
+    Separate steps that each surround one punctuation mark do not multiply; a replacement that
+    contains a letter which a later step replaces does.
     """
 
     def __init__(self) -> None:
@@ -104,19 +104,19 @@ class _Bytes:
 
     @property
     def worst(self) -> float:
-        """The most that may come of one byte."""
+        """The most output bytes per input byte."""
         per_byte = (most / len(char.encode()) for char, most in self._of.items())
         return max([self._of_others, *per_byte])
 
     def replace(self, literal: str, content: str) -> None:
-        """A step puts `content` in the place of `literal`."""
+        """Add a step that replaces `literal` by `content`."""
         per_byte = sum(map(self._most, content)) / len(literal.encode())
         for char in set(literal):
             most = per_byte * len(char.encode())
             self._of[char] = most if literal == char else max(most, self._most(char))
 
     def mix(self, growth: float) -> None:
-        """A step makes any characters of any, at most `growth` times as many bytes."""
+        """Add a step that may change any character, to at most `growth` times as many bytes."""
         self._of_others, self._of = growth * self.worst, {}
 
     def _most(self, char: str) -> float:
@@ -137,17 +137,17 @@ def _step_growth(step: Mapping[str, Any]) -> int:
 
 
 def _replaced(regex: str, num_bytes: int) -> int:
-    """By how much a text grows if so many bytes come in the place of each match of `regex`."""
+    """The growth of a text if `num_bytes` replace each match of `regex`."""
     probe = normalizers.Replace(Regex(regex), "x")
-    # A match of nothing is found before, between and behind all bytes, which stay.
+    # An empty match occurs before, between and after all bytes, which are kept.
     is_empty = len(probe.normalize_str("\x01")) > 1 or _LOOKS_AROUND.search(regex) is not None
     return 1 + 2 * num_bytes if is_empty else max(1, num_bytes)
 
 
 def _longest_piece(charsmap: str | None) -> int:
-    """Of the strings, each ended by a zero, that SentencePiece puts in the place of characters.
+    """The longest replacement string in SentencePiece's character map.
 
-    They follow a trie, which has its length in bytes before it.
+    The strings, each ended by a zero, follow a trie, which is preceded by its length in bytes.
     """
     try:
         raw = base64.b64decode(charsmap or "")

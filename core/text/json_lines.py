@@ -1,7 +1,7 @@
-"""JSON that stays on one line for every reader.
+"""JSON that is one line for every reader.
 
-Owns the escapes of characters that JSON allows in strings and that many programs take for the end
-of a line: `str.splitlines`, httpx's `iter_lines`. Knows no document.
+Owns the escapes of characters that JSON allows in strings but that many programs treat as line
+ends: `str.splitlines`, httpx's `iter_lines`. Knows no document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LINE_ENDS = tuple(
 def escape_line_ends(text: bytes) -> bytes:
     """The same JSON document in UTF-8, with U+0085, U+2028 and U+2029 as escapes.
 
-    They stand in strings alone, and no other character's bytes hold theirs.
+    They only occur inside strings, and no other character's bytes contain theirs.
     """
     for raw, escape in _LINE_ENDS:
         text = text.replace(raw, escape)

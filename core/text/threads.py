@@ -1,8 +1,8 @@
-"""Threads for work on texts: tokenizing, and what is around it.
+"""Threads for work on texts, such as tokenizing.
 
-Owns how much of it runs at once. A long text never has more than one thread, so that others are
-neither kept waiting behind it nor left without a processor; what must wait takes no thread. What a
-long text took of memory goes back to the system.
+Owns how much runs at once. Long texts share one thread, so that short texts neither wait for them
+nor lack a processor; waiting work occupies no thread. Memory used for a long text is returned to
+the system.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import ParamSpec, TypeVar
 from triptych.core.process.heap import trim_heap
 
 _LONG = 2**16
-"""Characters or tokens; a shorter text takes milliseconds."""
+"""Characters or tokens; shorter texts take milliseconds."""
 _BRIEF = 2**13
-"""Characters or tokens; a shorter text takes no longer than the way to a thread and back."""
+"""Characters or tokens; shorter texts take less time than a switch to a thread and back."""
 _NUM_SHORT = 2
 
 Given = ParamSpec("Given")
@@ -32,7 +32,7 @@ _long = ThreadPoolExecutor(1, thread_name_prefix="triptych-long-text")
 async def on_text_thread(
     length: int, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
 ) -> Result:
-    """What `work` returns or raises. `length` is that of its text."""
+    """Run `work` on a text of `length` characters or tokens, on a thread."""
     call = partial(contextvars.copy_context().run, work, *args, **kwargs)
     loop = asyncio.get_running_loop()
     if length <= _LONG:
@@ -40,14 +40,14 @@ async def on_text_thread(
     try:
         return await loop.run_in_executor(_long, call)
     finally:
-        # A tokenizer leaves a hundred bytes for each token of a text to its thread's heap.
+        # A tokenizer leaves about a hundred bytes per token in its thread's heap.
         _long.submit(trim_heap)
 
 
 async def on_text_thread_if_long(
     length: int, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
 ) -> Result:
-    """As `on_text_thread`, or at once where that takes no longer."""
+    """Like `on_text_thread`, but run short texts at once on this thread."""
     if length <= _BRIEF:
         return work(*args, **kwargs)
     return await on_text_thread(length, work, *args, **kwargs)

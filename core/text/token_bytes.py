@@ -1,6 +1,6 @@
-"""What each token of a tokenizer stands for, in bytes.
+"""The bytes that each token of a tokenizer represents.
 
-Owns the ways in which vocabularies spell bytes. Knows no model and no text.
+Owns the ways in which vocabularies represent bytes. Knows no model and no text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from triptych.core.text.byte_level import unspell
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _NUM_KEPT = 2**14
-"""Tokens whose bytes are at hand: the likeliest come again and again among alternatives."""
+"""Tokens whose bytes are cached: likely tokens recur among alternatives."""
 
 
 class TokenBytes:
-    """The bytes of one tokenizer's tokens: half a character is possible."""
+    """The bytes of one tokenizer's tokens, which may be part of a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class TokenBytes:
         self._kept = lru_cache(_NUM_KEPT)(self._read)
 
     def __call__(self, token_id: int) -> bytes:
-        """The token's bytes; none for an id without a token."""
+        """The token's bytes; empty for an unknown id."""
         return self._kept(token_id)
 
     def _read(self, token_id: int) -> bytes:
@@ -44,6 +44,6 @@ class TokenBytes:
         return token.replace("▁", " ").encode()
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a special one, which no text spells and answers leave out."""
+        """Whether the token is special: no text encodes to it, and answers omit it."""
         added = self._added.get(token_id)
         return added is not None and bool(added.special)

@@ -1,7 +1,7 @@
-"""Texts to token ids, at a cost that is known beforehand.
+"""Tokenizing texts at a bounded cost.
 
-Owns reading `tokenizer.json`, the fewest tokens that a text can have (estimated from its length
-before it is tokenized), and tokenizing without holding up other threads. Knows no model.
+Owns reading `tokenizer.json`, a lower bound of a text's tokens (from its length, before it is
+tokenized), and tokenizing without blocking other threads. Knows no model.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PROBE = "A probe, 1."
 _SHRINKAGE: Mapping[str, float] = MappingProxyType(
     {"NFC": 9, "NFKC": 12, "NFD": 3, "NFKD": 4, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
 )
-"""By how much each normalizer may at most divide a text's bytes. A form that decomposes divides
-those of a character by 3, or by 4 where it may replace it; composing divides them by 3 again."""
+"""The largest divisor of each normalizer on a text's bytes. A decomposing form divides those of a
+character by at most 3, or by 4 if it may replace it; composing divides them by 3 again."""
 _KEEPING = frozenset(
     {"ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 )
-"""Pre-tokenizers that lose nothing of a text, unless they are set to remove what they find."""
+"""Pre-tokenizers that drop no text, unless they are set to remove their matches."""
 _NOT_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_tokenizer(folder: Path, name: str) -> Tokenizer:
-    """The tokenizer in a model's folder, which cuts and pads nothing. Raises `WeightsError`."""
+    """The tokenizer in a model's folder, without truncation and padding. Raises `WeightsError`."""
     file = folder / TOKENIZER_FILE
     try:
         check_regular(file)
@@ -55,14 +55,14 @@ def read_tokenizer(folder: Path, name: str) -> Tokenizer:
         raise
     except WeightsError as error:
         raise WeightsError(f"{name}: {TOKENIZER_FILE} is not usable: {error.message}.") from error
-    except BaseException as error:  # the library raises `Exception`, and panics are not even that
+    except BaseException as error:  # the library raises `Exception`, and panics with other types
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise WeightsError(f"{name}: {TOKENIZER_FILE} cannot be read ({reason[:120]}).") from error
     return tokenizer
 
 
 def literal_copy(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that reads special tokens as the characters they are spelled with."""
+    """A copy of a tokenizer that encodes the text of special tokens as plain characters."""
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.encode_special_tokens = True
     return literal
@@ -71,7 +71,7 @@ def literal_copy(tokenizer: Tokenizer) -> Tokenizer:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True
 ) -> list[Encoding]:
-    """The texts' tokens. Unlike `Tokenizer.encode` this holds up no other thread."""
+    """Encode texts. Unlike `Tokenizer.encode` this releases the GIL."""
     encodings: list[Encoding] = tokenizer.encode_batch_fast(
         list(texts), add_special_tokens=add_special_tokens
     )
@@ -81,17 +81,17 @@ def encode(
 def decode(
     tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True
 ) -> str:
-    """The text of token ids. This, too, holds up no other thread."""
+    """Decode token ids. Like `encode` this releases the GIL."""
     (text,) = tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
     return str(text)
 
 
 @dataclass(frozen=True, slots=True)
 class LeastTokens:
-    """The fewest tokens a text can have: never more than it does have.
+    """A lower bound of the number of tokens of a text.
 
-    A token stands for at most `bytes_per_token` of a text (infinity: unknown). Bytes that are
-    `lost` do not count, nor does white space where it may vanish.
+    A token represents at most `bytes_per_token` of a text (infinity: unknown). Bytes in `lost` do
+    not count, nor does white space if the tokenizer may drop it.
     """
 
     bytes_per_token: float
@@ -100,7 +100,7 @@ class LeastTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """What holds for `tokenizer`."""
+        """The bound for `tokenizer`."""
         added = tokenizer.get_added_tokens_decoder().values()
         normalizers, splitters = steps_of(tokenizer.normalizer), steps_of(tokenizer.pre_tokenizer)
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
@@ -108,7 +108,7 @@ class LeastTokens:
         if any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters)):
             longest = max(map(len, vocabulary), default=1)  # a letter for each byte
             lost = bytes(byte for byte, letter in LETTERS.items() if letter not in vocabulary)
-            is_known = type(tokenizer.model) is BPE  # others make one token of what they lack
+            is_known = type(tokenizer.model) is BPE  # other models emit one token for unknown text
             is_known &= shrinkage == 1 or not set(lost) - _NOT_IN_UTF8
         else:
             longest, lost = max((len(token.encode()) for token in vocabulary), default=1), b""

@@ -1,7 +1,7 @@
-"""Text that is none: halves of characters, which no tokenizer and no file takes.
+"""Detecting lone surrogates, which no tokenizer and no file accepts.
 
-Owns the check for text that did not come over HTTP, where `core.http.body` refuses the bytes: a
-command line that is not UTF-8, and strings of Python.
+Owns the check for text that did not arrive over HTTP, where `core.http.body` refuses the bytes:
+command lines that are not UTF-8, and Python strings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from triptych.core.errors import InvalidRequest
 
 
 def check_text(text: str, param: str) -> None:
-    """Raises `InvalidRequest`, naming `param`, for text with a lone surrogate."""
+    """Raise `InvalidRequest`, naming `param`, for text with a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

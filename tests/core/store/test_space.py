@@ -127,7 +127,7 @@ def test_a_full_disk_lets_things_be_deleted(
     assert found["left"] == []  # what was removed is not in the files
     assert found["kept"] is None
     ends = [line.rpartition(":")[0] or line for line, _ in found["lines"]]
-    full, room = "the disk of the store is full", "the disk of the store has room again"
+    full, room = "the disk of the store is full", "the disk of the store has space again"
     assert ends == [full, room] * (len(ends) // 2)
     assert 2 <= len(ends) <= 6  # not one for each request
     assert not any(has_traceback for _, has_traceback in found["lines"])

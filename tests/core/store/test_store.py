@@ -339,7 +339,7 @@ async def test_what_lasts_stays_within_a_share() -> None:
     await add(store, "earlier", 3000, owner="bob")
     for number in range(10):
         await add(store, f"{number}", is_lasting=True)
-    with pytest.raises(StoreFull, match="share of the store is 10000 bytes"):
+    with pytest.raises(StoreFull, match="share of the store, 10000 bytes"):
         await add(store, "one too many", is_lasting=True)
     await add(store, "free room", 6000)  # what gives way may take what others leave
     await add(store, "conversation", 6000, owner="bob")

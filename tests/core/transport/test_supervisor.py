@@ -91,9 +91,7 @@ async def test_a_child_that_was_killed_starts_again():
 
 async def test_the_third_crash_opens_the_circuit():
     _, witness, run = start(spec("crash"))
-    with pytest.raises(
-        SetupError, match=r"code 7\. It is not restarted after 3 crashes"
-    ):
+    with pytest.raises(SetupError, match=r"code 7\. It is not restarted after 3 crashes"):
         await run
     assert [restart for _, _, restart in witness.gone] == [0.01, 0.04, None]
 

