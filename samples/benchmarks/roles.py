@@ -300,12 +300,12 @@ def compare(setup: Setup, asked: Sequence[TokenRequest]) -> tuple[list[list[str]
             content_bytes = front.series("vision_cache_bytes")
     num_equal = sum(ours == theirs for ours, theirs in zip(want, got, strict=True))
     overhead = max(num_bytes, sent_bytes) / content_bytes - 1
-    what = "images encoded" if setup.sees else "prompts of which pages were computed"
+    what = "images encoded" if setup.sees else "prompts with pages computed"
     rows = [
         ["answers equal token for token", f"{num_equal} of {len(asked)}"],
-        [f"{what} by the engine that answers", f"{fallbacks:g}"],
-        ["pages that crossed", f"{num_pages:.0f}, {content_bytes:.0f} bytes"],
-        ["bytes on the wire above those", f"{100 * overhead:.3f} %"],
+        [f"{what} by the answering engine", f"{fallbacks:g}"],
+        ["pages transferred", f"{num_pages:.0f}, {content_bytes:.0f} bytes"],
+        ["further bytes on the wire", f"{100 * overhead:.3f} %"],
     ]
     return rows, num_equal == len(asked) and 0 <= overhead < 0.05 and not fallbacks
 
@@ -333,7 +333,7 @@ def kill(
     rows = [
         ["processes killed", f"{len(asked) - 1}: {setup.roles[0]} and the other in turn"],
         ["killed during the request", f"{counts['hit']}"],
-        ["asked again, since the process that answers was gone", f"{counts['again']}"],
+        ["repeated, since the answering process was killed", f"{counts['again']}"],
         ["answers equal to those of one engine", f"{counts['right']} of {len(asked)}"],
         ["seconds of the first request, without a kill", f"{first_s:.2f}"],
         ["longest request, process starts included", f"{longest_s:.2f}"],
