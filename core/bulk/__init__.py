@@ -1,1 +1,1 @@
-"""Many rows of a file or folder, answered by a pipeline: resumable, here or on a cluster."""
+"""Resumable bulk runs over rows of files, in this process or on a cluster."""

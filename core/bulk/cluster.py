@@ -1,7 +1,7 @@
-"""What is asked of a Ray cluster: how many engines, what each takes, the way in.
+"""Ray clusters: the number of engines, their resources, and connecting.
 
-Owns what `triptych serve --replicas` and commands with many rows have in common. Nothing of Ray is
-imported before a cluster is joined.
+Owns the code shared by `triptych serve --replicas` and bulk commands. Ray is not imported before a
+cluster is joined.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from triptych.core.options.config import Config, DeviceOptions, ServerOptions
 _COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray gives its own processes 30 and 5 s to start, and ends with an error where a busy machine
-    # takes longer. What Serve waits in all is 60 s.
+    # Ray allows its own processes 30 and 5 s to start, and fails if a busy machine takes longer.
+    # Serve waits 60 s in all.
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # Ray's workers step back for all else on a machine (15); an engine of `serve` alone does not.
+    # Ray's workers run at niceness 15 by default; an engine of `serve` without Ray runs at 0.
     "RAY_worker_niceness": "0",
 }
 
 
 def read_count(text: str) -> tuple[int, int]:
-    """The least and the most engines of `--replicas`. Raises `ConfigError`."""
+    """The minimum and maximum number of engines of `--replicas`. Raises `ConfigError`."""
     found = _COUNT.fullmatch(text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
-        raise ConfigError(f"--replicas {text}: write a number from 1, as 2, or a range, as 1..4.")
+        raise ConfigError(
+            f"--replicas {text}: write a number from 1, such as 2, or a range, such as 1..4."
+        )
     return least, most
 
 
 def engine_config(config: Config, num_engines: int) -> Config:
-    """What each of so many engines goes by: no keys, and its share of this machine's threads."""
+    """The configuration of each of `num_engines`: no API keys, and a share of the threads."""
     num_ranks = num_engines * config.device.num_devices
     threads = config.device.threads or max(1, (os.cpu_count() or 1) // num_ranks)
     return replace(
@@ -50,9 +52,9 @@ def engine_config(config: Config, num_engines: int) -> Config:
 
 
 def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int]:
-    """What Ray sets aside for an engine, all ranks of it, on a cluster that `has_gpus` or not.
+    """The resources that Ray reserves for an engine with all its ranks.
 
-    An engine sees no GPU that was not set aside for it.
+    An engine sees only GPUs reserved for it.
     """
     num_ranks = options.num_devices
     takes_any = options.device in ("auto", "default")
@@ -62,7 +64,7 @@ def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int
 
 
 def import_ray(part: str = "ray") -> Any:
-    """Ray, or a part of it; it sends nothing anywhere. Raises `ConfigError` where it is missing."""
+    """Import Ray, or a module of it, with telemetry off. Raises `ConfigError` if not installed."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -75,26 +77,26 @@ def import_ray(part: str = "ray") -> Any:
 
 
 def join(address: str, options: ServerOptions, **own: Any) -> None:
-    """Connect to the cluster at `address`, or start one here as `own` says. Raises `SetupError`."""
+    """Connect to the cluster at `address`, or start one here with `own`. Raises `SetupError`."""
     where = {"address": address} if address else own
     try:
         import_ray().init(**where, log_to_driver=options.log_level == "debug")
     except ConfigError:
         raise
-    except Exception as error:  # Ray has no type of its own for this
-        place = f"at --ray-address {address}" if address else "to be started here"
-        raise SetupError(f"There is no Ray cluster {place}: {error}") from error
+    except Exception as error:  # Ray has no specific type for this
+        place = f"at --ray-address {address}" if address else "started here"
+        raise SetupError(f"Cannot connect to a Ray cluster {place}: {error}") from error
     _close_token()
 
 
 def _close_token() -> None:
-    """Keep the token by which code runs on the cluster from others: Ray leaves it readable."""
+    """Make Ray's token, which permits running code on the cluster, private to this user."""
     place = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
-    with suppress(OSError):  # there is none, or it is somebody else's to keep
+    with suppress(OSError):  # absent, or another user's
         Path(place).expanduser().chmod(0o600)
 
 
 def has_gpus() -> bool:
-    """Whether the cluster has any; without one (`serve build`) there is nothing to ask."""
+    """Whether the cluster has GPUs; false without a cluster (`serve build`)."""
     ray = import_ray()
     return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0))

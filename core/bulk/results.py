@@ -1,8 +1,8 @@
-"""Results of rows, kept as they come: a second run goes on from them.
+"""Results of rows, stored as they arrive, so that a second run can resume.
 
 Owns the JSON Lines file: a record for each row that was answered or failed, with the row's key.
-While a run works, records stand in the order in which they came, behind those of earlier runs; at
-its end those of its rows are left, in the order of the rows.
+During a run, records are appended in order of arrival, after those of earlier runs; at its end only
+the records of its rows are kept, in the order of the rows.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from triptych.core.text.json_lines import escape_line_ends
 
 
 class ResultSink(Protocol):
-    """Where records go."""
+    """Stores the records of one run."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """A context for one run, without which nothing is held or taken."""
+        """A context for one run; all other methods are called inside it."""
 
     def holds(self, key: str) -> Record | None:
-        """The record of a row that an earlier run has answered."""
+        """The record of a row that an earlier run has answered, or `None`."""
 
     def keep(self, keys: Iterable[str]) -> None:
-        """Leave these records alone, in this order."""
+        """Keep only the records of `keys`, in this order."""
 
     def add(self, key: str, record: Record) -> None:
-        """Take a record, at once."""
+        """Store a record at once."""
 
 
 class ResultFile:
-    """Records in a file, of which the places alone are held in memory."""
+    """Records in a file; only their positions are in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,9 +50,9 @@ class ResultFile:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Take in what is there (`ResultSink`).
+        """Lock the file and read its records (`ResultSink`).
 
-        Raises `ConfigError` where another run writes, and for a file that is none of results.
+        Raises `ConfigError` if another run is writing, or if the file is not a result file.
         """
         with writing(self.path):
             file = self.path.open("a+b")
@@ -73,7 +73,7 @@ class ResultFile:
         return record
 
     def keep(self, keys: Iterable[str]) -> None:
-        """Leave these records alone (`ResultSink`). The file is there whole, before or after."""
+        """Keep only the records of `keys` (`ResultSink`). The file is replaced atomically."""
         known = {key: self._spans[key] for key in keys if key in self._spans}
         with writing(self.path), self.path.open("rb") as file:
             write_whole(self.path, (_read(file, *span) for span in known.values()))
@@ -85,14 +85,14 @@ class ResultFile:
             self._end += size
 
     def add(self, key: str, record: Record) -> None:
-        """Append a record (`ResultSink`): what breaks off later has not worked in vain."""
+        """Append a record (`ResultSink`), so that a run that is interrupted can resume."""
         line = _encoded({**record, "row": key})
         with writing(self.path), self.path.open("ab") as file:
             file.write(line)
         self._note(line)
 
     def _lock(self, file: BinaryIO) -> None:
-        """Keep other runs out until the file is closed, or replaced at the end of this one."""
+        """Lock out other runs until the file is closed, or replaced at the end of this run."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_here = os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
@@ -101,26 +101,28 @@ class ResultFile:
         except OSError:  # a file system without locks
             return
         if not is_here:
-            raise ConfigError(f"--output {self.path}: another run writes there; let it end first.")
+            raise ConfigError(
+                f"--output {self.path}: another run is writing to it; wait for its end."
+            )
 
     def _load(self, file: BinaryIO) -> None:
-        """Remember the records. A last line that was not finished is taken off.
+        """Index the records, and truncate an incomplete last line.
 
-        Every other line is a record, or the file is none of ours.
+        Raises `ConfigError` if any complete line is not a record.
         """
         file.seek(0)
         are_records = [self._note(line) for line in file if line.endswith(b"\n")]
         if not all(are_records) or (file.tell() and not are_records):
             raise ConfigError(
-                f"--output {self.path}: there are no results in it that a run could go on from, but"
-                " something else. Name another file."
+                f"--output {self.path}: the file is not a result file of an earlier run; name"
+                " another file."
             )
         file.truncate(self._end)
 
     def _note(self, line: bytes) -> bool:
-        """Remember a line; whether it is a record."""
+        """Index a line; returns whether it is a record."""
         start, self._end = self._end, self._end + len(line)
-        try:  # not msgspec, which refuses half a surrogate pair
+        try:  # not msgspec, which refuses lone surrogates
             record = json.loads(line)
             key = record["row"]
         except (ValueError, TypeError, KeyError):
@@ -133,17 +135,17 @@ class ResultFile:
 
 
 class PrintedResults:
-    """Records on stdout, as they come. Nothing of them is kept."""
+    """Records printed to stdout as they arrive, and not stored."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """There is nothing to open (`ResultSink`)."""
+        """A context that does nothing (`ResultSink`)."""
         return nullcontext()
 
     def holds(self, key: str) -> None:
-        """Nothing is (`ResultSink`)."""
+        """Return `None`: no records are stored (`ResultSink`)."""
 
     def keep(self, keys: Iterable[str]) -> None:
-        """What is printed stays (`ResultSink`)."""
+        """Do nothing: records are already printed (`ResultSink`)."""
 
     def add(self, key: str, record: Record) -> None:
         """Print a record (`ResultSink`)."""
@@ -159,5 +161,5 @@ def _read(file: BinaryIO, start: int, size: int) -> bytes:
 def _encoded(record: Record) -> bytes:
     try:
         return escape_line_ends(json.dumps(record, ensure_ascii=False).encode()) + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON may hold and UTF-8 not
+    except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
         return json.dumps(record).encode() + b"\n"

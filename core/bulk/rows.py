@@ -1,7 +1,7 @@
-"""Rows: what each asks for, the names by which they are known again, and what comes of them.
+"""Rows of a bulk run: their requests, keys and results.
 
-Owns the reading of JSON Lines and of OpenAI's batch files. Knows no modality: which fields a row
-may have is its pipeline's to say.
+Owns reading JSON Lines and OpenAI's batch files. Knows no modality: the pipeline defines the fields
+of a row.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from triptych.core.process.cli_io import STDIN, read_lines
 Record = dict[str, Any]
 
 LABELS = frozenset({"id", "custom_id"})
-"""Fields of a row that are the caller's own: they come back with the result."""
+"""Fields of a row that belong to the caller and are returned with the result."""
 _ENVELOPE = frozenset({"custom_id", "method", "url", "body"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkRow:
-    """A row of the input, as `entry` says it, and what a pipeline is `asked` for it.
+    """A row of the input: its parsed `entry`, and the request `asked` of the pipeline.
 
-    `key` names it among all rows, whichever run reads them. Names of its files begin with `stem`;
-    `version` is that of a file which it names. A row that is wrong has its `error` at once.
+    `key` identifies it among all rows, the same in every run. Names of its output files begin with
+    `stem`; `version` is that of an input file it names. An invalid row has its `error` at once.
     """
 
     number: int
@@ -46,31 +46,31 @@ class BulkRow:
 
 
 class RowResult(msgspec.Struct, frozen=True):
-    """What comes of a row: fields of its record, and files by the ends of their names."""
+    """The result of a row: fields of its record, and output files by name suffix."""
 
     record: Record
     files: dict[str, bytes] = {}
 
     @classmethod
     def failed(cls, error: TriptychError) -> RowResult:
-        """The result of a row that has none."""
+        """The result of a failed row."""
         return cls({"error": {"code": error.code, "message": error.message}})
 
     @property
     def error(self) -> Mapping[str, str] | None:
-        """Code and message of what went wrong."""
+        """Code and message of the error, if any."""
         found: Mapping[str, str] | None = self.record.get("error")
         return found
 
 
 class RowFields(BaseModel):
-    """The fields that a row may have, declared by its modality; others are refused by name."""
+    """The fields of a row, declared by its modality; unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @classmethod
     def read(cls, asked: Record) -> Self | InvalidRequest:
-        """The fields of a row, or what is wrong with them."""
+        """The fields of a row, or the error that describes an invalid field."""
         try:
             return cls.model_validate(asked)
         except ValidationError as error:
@@ -82,15 +82,15 @@ class RowFields(BaseModel):
 def read_rows(flag: str, path: str, url: str) -> list[BulkRow]:
     """The rows of a JSON Lines file, of all `*.jsonl` of a folder, or of stdin (`-`).
 
-    A line in the form of OpenAI's batches asks for its `body`, if its `url` is this one. Raises
-    `ConfigError` where nothing can be read.
+    A line in the form of OpenAI's batches requests its `body`; its `url` must be `url`. Raises
+    `ConfigError` if there is nothing to read.
     """
     folder = Path(path).expanduser()
     is_folder = path != STDIN and folder.is_dir()
     files = [str(each) for each in sorted(folder.glob("*.jsonl"))] if is_folder else [path]
     lines = [text for file in files for _, text in read_lines(flag, file)]
     if not lines:
-        raise ConfigError(f"{flag} {path}: there are no lines to read.")
+        raise ConfigError(f"{flag} {path}: there are no rows to read.")
     return [_read_row(number, line, url) for number, line in enumerate(lines, start=1)]
 
 
@@ -100,7 +100,7 @@ def _read_row(number: int, line: str, url: str) -> BulkRow:
     except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict):
-        error = InvalidRequest("The line is no JSON object.")
+        error = InvalidRequest("The line is not a JSON object.")
         return BulkRow(number=number, entry={"line": number}, asked={}, error=error)
     try:
         return BulkRow(number=number, entry=entry, asked=_asked(entry, url))
@@ -109,27 +109,27 @@ def _read_row(number: int, line: str, url: str) -> BulkRow:
 
 
 def _asked(entry: Record, url: str) -> Record:
-    """What is asked for: all but the labels, or the body of a batch's line."""
+    """The request of a row: all fields except the labels, or the body of a batch line."""
     if "body" not in entry:
         return {name: value for name, value in entry.items() if name not in LABELS}
     if unknown := entry.keys() - _ENVELOPE:
-        raise InvalidRequest(f"{min(unknown)} is no field of a batch's line.", param=min(unknown))
+        raise InvalidRequest(f"{min(unknown)} is not a field of batch lines.", param=min(unknown))
     if entry.get("method", "POST") != "POST" or entry.get("url", url) != url:
         raise InvalidRequest(f"Lines are for POST {url} here.", param="url")
     if not isinstance(entry["body"], dict):
-        raise InvalidRequest("The body is no JSON object.", param="body")
+        raise InvalidRequest("The body is not a JSON object.", param="body")
     return dict(entry["body"])
 
 
 KEY: Final = re.compile(r"[0-9a-f]{24}(?:-[0-9]+)?")
-"""What the keys that `with_keys` makes look like."""
+"""The pattern of the keys from `with_keys`."""
 
 
 def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRow]:
-    """The rows with their keys, which follow from what they and the command (`shared`) say.
+    """The rows with keys, derived from their content and the command's options (`shared`).
 
-    A row keeps its key when others come, go or change places; equal rows are told apart by how
-    many came before.
+    A row keeps its key when other rows are added, removed or reordered; equal rows are numbered in
+    order.
     """
     seen: Counter[str] = Counter()
     found = []
@@ -143,12 +143,12 @@ def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRo
 
 
 def refuse_shared_names(rows: Sequence[BulkRow]) -> None:
-    """Raise `ConfigError` where the files of two rows would have one name."""
+    """Raise `ConfigError` if the output files of two rows would have the same name."""
     owners: dict[str, BulkRow] = {}
     for row in rows:
         other = owners.setdefault(row.stem, row)
         if other is not row:
             raise ConfigError(
-                f"Rows {other.number} and {row.number} would be written to files of one name,"
-                f" {row.stem}; do them apart."
+                f"Rows {other.number} and {row.number} would be written to files of the same name,"
+                f" {row.stem}; run them separately."
             )

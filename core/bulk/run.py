@@ -1,7 +1,7 @@
-"""A run over rows: those that an earlier one has answered are left out, the rest are answered.
+"""A bulk run: answers the rows that no earlier run has answered.
 
-Owns the order of a run, its files, its progress and its last word. Rows are answered by a pipeline
-in this process, or by several on a Ray cluster (`core.bulk.spread`): the same function does both.
+Owns the order of a run, its files, progress and summary. Rows are answered by a pipeline in this
+process, or by several on a Ray cluster (`core.bulk.spread`), with the same function.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from triptych.core.process.lazy import load
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what spreads rows; for commands that call `cluster_of`."""
+    """Add the options that distribute rows over a cluster, for commands that call `cluster_of`."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument(
         "--ray-address",
         dest="cluster_address",
         metavar="ADDRESS",
-        help="spread the rows over a Ray cluster (`auto`: the one that runs here) by Ray Data",
+        help="distribute the rows over a Ray cluster (`auto`: the local one) with Ray Data",
     )
     group.add_argument(
         "--replicas",
         dest="cluster_engines",
         metavar="N",
-        help="engines there: a number, or `min..max`, as many as there is room for [default 1]",
+        help="engines on the cluster: a number, or `min..max` for as many as fit [default 1]",
     )
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster | None:
-    """Where the arguments spread rows; `None`: nowhere. Raises `ConfigError`."""
+    """The cluster set by the arguments; `None`: this process. Raises `ConfigError`."""
     if args.cluster_address is None:
         if args.cluster_engines is not None:
-            raise ConfigError("--replicas goes with --ray-address: in this process is one engine.")
+            raise ConfigError("--replicas needs --ray-address: this process runs one engine.")
         return None
     least, most = read_count(args.cluster_engines or "1")
     return Cluster(
@@ -56,15 +56,15 @@ def cluster_of(args: argparse.Namespace) -> Cluster | None:
 
 
 def model_of(args: argparse.Namespace) -> str:
-    """The model that a command's rows are for, as it was named."""
+    """The model reference of a command's rows."""
     return ", ".join(resolve(args).models.model) or "embedded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkRun:
-    """Rows, what is done with them, where, and where results go.
+    """The rows of a run, their work, where it runs, and where results go.
 
-    Files go to `folder`; `is_whole` says of one that is there whether it need not be made again.
+    Output files go to `folder`; `is_whole` checks whether an existing one is complete.
     `open_pipeline` opens the pipeline in this process.
     """
 
@@ -106,7 +106,7 @@ class BulkRun:
         return 1 if num_failed else 0
 
     def _tidy(self) -> None:
-        """Remove halves of files, which a run that was killed has left."""
+        """Remove partial files left by a killed run."""
         for folder in {(self.folder / row.stem).parent for row in self.rows if row.stem}:
             with writing(folder):
                 remove_partial(folder)
@@ -118,7 +118,7 @@ class BulkRun:
         )
 
     def _results(self, rows: Sequence[BulkRow]) -> Iterator[tuple[BulkRow, RowResult]]:
-        """What comes of each row. Without any that can be answered no model is loaded."""
+        """The result of each row. Loads no model if no row can be answered."""
         for row in rows:
             if row.error is not None:
                 yield row, RowResult.failed(row.error)
@@ -140,9 +140,9 @@ class BulkRun:
                 yield by_key[key], result
 
     def _take(self, row: BulkRow, result: RowResult) -> None:
-        """Write what came of a row: its files first, which its record names."""
+        """Store the result of a row: first its files, then the record that names them."""
         if result.error is not None and result.error["code"] == EngineDown.code:
-            raise EngineDown(f"{result.error['message']} The same command goes on from here.")
+            raise EngineDown(f"{result.error['message']} Run the same command again to resume.")
         names = []
         for end, data in result.files.items():
             path = self.folder / f"{row.stem}{end}"

@@ -1,7 +1,7 @@
-"""Rows over the engines of a Ray cluster, by Ray Data.
+"""Distributing rows over the engines of a Ray cluster with Ray Data.
 
-Owns what travels: rows and results as bytes, the work by its names. Ray Data deals blocks of rows
-out to actors, each with a pipeline of its own, and gives a block to another if one is lost.
+Owns the data sent: rows and results as bytes, the work by name. Ray Data assigns blocks of rows to
+actors, each with its own pipeline, and reassigns a block if an actor is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triptych.core.process.lazy import load
 from triptych.core.process.typed import decode_json, decode_msgpack
 from triptych.core.weights.progress import SilentProgress
 
-_NUM_BLOCKS_AT_ONCE = 2  # of an engine: while one block's last rows end, the next have begun
+_NUM_BLOCKS_AT_ONCE = 2  # per engine: the next block starts while the last rows of one finish
 _COLUMN = "item"
 
 
@@ -45,7 +45,7 @@ class RowWorker:
         self._pipeline = load(pipeline).from_config(settings, SilentProgress())
 
     def __call__(self, block: Any) -> Any:
-        """The results of a block of rows, in a table as they came in one."""
+        """The results of a block of rows, as a table like the input."""
         rows = [json.loads(each) for each in block[_COLUMN].to_pylist()]
         results = self._answer(self._pipeline, [asked for _, asked in rows], self._options)
         keyed = (_KeyedResult(key, each) for (key, _), each in zip(rows, results, strict=True))
@@ -55,9 +55,9 @@ class RowWorker:
 def spread(
     rows: Sequence[BulkRow], work: RowWork, cluster: Cluster
 ) -> Generator[tuple[str, RowResult], None, None]:
-    """The results of rows by their keys, in the order in which they come.
+    """The results of rows by key, in order of arrival.
 
-    Raises `SetupError` where there is no cluster, `EngineDown` where no engine could be had.
+    Raises `SetupError` if there is no cluster, `EngineDown` if no engine is available.
     """
     join(cluster.address, cluster.config.server)
     try:
@@ -102,5 +102,5 @@ def _table(items: Sequence[bytes]) -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of what Ray tells, which is the error's own."""
+    """The last line of Ray's message, which is that of the original error."""
     return str(error).strip().splitlines()[-1][:300]

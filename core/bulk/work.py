@@ -1,4 +1,4 @@
-"""The work of a bulk run, as data: what to do with rows, and the cluster that does it.
+"""The work of a bulk run, as data: the function for rows, and the cluster that runs it.
 
 Owns these types. Knows neither how rows are read nor where they run.
 """
@@ -13,15 +13,15 @@ from triptych.core.bulk.rows import Record, RowResult
 from triptych.core.options.config import Config
 
 AnswerRows = Callable[[Any, Sequence[Record], Record], Iterator[RowResult]]
-"""What a pipeline makes of what rows ask, in their order, with options for all of them."""
+"""Answers the requests of rows, in order, with a pipeline and options common to all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWork:
-    """What is done with rows, by names under which every process finds it.
+    """The function that answers rows, as names that every process can import.
 
-    `pipeline` is a class (`modalities.pipeline.Pipeline`), `answer` an `AnswerRows`, `options` are
-    its last argument. `num_at_once` rows are handed to a pipeline of a cluster together.
+    `pipeline` names a class (`modalities.pipeline.Pipeline`), `answer` an `AnswerRows`; `options`
+    is its last argument. On a cluster, `num_at_once` rows are passed to a pipeline together.
     """
 
     pipeline: str
@@ -32,7 +32,7 @@ class RowWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where rows are spread: a Ray cluster, and how many engines of it."""
+    """A Ray cluster, and the number of engines to use there."""
 
     address: str
     least: int

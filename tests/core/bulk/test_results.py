@@ -55,7 +55,7 @@ def test_one_run_at_a_time_writes_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with (
         ResultFile(path).opened(),
-        pytest.raises(ConfigError, match="another run writes there"),
+        pytest.raises(ConfigError, match="another run is writing"),
         ResultFile(path).opened(),
     ):
         pass

@@ -201,7 +201,7 @@ def test_a_second_run_answers_what_is_left(
         (("-i", "absent.jsonl"), "--input absent.jsonl: cannot be read"),
         (("hi", "-o", "absent/out.jsonl"), "--output absent/out.jsonl: cannot be written"),
         (("hi", "--batch", "0"), "--batch"),
-        (("hi", "--replicas", "2"), "--replicas goes with --ray-address"),
+        (("hi", "--replicas", "2"), "--replicas needs --ray-address"),
         (("hi", "--ray-address", "auto"), "-o answers.jsonl"),
         (("-i", "empty.jsonl"), "no lines"),
         (("-i", "latin.jsonl"), "UTF-8"),
