@@ -1,6 +1,6 @@
-"""Whether a value can satisfy two schemas at once.
+"""Proving that JSON schemas are disjoint: no value satisfies two of them.
 
-Owns the proof that it cannot, through references of the same document. Where none is found, it may.
+Owns the proof, which follows references within the document. Without a proof they may overlap.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RANGES: Final[Sequence[tuple[str, tuple[str, str, str, str]]]] = (
     ("string", ("maxLength", "minLength", "", "")),
     ("array", ("maxItems", "minItems", "", "")),
 )
-"""Words for the ends of ranges: the largest, the smallest, and those that leave the end out."""
+"""Keywords for the ends of ranges: maximum, minimum, and their exclusive forms."""
 
 
 def are_all_disjoint(document: SchemaDocument, branches: Sequence[Any]) -> bool:
-    """Whether no value can satisfy two of these schemas; `False` also where that is not known."""
+    """Whether no value can satisfy two of these schemas; `False` also if unknown."""
     targets = [document.target(branch) for branch in branches]
     return _are_tagged(document, targets) or all(
         are_disjoint(document, one, other) for one, other in combinations(targets, 2)
@@ -41,7 +41,7 @@ def are_all_disjoint(document: SchemaDocument, branches: Sequence[Any]) -> bool:
 
 
 def _are_tagged(document: SchemaDocument, branches: Sequence[Any]) -> bool:
-    """Whether all are objects that require a property with values of their own."""
+    """Whether all are objects that require a property whose values differ between them."""
     objects = [each for each in branches if isinstance(each, dict) and _types(each) == {"object"}]
     if len(objects) < len(branches) or not objects:
         return False
@@ -55,7 +55,7 @@ def _are_tagged(document: SchemaDocument, branches: Sequence[Any]) -> bool:
 
 
 def are_disjoint(document: SchemaDocument, one: Any, other: Any, depth: int = 0) -> bool:
-    """Whether no value can satisfy both schemas; `False` also where that is not known."""
+    """Whether no value can satisfy both schemas; `False` also if unknown."""
     one, other = document.target(one), document.target(other)
     if one is False or other is False:
         return True
@@ -77,7 +77,7 @@ def are_disjoint(document: SchemaDocument, one: Any, other: Any, depth: int = 0)
 def _has_disjoint_parts(
     document: SchemaDocument, schema: Mapping[str, Any], other: Any, depth: int
 ) -> bool:
-    """Whether a combination within `schema` leaves nothing that `other` allows."""
+    """Whether a combination within `schema` is disjoint from `other`."""
     choices = [schema[word] for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list)]
     return any(
         all(are_disjoint(document, branch, other, depth) for branch in branches)
@@ -88,7 +88,7 @@ def _has_disjoint_parts(
 def _differ(
     document: SchemaDocument, one: Mapping[str, Any], other: Mapping[str, Any], depth: int
 ) -> bool:
-    """Whether a property that both require has no value for both."""
+    """Whether a property that both require has disjoint schemas."""
     required = set(one.get("required", ())) & set(other.get("required", ()))
     return any(
         are_disjoint(document, one["properties"][name], other["properties"][name], depth + 1)
@@ -97,7 +97,7 @@ def _differ(
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """The values that a schema lists, as texts."""
+    """The values that a schema lists, as JSON texts."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     return {_key(value) for value in listed} if isinstance(listed, list) else None
 
@@ -119,7 +119,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any], *words: str) -> bool:
-    """Whether all that one allows lies below what the other does."""
+    """Whether one range lies entirely below the other."""
     for low, high in ((one, other), (other, one)):
         most, is_open = _end(low, words[0], words[2], math.inf)
         least, is_also_open = _end(high, words[1], words[3], -math.inf)
@@ -131,7 +131,7 @@ def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any], *words: str) ->
 def _end(
     schema: Mapping[str, Any], closed: str, opened: str, without: float
 ) -> tuple[int | float, bool]:
-    """The end of a range, and whether it is left out of it."""
+    """The end of a range, and whether it is exclusive."""
     bound, excluded = schema.get(closed, without), schema.get(opened, without)
     is_nearer = excluded <= bound if without > 0 else excluded >= bound
     return (excluded, opened in schema) if is_nearer else (bound, False)

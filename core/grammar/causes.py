@@ -1,8 +1,8 @@
-"""Where in a caller's schema the cause of a refusal lies.
+"""Locating the cause of a refusal in a caller's schema.
 
-Owns the search: of the schema's parts as many are left out as the library will still refuse the
-rest in the same way. It is bounded, and where it ends early its place has the cause in it. Knows
-no keyword's meaning, but which hold schemas of the same value and which of parts of it.
+Owns the search: it removes parts of the schema while the library still refuses the rest for the
+same reason. The search is bounded; if it ends early, its result still contains the cause. Of
+keywords it knows only which hold schemas of the same value and which of parts of it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,33 @@ from triptych.core.grammar.source import to_grammar
 _MAX_SEARCH_S: Final = 0.25
 _MAX_TRIES: Final = 400
 _MAX_CHARS: Final = 32_768
-"""Of a schema that is searched: in larger ones a single try may take seconds."""
+"""The longest schema that is searched: in larger ones a single try may take seconds."""
 _MAX_PLACE_CHARS: Final = 200
 _KEPT: Final = frozenset(
     {"$anchor", "$defs", "$id", "$schema", "definitions", "discriminator", "id"}
 )
-"""What references and choices are about: it is left out nowhere."""
+"""Keywords that references and choices depend on; they are never removed."""
 _CHOICES: Final = ("anyOf", "oneOf")
 _COMBINING: Final = ("$ref", "allOf", *_CHOICES)
-"""Words for schemas of the same value."""
+"""Keywords for schemas of the same value."""
 _NAMED: Final = ("patternProperties", "properties")
 _LISTED: Final = ("allOf", "items", "prefixItems")
 _SINGLE: Final = ("additionalItems", "additionalProperties", "items")
 
 Complaint = Callable[[Mapping[str, Any]], str]
-"""What the library says against a schema."""
+"""Returns the library's error for a schema, or an empty string."""
 
 
 def located(compiler: GrammarCompiler, text: str, cost_s: float) -> RequestError | None:
-    """The refusal of a schema with its place; `None` where the schema is not what is refused.
+    """The refusal of a schema with its place; `None` if the schema is not the cause.
 
-    The same where it is too large to be searched; `cost_s` is the processor time that a refusal of
-    it took.
+    Also `None` if it is too large to be searched; `cost_s` is the processor time of its refusal.
     """
 
     def complaint(schema: Mapping[str, Any]) -> str:
         try:
             return compiler.complaint(to_grammar("json_schema", json.dumps(schema)))
-        except RequestError:  # of another kind, and with its place
+        except RequestError:  # refused before the library, with its own place
             return ""
 
     if len(text) > _MAX_CHARS or cost_s > _MAX_SEARCH_S:
@@ -63,7 +62,7 @@ def located(compiler: GrammarCompiler, text: str, cost_s: float) -> RequestError
 
 
 class _Search:
-    """Goes down from the root, as long as a single part is enough for the same refusal."""
+    """Descends from the root while a single part suffices for the same refusal."""
 
     def __init__(
         self, schema: Mapping[str, Any], reason: str, complaint: Complaint, cost_s: float
@@ -77,7 +76,7 @@ class _Search:
         self._num_tries = 0
 
     def refusal(self) -> RequestError:
-        """The refusal of the smallest part."""
+        """The refusal, located at the smallest part found."""
         while self._path not in self._seen and not self._is_spent():
             self._seen.add(self._path)
             self._path = self._next()
@@ -86,7 +85,7 @@ class _Search:
         return refusal(self._best_reason(), f"{place[:_MAX_PLACE_CHARS]}..." if is_long else place)
 
     def _best_reason(self) -> str:
-        """What is said against the part by itself, where that is the same in more words."""
+        """The library's error for the part alone if of the same kind, otherwise for the whole."""
         part = part_at(self._schema, self._path)
         if not isinstance(part, dict) or self._is_spent():
             return self._reason
@@ -95,7 +94,7 @@ class _Search:
         return reason if sort_of(reason) == sort_of(self._reason) else self._reason
 
     def _next(self) -> Path:
-        """The path to the part that has the cause in it; the same path where there is none."""
+        """The path of the part that contains the cause; the current path if there is none."""
         node = part_at(self._schema, self._path)
         if isinstance(node, str):
             return self._target(node)
@@ -113,7 +112,7 @@ class _Search:
         return target
 
     def _single(self, parts: Sequence[Path], left: Callable[[Collection[Path]], Any]) -> Path:
-        """The one of the parts that is enough; nothing where it takes several."""
+        """The one part that suffices; an empty path if several are needed."""
         while len(parts) > 1:
             middle = len(parts) // 2
             halves = (parts[:middle], parts[middle:])
@@ -124,9 +123,9 @@ class _Search:
         return parts[0]
 
     def _is_refused(self, part: Any, path: Path | None = None) -> bool:
-        """Whether the same refusal meets the schema with `part` in its place.
+        """Whether the schema with `part` at `path` is refused for the same reason.
 
-        Where it does, the search goes on in that schema.
+        If so, the search continues in that schema.
         """
         path = self._path if path is None else path
         if part == part_at(self._schema, path):
@@ -149,10 +148,10 @@ class _Search:
 
 
 def _ways(node: Any) -> Iterator[tuple[Sequence[Path], Callable[[Collection[Path]], Any]]]:
-    """The parts among which to look, and what is left of the schema with some of them alone.
+    """Groups of parts to search, each with a function that reduces the schema to some of them.
 
-    First those for parts of a value, next to the schema's own words; then those for the same
-    value, without them: both may not fit together, and then the schema itself is the place.
+    First the parts for parts of a value, with the schema's own keywords; then those for the same
+    value, without them. If the conflict is between both, the schema itself is the cause.
     """
     if isinstance(node, list):
         branches: Sequence[Path] = [(index,) for index in range(len(node))]
@@ -168,7 +167,7 @@ def _ways(node: Any) -> Iterator[tuple[Sequence[Path], Callable[[Collection[Path
 
 
 def _paths(word: str, value: Any) -> Iterator[Path]:
-    """The schemas in a keyword; a choice is one, and so is a reference."""
+    """The paths of the schemas in a keyword; a choice or a reference counts as one."""
     if word in _NAMED and isinstance(value, dict):
         yield from ((word, name) for name in value)
     elif word in _LISTED and isinstance(value, list):
@@ -178,7 +177,7 @@ def _paths(word: str, value: Any) -> Iterator[Path]:
 
 
 def _left(node: Mapping[str, Any], kept: Collection[Path]) -> dict[str, Any]:
-    """A schema with some of its parts: the others allow everything."""
+    """A copy of a schema in which all parts except `kept` allow everything."""
     kept = frozenset(kept)
     left: dict[str, Any] = {}
     for word, value in node.items():

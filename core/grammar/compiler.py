@@ -1,7 +1,7 @@
-"""Grammars over a vocabulary, compiled once.
+"""Compiling grammars for a vocabulary, with a cache.
 
-Owns the bounds of what a grammar may take, and the cache of compiled ones. Where a grammar was
-checked in a child process under these bounds, compiling it elsewhere is as quick. Knows no rows.
+Owns the resource limits of a grammar, and the cache of compiled grammars. After a check in a child
+process under these limits, compiling it in another process is as quick. Knows no rows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MAX_COMPILED: Final = 64
 
 
 class GrammarCompiler:
-    """Compiled grammars of one vocabulary, those used last. Safe to share between threads.
+    """The most recently used compiled grammars of one vocabulary. Thread-safe.
 
-    None may take longer than `max_compile_s` of processor time, its first mask included.
+    A grammar may take at most `max_compile_s` of processor time, its first mask included.
     """
 
     def __init__(self, vocabulary: GrammarVocabulary, *, max_compile_s: float = 2.0) -> None:
@@ -41,11 +41,11 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def holds(self, grammar: str) -> bool:
-        """Whether `grammar` is compiled already."""
+        """Whether `grammar` is in the cache."""
         return grammar in self._compiled
 
     def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of `grammar`. Raises `RequestError` where there is none."""
+        """A matcher at the start of `grammar`. Raises `RequestError` if it cannot be compiled."""
         with self._lock:
             matcher = self._compiled.get(grammar)
             if matcher is not None:
@@ -64,11 +64,11 @@ class GrammarCompiler:
             return matcher.deep_copy()
 
     def complaint(self, grammar: str) -> str:
-        """What the library says against `grammar`; nothing where it can be compiled."""
+        """The library's error for `grammar`; empty if it can be compiled."""
         return self._built(grammar).get_error()
 
     def _built(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self.vocabulary.library, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # copies have what it learns of the vocabulary
+            matcher.compute_bitmask()  # copies inherit the states that this computes
         return matcher

@@ -1,7 +1,7 @@
-"""What a caller may prescribe.
+"""Constraints that a caller may set on an answer.
 
-Owns the forms (a JSON schema, a regular expression, some texts, a grammar in Lark's or GBNF's
-notation) and their longest length. What they mean is `core.grammar.source`'s.
+Owns the forms (a JSON schema, a regular expression, a list of texts, a grammar in Lark's or GBNF's
+notation) and their size limit. `core.grammar.source` translates them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ANY_OBJECT: Final = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A form that an answer must have. `param` is the field it came in, which errors name.
+    """A constraint on an answer. `param` is its request field, which errors name.
 
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. Where the
-    form is a part of the answer, `around` is the rest: Lark's notation, in which it is `@form`.
-    There, or in a grammar without it, `%json @0` stands for the first of `schemas`, and so on.
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. If it covers
+    only a part of the answer, `around` is the rest, in Lark's notation, where `@form` is that part.
+    There, or in a grammar without `around`, `%json @0` is the first of `schemas`, and so on.
     """
 
     kind: ConstraintKind
@@ -35,11 +35,11 @@ class Constraint:
 
     @property
     def parts(self) -> Sequence[str]:
-        """All of its texts."""
+        """All texts of the constraint."""
         return (self.text, self.around, *self.schemas)
 
     def check_size(self) -> None:
-        """Raise `PayloadTooLarge` for one that is not even looked at."""
+        """Raise `PayloadTooLarge` above the size limit, before anything is parsed."""
         num_chars = sum(map(len, self.parts))
         num_bytes = num_chars if num_chars > MAX_GRAMMAR_BYTES else _num_bytes(self.parts)
         if num_bytes > MAX_GRAMMAR_BYTES:

@@ -1,6 +1,6 @@
-"""A JSON schema as a document: whether its keywords are well-formed, and what references mean.
+"""A JSON schema as a document: checking keywords and resolving references.
 
-Owns how much of it may be visited, which references could multiply. Knows no library.
+Owns the limit on visits, which references could multiply. Knows no library.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _KINDS: Final[Sequence[tuple[frozenset[str], tuple[type, ...], str]]] = (
     (frozenset({"type"}), (str, list), "a text or a list of texts"),
 )
 Path = tuple[str | int, ...]
-"""Names of keywords and properties, and places in lists, from the root on."""
+"""Keywords, property names and list indices, from the root."""
 
 
 class SchemaDocument:
-    """A schema in which references are followed. Raises `InvalidRequest` for one not well-formed.
+    """A schema with resolvable references. Raises `InvalidRequest` if it is malformed.
 
-    `visit` counts, so that a few references to each other do not take for ever.
+    `visit` counts steps, so that mutual references end in an error.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -64,9 +64,9 @@ class SchemaDocument:
             )
 
     def target(self, node: Any) -> Any:
-        """What a schema that is a reference alone stands for; any other schema itself.
+        """The target of a schema that is only a reference; any other schema itself.
 
-        `None` where that is not to be found in the document.
+        `None` if the target is not in the document.
         """
         for _ in range(_MAX_REFERENCES):
             self.visit()
@@ -80,9 +80,9 @@ class SchemaDocument:
         return None
 
     def check_reference(self, reference: str, at: str) -> None:
-        """Raise `InvalidRequest` for a reference that leads nowhere.
+        """Raise `InvalidRequest` for a reference without a target.
 
-        What a document with names of its own refers to by them, the library knows.
+        In a document with `$id` or `$anchor` the library resolves references.
         """
         if not self._has_names and self._at(reference) is None:
             raise InvalidRequest(
@@ -96,7 +96,7 @@ class SchemaDocument:
 
 
 def path_of(root: Any, reference: str) -> Path | None:
-    """Where a reference within a document leads; `None` where that is not found by its path."""
+    """The path of a reference's target within a document; `None` if no path leads there."""
     steps = unquote(reference[1:]) if reference.startswith("#") else reference
     if steps and not steps.startswith("/"):
         return None
@@ -113,24 +113,24 @@ def path_of(root: Any, reference: str) -> Path | None:
 
 
 def part_at(root: Any, path: Path) -> Any:
-    """The part of a document at a path that is in it."""
+    """The part of a document at `path`, which must exist."""
     for step in path:
         root = root[step]
     return root
 
 
 def pointer(path: Path) -> str:
-    """A path as references write it."""
+    """A path as a JSON pointer fragment."""
     return "/".join(["#", *(escaped(str(step)) for step in path)])
 
 
 def escaped(name: str) -> str:
-    """A name as one step of a pointer."""
+    """A name escaped for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def _has_names(node: Any) -> bool:
-    """Whether a schema, or a part of it, has a name that references may have."""
+    """Whether a schema, or a part of it, has a name that references may use."""
     if isinstance(node, dict):
         is_named = any(isinstance(node.get(word), str) for word in _NAMING)
         return is_named or any(map(_has_names, node.values()))
@@ -148,7 +148,7 @@ def _check(node: Any, at: str) -> None:
 
 
 def parts_of(word: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """The schemas in a keyword, and where each of them is; none in a value of another type."""
+    """The schemas in a keyword, with the pointer of each; none if the value has another type."""
     if isinstance(value, list) and (word in _LISTS or word == "items"):
         return ((f"/{index}", part) for index, part in enumerate(value))
     if isinstance(value, dict) and word in _NAMED:

@@ -1,4 +1,4 @@
-"""Formats of JSON schemas: which are enforced, and the check that `strict` asks for.
+"""Formats of JSON schemas: the enforced ones, and the check for `strict`.
 
 Knows no library. The check is one walk, short enough for the event loop.
 """
@@ -13,15 +13,15 @@ from triptych.core.grammar.document import parts_of
 from triptych.core.grammar.patterns import FORMATS
 
 ENFORCED: Final = frozenset({*FORMATS, "duration", "email", "ipv4", "ipv6", "uri", "uuid"})
-"""The names of those that are; the others are annotations."""
+"""Names of enforced formats; all other formats are annotations."""
 
 
 _Trail = tuple["_Trail", str] | None
-"""The place of a schema: that of the schema around it, and the step from there."""
+"""The location of a schema: that of its parent, and the step from there."""
 
 
 def check_formats(schema: Mapping[str, Any], param: str) -> None:
-    """Refuse a format that is not enforced and has no pattern that says what it means."""
+    """Raise `UnsupportedOption` for an unenforced format without a `pattern`."""
     nodes: list[tuple[Any, _Trail]] = [(schema, None)]
     while nodes:
         node, trail = nodes.pop()

@@ -1,7 +1,7 @@
-"""Grammars in GBNF, written in Lark's notation.
+"""Translating grammars from GBNF to Lark's notation.
 
-Owns what the library's translation leaves out: names that Lark does not take, escapes, control
-characters, and that a rule stays in its line and column, so that its faults are found there.
+Owns what the library's translation lacks: names that Lark does not accept, escapes, control
+characters, and keeping each rule at its line and column, so that errors refer to the original.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.D
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NEW_LINE: Final = re.compile(r"\r\n?")
 _ROOT, _START = "root", "start"
-"""The rule with which an answer begins, in GBNF and in Lark."""
+"""The start rule in GBNF and in Lark."""
 _SAID: Final[Mapping[str, str]] = {
     "Expected name": "a rule begins with its name and ::= (a | stands at the end of a line, texts"
     " in double quotes)",
     "Unexpected end of input": "a text or a class of characters does not end",
 }
-"""What the library's translation says where that needs other words."""
+"""Replacements for messages of the library's translation."""
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar has a rule with the arrow of GBNF."""
+    """Whether a grammar has a rule with GBNF's `::=`."""
     return _RULE.search(text) is not None
 
 
 def gbnf_to_lark(text: str) -> str:
-    """`text` in Lark's notation. Raises `InvalidRequest`, `UnsupportedOption`, with the place."""
+    """Translate `text` to Lark. Raises `InvalidRequest`, `UnsupportedOption`, with the place."""
     text = _NEW_LINE.sub("\n", text)
     try:
         rules = GrammarParser().parse(_ESCAPE.sub(_character, text))
@@ -66,7 +66,7 @@ def _place(placed: tuple[tuple[int, int], RuleNode]) -> tuple[int, int]:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """An escaped character itself, or the one escape that the library takes everywhere."""
+    """The escaped character, or the form of escape that the library accepts everywhere."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]
@@ -96,7 +96,7 @@ def _unreadable(error: GbnfToLarkError) -> InvalidRequest | UnsupportedOption:
 
 
 def _places(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The line of each rule, and the column in which what it stands for begins."""
+    """The line of each rule, and the column in which its body begins."""
     line, begin = 1, 0
     for found in _RULE.finditer(text):
         line += text.count("\n", begin, found.start())
@@ -127,7 +127,7 @@ def _check_names(rules: Mapping[str, RuleNode]) -> None:
 
 
 def _prepared(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
-    """The rules with names and texts that Lark takes."""
+    """The rules with names and texts that Lark accepts."""
     names = {_ROOT: _ROOT}
     taken = {_ROOT, _START}
     for name in rules:
@@ -150,7 +150,7 @@ def _escaped(control: re.Match[str]) -> str:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """A name like this one, as the library would write it, that no other rule has."""
+    """An unused Lark name for a rule, close to what the library would write."""
     plain = re.sub(r"[^a-z0-9]", "_", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
     if not plain[0].isalpha():
         plain = f"rule_{plain}"
@@ -159,7 +159,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _written(placed: list[tuple[tuple[int, int], RuleNode]]) -> str:
-    """The rules, each in its line, and what it stands for in its column."""
+    """The text of the rules, each on its line, with its body in its column."""
     lines: list[str] = []
     for (line, column), rule in placed:
         lines += [""] * (line - len(lines) - 1)

@@ -1,6 +1,6 @@
-"""One row's way through its grammar.
+"""The grammar matcher of one row.
 
-Owns which tokens may come next, and which must. Knows no requests, steps or threads.
+Owns the mask of allowed tokens and the forced tokens. Knows no requests, steps or threads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from triptych.core.grammar.refusals import refusal
 from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
 
 MAX_MASK_S: Final = 0.25
-"""Processor time of one token; a grammar that takes longer is not followed any further."""
+"""The limit of processor time per token; a slower grammar fails its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """What may come after a row's tokens: `forced_ids`, and then what the mask `allowed` has.
+    """The permitted continuation of a row: `forced_ids`, then a token of the mask `allowed`.
 
     The mask has a bit per token, in little-endian 32-bit words; a row that `is_complete` ends.
-    `elapsed_s` is what it took to know.
+    `elapsed_s` is the processor time taken.
     """
 
     forced_ids: tuple[int, ...] = ()
@@ -37,11 +37,11 @@ class TokenMask:
 
 
 class TokenMatcher:
-    """Follows one row. Used by one thread at a time.
+    """Matches the tokens of one row. Used by one thread at a time.
 
-    Stop tokens are allowed just where the text may end, and end a row even if they are text. With
-    `is_jumping` forced tokens are skipped over, but for a row's first; without, each is the only
-    one that is allowed.
+    Stop tokens are allowed only where the text may end, and end a row even if they are text. With
+    `is_jumping` forced tokens are appended without sampling (jump-forward decoding), except a row's
+    first; otherwise each forced token is the only one allowed.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class TokenMatcher:
         self._found = np.zeros(vocabulary.num_library_words, "<u4")
 
     def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> TokenMask:
-        """Take `token_ids` in, with which a row has `num_outputs` and may sample `num_left` more.
+        """Consume `token_ids`, after which a row has `num_outputs` and may sample `num_left` more.
 
-        Raises `RequestError` where the grammar takes too much, or leads nowhere.
+        Raises `RequestError` if the grammar takes too long, or allows no token.
         """
         started_s = time.thread_time()
         if token_ids and not self._matcher.consume_tokens(list(token_ids)):

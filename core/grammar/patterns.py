@@ -1,7 +1,7 @@
-"""Patterns of JSON schemas: those that formats stand for, and callers' as the library reads them.
+"""Regular expressions of JSON schemas: patterns of formats, and translation of callers' patterns.
 
-Owns where ECMAScript's notation, which the standard prescribes, means other texts than Rust's.
-Knows no schemas.
+Owns the differences between ECMAScript's notation, which the standard prescribes, and Rust's. Knows
+no schemas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LABEL: Final = (
     f"{_ALNUM}(?:{_INNER}{{0,2}}{_ALNUM}"
     f"|{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})?"
 )
-"""Of a host name. Two hyphens in the third and fourth place begin Punycode, which is no pattern."""
+"""A label of a host name. Hyphens in third and fourth place mean Punycode, which is excluded."""
 FORMATS: Final[Mapping[str, str]] = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
@@ -38,12 +38,12 @@ FORMATS: Final[Mapping[str, str]] = {
 """Formats that are exact only as patterns."""
 _ANY: Final = r"[\x00-\u{10ffff}]"
 _NOT: Final = r"[^\x00"
-"""How a class of what is not listed begins: of one with all control characters the library takes a
-quotation mark and a backslash, whether the class has them or not."""
+"""The start of a negated class. It excludes NUL, because for a class with all control characters
+the library also accepts a quotation mark and a backslash, whether the class has them or not."""
 _MAX_DEPTH: Final = 64
-"""Letters of a name: as many groups are within each other."""
+"""The longest name in characters, which is the nesting depth of groups."""
 _LOOKS_AROUND: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|(\(\?(?:[=!]|<[=!]))", re.DOTALL)
-"""Past what is escaped, or stands for a character of some."""
+"""Skips escapes and character classes; the group is a look-around."""
 _PARTS: Final = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|.", re.DOTALL)
 _SPACE: Final = r"\t\n\x0b\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _OUTSIDE: Final[Mapping[str, str]] = {
@@ -69,12 +69,12 @@ _INSIDE: Final[Mapping[str, str]] = {
 
 
 def looks_around(pattern: str) -> str:
-    """The beginning of the first look-ahead or look-behind; nothing where there is none."""
+    """The opening of the first look-ahead or look-behind; empty if there is none."""
     return next((found[1] for found in _LOOKS_AROUND.finditer(pattern) if found[1]), "")
 
 
 def portable_pattern(pattern: str, at: str) -> str:
-    """`pattern` in the library's notation. Raises `UnsupportedOption` where it looks around."""
+    """Translate `pattern` for the library. Raises `UnsupportedOption` for look-arounds."""
     if look := looks_around(pattern):
         raise UnsupportedOption(
             f"pattern at {at}: look-ahead and look-behind ({look}) cannot be enforced: write it"
@@ -93,7 +93,7 @@ def portable_pattern(pattern: str, at: str) -> str:
 
 
 def other_names(names: Iterable[str]) -> str | None:
-    """A pattern of all texts but these; `None` where it would be too deep."""
+    """A pattern for all texts except `names`; `None` if it would be too deep."""
     tree: dict[str, Any] = {}
     for name in names:
         if len(name) > _MAX_DEPTH:
@@ -106,7 +106,7 @@ def other_names(names: Iterable[str]) -> str | None:
 
 
 def _other_ends(node: Mapping[str, Any]) -> str:
-    """How a text may go on from a place in the tree of names, so that it is none of them."""
+    """A pattern for all continuations from a node in the tree of names that give none of them."""
     letters = {letter: _code(letter) for letter in node if letter}
     ways = [f"{_NOT}{''.join(letters.values())}]{_ANY}*" if letters else f"{_ANY}+"]
     ways += [code + _other_ends(node[letter]) for letter, code in letters.items()]

@@ -1,6 +1,6 @@
-"""What the grammar library complains of, in words that help a caller.
+"""Translating errors of the grammar library into messages for callers.
 
-Owns the meanings and the places in a grammar's text. Knows no grammars and no schemas.
+Owns the table of messages, and locations in a grammar's text. Knows no grammars and no schemas.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MAX_REASON_CHARS: Final = 240
 _PLACE: Final = re.compile(
     r"^(?:at )?(?!1\(8\): invalid regex)([0-9]+)\(([0-9]+)\): (?!failed to compile JSON schema)"
 )
-"""A line and a column, but of texts that callers did not write: the library's for a regular
-expression, and ours around schemas."""
+"""A line and a column, except in texts that the caller did not write: the library's grammar around
+a regular expression, and ours around schemas."""
 _PREFIX: Final = re.compile(
     r"^(?:at )?[0-9]+\([0-9]+\): (?:failed to compile JSON schema: )?(?:at EOF: )?"
 )
@@ -153,27 +153,27 @@ _MEANINGS: Final[Sequence[tuple[re.Pattern[str], type[RequestError], str]]] = (
         " JSON, and regular expressions between slashes.",
     ),
 )
-"""What the library says, and what it means to a caller."""
+"""Patterns of the library's messages, and the error for the caller."""
 _BAD_PATTERN: Final = re.compile(r"regex parse error:\n {4}(.*)\n {4}( *)\^+\nerror: (.+)")
 _MAX_SHOWN: Final = 60
 
 
 def is_about_size(reason: str) -> bool:
-    """Whether the whole is too large or too deep, so that no part is the cause."""
+    """Whether the reason is the size or depth of the whole, so that no part is the cause."""
     return _SIZE.search(reason) is not None
 
 
 def sort_of(reason: str) -> str:
-    """Which kind of complaint a reason is: those of a kind have the same text."""
+    """The kind of a library error; errors of one kind have the same message."""
     if _BAD_PATTERN.search(reason):
         return "regex"
     return next((message for pattern, _, message in _MEANINGS if pattern.search(reason)), reason)
 
 
 def refusal(reason: str, place: str = "") -> RequestError:
-    """Why a grammar cannot be followed, or not any further: the library's `reason`.
+    """The error for the caller from the library's `reason`.
 
-    The cause is at `place`, or at that which the reason names.
+    The cause is at `place`, or at the line and column in the reason.
     """
     if not place and (found := _PLACE.search(reason)):
         place = f"line {found[1]}, column {found[2]}"
@@ -190,7 +190,10 @@ def _meaning(reason: str) -> tuple[type[RequestError], str]:
             return kind, message.format(*parts)
     if "panic" in reason:
         _log.error("the grammar library failed", extra=fields(detail=reason))
-        return InvalidRequest, "The grammar, or schema, cannot be followed: the library failed."
+        return (
+            InvalidRequest,
+            "The grammar, or schema, cannot be followed: the grammar library failed.",
+        )
     reason = _PREFIX.sub("", reason.replace("<non-verbose/>", "").strip())
     lines = [line.strip() for line in _EXCERPT.split(reason)[0].splitlines() if line.strip()]
     text = " ".join(lines or ["it is not valid"])[:_MAX_REASON_CHARS].rstrip(".")

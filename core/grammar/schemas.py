@@ -1,8 +1,7 @@
-"""JSON schemas of callers, written as the grammar library reads them.
+"""Translating callers' JSON schemas for the grammar library.
 
-Owns the meaning of the standard's keywords where the library's differs: numbers beyond its range,
-keywords that say nothing in their place, formats, `oneOf` and which properties may be added. Knows
-no grammars.
+Owns the keywords whose meaning in the standard differs from the library's: numbers beyond its
+range, keywords without effect, formats, `oneOf` and additional properties. Knows no grammars.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
     "uniqueItems": (False,),
 }
 _MOST: Final = 2**63
-"""The library's integers end before it."""
+"""The exclusive upper bound of the library's integers."""
 _FARTHEST: Final = 9223372036854774784
 """The largest number below `_MOST` that a double holds."""
 _MAX_HOSTNAME: Final = 253
@@ -58,18 +57,17 @@ _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft[-/][0-9-]+/)?
 
 
 def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
-    """`root` for the library, less answers that it allows and no client wants.
+    """Translate `root`, and exclude properties that it allows but does not name.
 
-    Properties that are allowed and not named would validate, but a small model does not come to an
-    end of them. Where schemas are combined, one may use a name of another: there the names of all
-    are allowed. Raises `UnsupportedOption` for what cannot be enforced, with its place,
-    and `InvalidRequest` for what is not well-formed.
+    Unnamed properties would validate, but a small model never stops adding them. Where schemas are
+    combined, the names of all of them are allowed. Raises `UnsupportedOption`, with the place, for
+    keywords that cannot be enforced, and `InvalidRequest` for malformed schemas.
     """
     dialect = root.get("$schema")
     if isinstance(dialect, str) and not _DIALECTS.fullmatch(dialect):
         raise UnsupportedOption(
-            f"$schema at #/$schema is {dialect[:80]}, which is no draft of json-schema.org: leave"
-            " it out."
+            f"$schema at #/$schema is {dialect[:80]}, which is not a draft of json-schema.org:"
+            " omit it."
         )
     try:
         found = _SchemaWriter(root).schema(root, "#", is_part=False)
@@ -79,21 +77,21 @@ def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _SchemaWriter:
-    """Writes one document. A schema that `is_part` of a combination is left open."""
+    """Translates one document. A schema that `is_part` of a combination is not closed."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._document = SchemaDocument(root)
         self._refs = frozenset(_refs(root))
 
     def schema(self, node: Any, at: str, *, is_part: bool, above: tuple[str, ...] = ()) -> Any:
-        """The schema at a place. `above` are the references that led here without an instance."""
+        """Translate the schema at `at`. `above` are the references followed for the same value."""
         if not isinstance(node, dict):
             return node
         self._document.visit()
         kept = {word: value for word, value in node.items() if word not in _ANNOTATIONS}
         if kept.get("not") in (True, {}) and "not" in kept:
             return False
-        if isinstance(kept.get("items"), list):  # as drafts before 2020-12 have it
+        if isinstance(kept.get("items"), list):  # drafts before 2020-12
             kept["prefixItems"] = kept.pop("items")
             kept["items"] = kept.pop("additionalItems", True)
         self._drop_neutral(kept)
@@ -159,7 +157,7 @@ class _SchemaWriter:
         kept["oneOf"] = branches
 
     def _tagged(self, branches: Sequence[Any], name: str) -> list[Any]:
-        """Branches that all require the property `name`, by which they differ."""
+        """Branches that all require the property `name`, the discriminator."""
         found = []
         for branch in branches:
             target = self._document.target(branch)
@@ -171,7 +169,7 @@ class _SchemaWriter:
         return found
 
     def _inline(self, kept: dict[str, Any], *, is_part: bool, above: tuple[str, ...]) -> None:
-        """Write a part's target in its place: elsewhere it may stand for a whole answer."""
+        """Replace a part's reference by its target, which elsewhere may be a closed schema."""
         reference = kept.get("$ref")
         if not is_part or not isinstance(reference, str) or reference in above:
             return
@@ -211,7 +209,7 @@ class _SchemaWriter:
         return any(not each.startswith("#/") or each.startswith(at) for each in self._refs)
 
     def _names(self, node: Any, above: tuple[str, ...]) -> list[str] | None:
-        """The properties that a combination names; `None` where a part of it opens them."""
+        """The properties that a combination names; `None` if a part of it allows others."""
         if not isinstance(node, dict):
             return []
         self._document.visit()
@@ -287,7 +285,7 @@ def _write_counts(kept: dict[str, Any], at: str) -> None:
 
 
 def _write_names(kept: dict[str, Any]) -> None:
-    """`propertyNames` as properties, or as a pattern of them, where either means the same."""
+    """Replace `propertyNames` by properties or a pattern of properties, if equivalent."""
     names = kept.get("propertyNames")
     if not isinstance(names, dict) or not names.keys() <= {"type", "enum", "pattern"}:
         return
@@ -308,9 +306,9 @@ def _write_names(kept: dict[str, Any]) -> None:
 
 
 def _write_other_names(kept: dict[str, Any]) -> None:
-    """Additional properties by a pattern: by themselves they could have a name of the others.
+    """Replace additional properties by a pattern that excludes the named ones.
 
-    The library lets them be written with escapes, which it does not read.
+    The library lets names be written with escapes, which it does not compare.
     """
     rest, own = kept.get("additionalProperties", False), kept.get("properties")
     if rest is False or not isinstance(own, dict) or _OPENING & kept.keys() != _REST:
@@ -321,12 +319,12 @@ def _write_other_names(kept: dict[str, Any]) -> None:
 
 
 def _write_literals(kept: Mapping[str, Any], at: str) -> None:
-    """Refuse numbers that the library would round."""
+    """Raise `UnsupportedOption` for literals that the library would round."""
     for word in ("const", "enum"):
         if word in kept and (number := next(_inexact(kept[word]), None)) is not None:
             raise UnsupportedOption(
-                f"{word} at {at}/{word} holds {str(number)[:40]}, which a double does not hold"
-                " exactly, so that it would be rounded: use a text."
+                f"{word} at {at}/{word} holds {str(number)[:40]}, which is not exact as a double"
+                " and would be rounded: use a text."
             )
 
 
@@ -343,7 +341,7 @@ def _inexact(value: Any) -> Iterator[int | float]:
 
 
 def _write_one_of(kept: dict[str, Any]) -> None:
-    """Branches of which no two hold are those of `anyOf`."""
+    """Replace `oneOf`, whose branches are disjoint here, by `anyOf`."""
     if branches := kept.pop("oneOf", None):
         if "anyOf" in kept:
             kept["allOf"] = [*kept.get("allOf", []), {"anyOf": branches}]
@@ -352,9 +350,9 @@ def _write_one_of(kept: dict[str, Any]) -> None:
 
 
 def _write_bounds(kept: dict[str, Any], at: str) -> None:
-    """Bounds within the library's range; those beyond it become its ends, which are narrower.
+    """Clip bounds to the library's range, which only narrows the schema.
 
-    Of numbers that are not known to be integers it rounds the digits to a double.
+    For types other than integer the library rounds bounds to doubles.
     """
     is_integer = kept.get("type") == "integer"
     most, farthest = (_MOST, _FARTHEST) if is_integer else (2**53, 2**53 - 1)
@@ -380,7 +378,7 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
 
 
 def _held(bound: int | float, inward: float) -> int | float:
-    """A bound that a double holds: itself, or the next one inward."""
+    """The bound if exact as a double, otherwise the next double inward."""
     held = float(bound)
     if held == bound:
         return bound
@@ -389,11 +387,11 @@ def _held(bound: int | float, inward: float) -> int | float:
 
 
 def _write_texts(kept: dict[str, Any], at: str) -> None:
-    """Formats that are unknown are annotations; some that are known are exact only as patterns."""
+    """Drop unknown formats, which are annotations; replace some known formats by exact patterns."""
     name, pattern = kept.get("format"), kept.get("pattern")
     if isinstance(pattern, str):
         if name in ("duration", "hostname") and looks_around(pattern):
-            del kept["pattern"]  # zod's, which says what the format does
+            del kept["pattern"]  # written by zod; equivalent to the format
         else:
             kept["pattern"] = portable_pattern(pattern, f"{at}/pattern")
     if isinstance(kept.get("patternProperties"), dict):

@@ -1,7 +1,7 @@
-"""The grammar that a caller's constraint means.
+"""Translating a caller's constraint into a grammar for the library.
 
-Owns how each form is written for the library, and what is refused before anything is compiled. What
-it does with hostile texts takes long: it is called in the grammar child alone. Knows no tokens.
+Owns the translation of each form, and refusals before anything is compiled. Malicious texts can
+take long, so it runs only in the grammar child process. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCHEMA_PLACE: Final = re.compile(r"%json @([0-9]+)")
 def to_grammar(
     kind: ConstraintKind, text: str, around: str = "", schemas: Sequence[str] = ()
 ) -> str:
-    """The grammar as `GrammarCompiler` takes it. Raises `InvalidRequest`, `UnsupportedOption`."""
+    """The grammar for `GrammarCompiler`. Raises `InvalidRequest`, `UnsupportedOption`."""
     if not around:
         return _form(kind, text, schemas)
     form = _form(kind, text)
@@ -58,7 +58,7 @@ def _form(kind: ConstraintKind, text: str, schemas: Sequence[str] = ()) -> str:
 
 
 def _with_schemas(lark: str, schemas: Sequence[str]) -> str:
-    """A grammar in Lark's notation, with the schemas in their places."""
+    """Insert the schemas at their placeholders in a grammar in Lark's notation."""
     if not schemas:
         return lark
     written = [json.dumps(tidy_schema(json.loads(schema))) for schema in schemas]
@@ -66,7 +66,7 @@ def _with_schemas(lark: str, schemas: Sequence[str]) -> str:
 
 
 def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """`schema` as the library takes it, with white space of which a small model finds the end."""
+    """Translate `schema` for the library, with bounded white space, which small models need."""
     return {**plain_schema(schema), _OWN_OPTIONS: _JSON_OPTIONS}
 
 
@@ -76,7 +76,7 @@ def _from_schema(text: str) -> str:
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, dict):
-            raise InvalidRequest("A JSON schema is an object.")
+            raise InvalidRequest("A JSON schema must be an object.")
         if _OWN_OPTIONS in schema:
             raise UnsupportedOption(f"{_OWN_OPTIONS} is not offered in a schema: leave it out.")
         return LLMatcher.grammar_from_json_schema(tidy_schema(schema))
@@ -89,7 +89,7 @@ def _from_schema(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    """Lark's notation, of which special tokens are no part here; GBNF has arrows."""
+    """Translate GBNF to Lark's notation; refuse special tokens in either."""
     lark = gbnf_to_lark(text) if is_gbnf(text) else text
     if found := _TOKEN_NAME.search(_LITERALS.sub("", lark)):
         raise UnsupportedOption(

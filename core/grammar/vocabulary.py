@@ -1,7 +1,7 @@
-"""A model's tokens as grammars see them: bytes, of which special tokens have none.
+"""A model's vocabulary for grammars: the bytes of each token; special tokens have none.
 
-Owns how a tokenizer is made known to the grammar library, and which bits of a mask are no text.
-A mask has a bit per token, in 32-bit words, lowest bit first.
+Owns registering a tokenizer with the grammar library, and the mask of text tokens. A mask has a bit
+per token, in 32-bit words, lowest bit first.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from triptych.core.text.tokenizer import encode, literal_copy, read_tokenizer
 Words = NDArray[np.uint32]
 
 _LEADS: Final = ("", "\n", "a\n")
-"""What a text is tokenized behind, so that a tokenizer adds no space of its own before it."""
+"""Prefixes to tokenize a text after, so that the tokenizer inserts no space before it."""
 _MAX_FORCED_BYTES: Final = 1024
 _UNSURE_TOKENS: Final = 8
-"""Tokens at the end of a text that might be others if it went on."""
+"""Tokens at the end of a text that may change if the text continues."""
 _PROBES: Final = ('{"name": "', "red", "ab c\n")
 
 
 class GrammarVocabulary:
-    """`vocab_size` logits, of which the first ones have tokens of `tokenizer`.
+    """The vocabulary of a model with `vocab_size` logits and the tokens of `tokenizer`.
 
-    `is_canonical` says whether texts can be tokenized piece by piece: only then are forced tokens
-    those that the tokenizer would choose.
+    `is_canonical`: texts can be tokenized piece by piece, so that forced tokens are those that the
+    tokenizer would choose.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -45,7 +45,7 @@ class GrammarVocabulary:
         self.text_words = self.bits(n for n, text in enumerate(tokens) if text)
         self._lead = next((lead for lead in _LEADS if self._keeps_texts(lead)), None)
         self.is_canonical = self._lead is not None
-        # The end of a text is a token of its own behind all others: a row has its own stop tokens.
+        # The end of a text is a separate token after all others: each row has its own stop tokens.
         texts = _Texts([*tokens, b"\xff<end>"])
         self.num_library_words = -(-len(texts.tokens) // 32)
         self.library = LLTokenizer(TokenizerWrapper(texts))
@@ -57,13 +57,13 @@ class GrammarVocabulary:
         return cls(read_tokenizer(folder, name), vocab_size)
 
     def bits(self, token_ids: Iterable[int]) -> Words:
-        """A mask of `token_ids` alone."""
+        """A mask with only `token_ids` set."""
         wanted = np.zeros(self.num_words * 32, np.uint8)
         wanted[list(token_ids)] = 1
         return np.packbits(wanted, bitorder="little").view("<u4")
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of `text` in the midst of others."""
+        """The tokens of `text` within a longer text."""
         assert self._lead is not None, "a tokenizer that keeps texts"
         return self._behind(self._lead, text)
 
@@ -78,7 +78,7 @@ class GrammarVocabulary:
         return list(encoding.ids[len(before.ids) :])
 
     def _keeps_texts(self, lead: str) -> bool:
-        """Whether texts behind `lead` are tokenized to their very bytes."""
+        """Whether texts after `lead` are tokenized to exactly their bytes."""
         return all(
             b"".join(map(self._bytes, self._behind(lead, probe))) == probe.encode()
             for probe in _PROBES
@@ -86,7 +86,7 @@ class GrammarVocabulary:
 
 
 class _Texts:
-    """What the grammar library asks of a tokenizer."""
+    """The tokenizer interface of the grammar library."""
 
     def __init__(self, tokens: list[bytes]) -> None:
         self.tokens = tokens
@@ -98,6 +98,6 @@ class _Texts:
     def __call__(self, text: bytes) -> list[int]:
         if len(text) <= _MAX_FORCED_BYTES:
             return self.tokenize(text.decode("utf-8", "replace"))
-        # A pattern may force a million letters. What comes after these is found when it is due.
+        # A pattern may force a million characters. Later ones are computed when needed.
         begun = self.tokenize(text[:_MAX_FORCED_BYTES].decode("utf-8", "ignore"))
         return begun[:-_UNSURE_TOKENS] or begun

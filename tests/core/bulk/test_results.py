@@ -66,7 +66,7 @@ def test_one_run_at_a_time_writes_to_a_file(tmp_path: Path) -> None:
 def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "mine"}\nand "this"')
-    with pytest.raises(ConfigError, match="Name another file"), ResultFile(path).opened():
+    with pytest.raises(ConfigError, match="name another file"), ResultFile(path).opened():
         pass
     assert path.read_text() == '{"prompt": "mine"}\nand "this"'
 
@@ -89,7 +89,7 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "notes"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match="something else"), ResultFile(file).opened():
+    with pytest.raises(ConfigError, match="not a result file"), ResultFile(file).opened():
         pass
     assert file.read_bytes() == content
 

@@ -203,7 +203,7 @@ def test_a_second_run_answers_what_is_left(
         (("hi", "--batch", "0"), "--batch"),
         (("hi", "--replicas", "2"), "--replicas needs --ray-address"),
         (("hi", "--ray-address", "auto"), "-o answers.jsonl"),
-        (("-i", "empty.jsonl"), "no lines"),
+        (("-i", "empty.jsonl"), "no rows"),
         (("-i", "latin.jsonl"), "UTF-8"),
     ],
 )
