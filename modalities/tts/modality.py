@@ -36,9 +36,9 @@ FAMILIES: Mapping[str, SpeechFamily] = {
     "kokoro": SpeechFamily(_PHONEMES, f"{_MODELS}.kokoro.loader:KokoroLoader"),
     "triptych_voice": SpeechFamily(_PHONEMES, f"{_MODELS}.voice.blueprint:VoiceBlueprint"),
 }
-"""By `model_type`."""
+"""Families by their `model_type`."""
 ORPHEUS = SpeechFamily(f"{_FRONT}.prompt:open_orpheus", f"{_MODELS}.orpheus:OrpheusBlueprint")
-"""Llamas whose config.json has a `speech` block."""
+"""The family of Llamas whose config.json has a `speech` block."""
 
 
 def family_of(config: Mapping[str, Any]) -> SpeechFamily:

@@ -18,7 +18,7 @@ from triptych.modalities.tts.engine.models.kokoro.model import (
     KokoroModel,
     SentenceRequest,
     Voices,
-    audio,
+    require_finite,
 )
 
 TINY: dict[str, Any] = {
@@ -79,7 +79,7 @@ def synthesize(
 def render(kokoro: Kokoro, sentences: Sequence[SentenceRequest]) -> list[Tensor]:
     """The samples of sentences that share a batch."""
     plans = [finish(kokoro.model.plan(sentence)) for sentence in sentences]
-    return [audio(row) for row in finish(kokoro.model.render(plans))]
+    return [require_finite(row) for row in finish(kokoro.model.render(plans))]
 
 
 def their_name(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Speech in the engine process: models, codecs, their runner. The place of torch."""
+"""The engine process's side of speech: models, codecs and their runner. Uses torch."""

@@ -1,12 +1,12 @@
-"""Tokens that are frames: several codes a step, embedded and sampled by the model itself.
+"""Token steps whose tokens are frames: several codes, embedded and sampled by the model itself.
 
 Owns each slot's last frame, on the device, and the frames of its prompt, on the host. Implements
-`core.runtime.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model samples its
-codes: see `FrameModel`. What sampling does to logits before temperature (penalties, bias) is for
-text alone.
+`core.runtime.engine.token_runner.TokenHead`. Knows no codec, and leaves the sampling of codes to
+the model: see `FrameModel`. Sampling parameters that act before temperature (penalties, bias) are
+for text alone.
 
-Shapes: T tokens of the step, X text positions, F frame positions, D decode rows, R sampled rows,
-Q codes of a frame, H tokens of a prompt, C hidden.
+Shapes: T tokens of the step, X text positions, F frame positions, D decode rows, R sampled rows, Q
+codes of a frame, H tokens of a prompt, C hidden.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from triptych.core.runtime.sampling.sampler import FrameSampleKind, FrameSampler
 
 @dataclass(frozen=True, slots=True)
 class FrameInputs:
-    """What goes into a frame model: each position holds a text id or a frame.
+    """The inputs of a frame model: each position holds a text id or a frame.
 
-    `text_index_X` and `frame_index_F` say where among the T positions they are. The first
-    `num_decode` positions, and so the first of the frames, are rows that go on from the frame
-    they sampled last; the others are prompts. `slots_T` is the slot of each position.
+    `text_index_X` and `frame_index_F` are their indices among the T positions. The first
+    `num_decode` positions, and so the first frames, are decode rows, whose input is the frame they
+    sampled last; the others are prompts. `slots_T` is the slot of each position.
     """
 
     text_ids_X: torch.Tensor
@@ -65,19 +65,19 @@ class FrameSamples:
 
 
 class FrameModel(Protocol):
-    """What this head asks of a model. No method may wait for the device.
+    """The model behind a `FrameHead`. No method may wait for the device.
 
-    A model that keeps something of its own per slot (where it is in an alignment, which codebooks
-    have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `sample`.
+    A model with its own state per slot (its place in an alignment, which codebooks have ended)
+    holds tensors indexed by slot, fills them in `bind`, and advances them in `sample`.
     """
 
     num_codes: int
     """Codes per frame."""
     sample_state: Sequence[torch.Tensor]
-    """What a second sample for the same positions would find changed."""
+    """State that sampling changes, so that sampling again for the same positions would differ."""
 
     def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
-        """A row takes `slot`: its prompt, and the frames sampled so far (none: it is new)."""
+        """Assign `slot` to a row with its prompt and the frames sampled so far (none if new)."""
         ...
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
@@ -89,17 +89,16 @@ class FrameModel(Protocol):
     ) -> FrameSamples:
         """The next frame of some rows, from the hidden state of their last position.
 
-        `sampler.slots_B` are the rows' slots, `positions_R` the positions that the new frames
-        will have. Every logit a code is sampled from goes through `sampler`.
+        `sampler.slots_B` are the rows' slots, `positions_R` the positions that the new frames will
+        have. All codes are sampled through `sampler`.
         """
         ...
 
 
 class FrameHead:
-    """Drives a `FrameModel`; `sampler` is made for the size of a codebook.
+    """Runs a `FrameModel`; `sampler` is built for the size of a codebook.
 
-    With `graphs` its samples are captured. Model and sampler then have a slot more: that of
-    padding.
+    With `graphs` its sampling is captured. Model and sampler then have one slot more, for padding.
     """
 
     def __init__(
@@ -116,16 +115,16 @@ class FrameHead:
         self._last_frames_SQ = torch.zeros(
             max_batch_size, model.num_codes, dtype=torch.int64, device=device
         )
-        self._histories: dict[int, Int64s] = {}  # by slot: the codes at each known position
+        self._histories: dict[int, Int64s] = {}  # per slot: the codes at each known position
         self._graphs = graphs
         self._sizes = row_sizes(max_batch_size)
         self._padding_slot = max_batch_size
         self._uploads = Uploads(device)
 
     def bind(self, row: TokenRow) -> None:
-        """Take the slot's sampling state, and the frames of its prompt."""
+        """Initialize the slot's sampling state, and the frames of its prompt."""
         shaping = {"temperature", "top_p", "top_k", "min_p", "seed", "sample_index"}
-        assert row.sampling is not None, "it takes its slot"
+        assert row.sampling is not None, "a row that is bound has sampling parameters"
         given = msgspec.structs.asdict(row.sampling)
         sampling = SamplingParams(**{name: given[name] for name in shaping})
         self._sampler.bind(replace(row, sampling=sampling, history_ids=(), frames=()))
@@ -139,7 +138,7 @@ class FrameHead:
         self._model.bind(row.slot, row.history_ids[: row.num_prompt_tokens], sampled)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """Text ids and where they are; frames and where they are; the slot of each position."""
+        """Text ids and their positions; frames and their positions; the slot of each position."""
         is_frame_T = step.token_ids_T >= FIRST_FRAME_ID
         is_frame_T[: step.num_decode] = True
         (text_index_X,), (frame_index_F,) = (~is_frame_T).nonzero(), is_frame_T.nonzero()
@@ -154,7 +153,7 @@ class FrameHead:
         )
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`; decode rows go in as the frames they sampled last."""
+        """`hidden_TC`; the inputs of decode rows are the frames they sampled last."""
         text_ids_X, text_index_X, codes, frame_index_F, slots_T = step.extras
         decode_slots_D, codes_FQ = step.decode_slots_D, codes.view(-1, self._model.num_codes)
         codes_FQ[: len(decode_slots_D)] = self._last_frames_SQ.index_select(0, decode_slots_D)
@@ -171,7 +170,7 @@ class FrameHead:
         return self._model.forward(inputs, kv)
 
     def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
-        """One frame per sampled row."""
+        """Sample one frame per sampled row."""
         rows = [row for row in step.rows if row.is_sampled]
         if not rows:
             return SampledFrames(step.rows, None).to_results
@@ -190,13 +189,13 @@ class FrameHead:
     def _sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
     ) -> torch.Tensor:
-        """Whether each row ends, whether it is sound, its codes: `[R, 2 + Q]`."""
+        """Per row whether it ends, whether it is finite, and its codes: `[R, 2 + Q]`."""
         samples = self._model.sample(hidden_RC, positions_R, sampler)
         flags_R2 = torch.stack((samples.is_end_R, sampler.is_finite_B), 1)
         return torch.cat((flags_R2.long(), samples.codes_RQ), 1)
 
     def _replay(self, rows: Sequence[TokenRow], hidden_RC: torch.Tensor) -> torch.Tensor | None:
-        """As `_sample`; none where it is not, or cannot be, captured."""
+        """As `_sample`, from a captured graph; none if it is not, or cannot be, captured."""
         size = smallest(self._sizes, len(rows))
         if self._graphs is None or size is None:
             return None
@@ -233,7 +232,7 @@ class FrameHead:
 
 @dataclass(frozen=True, slots=True)
 class SampledFrames:
-    """What a step will yield: for each sampled row whether it ends, whether it is sound, codes."""
+    """The pending frames of a step: per sampled row whether it ends, is finite, and its codes."""
 
     rows: Sequence[TokenRow]
     sampled: HostCopy | None

@@ -1,7 +1,7 @@
-"""Brings one speech model onto the device: whichever loader its family has.
+"""Loads a speech model onto the device with the loader of its family.
 
-Owns the choice by `config.json`, and how a speech-token model is put together: memory, codec,
-weights, cache, runner, scheduler, in this order. Knows no architecture: blueprints do.
+Owns the choice by `config.json`, and the order in which a speech-token model is assembled: memory,
+codec, weights, cache, runner, scheduler. Knows no architecture: blueprints do.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from triptych.schedulers.base import LoadedModel, ModelLoader
 
 _VOICES_BYTES = 8 * 2**20  # codes of a few thousand clips of 10 s
 _AUDIO_GRAPHS_BYTES = 64 * 2**20
-_DRAW_GRAPHS_BYTES = 64 * 2**20  # beside decode steps; the least used of them give way
-_LANGUAGE_SHARE = 0.8  # of the progress that is reported
+_SAMPLE_GRAPHS_BYTES = 64 * 2**20  # in addition to decode steps; the least used are dropped
+_LANGUAGE_SHARE = 0.8  # of the reported progress
 
 
 def open_speech_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
-    """The loader of a model that speaks. Raises `WeightsError` where it is of no known family."""
+    """The loader of a speech model. Raises `WeightsError` for an unknown family."""
     fields = read_json(Path(resolved.folder) / "config.json")
     if fields.get("model_type") == "kokoro":
         loader: ModelLoader = load(family_of(fields).engine)(resolved, config, device, ledger)
@@ -64,9 +64,9 @@ def open_speech_loader(
 
 
 def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBlueprint:
-    """The blueprint of a speech-token model. Raises `WeightsError` naming the families there are.
+    """The blueprint of a speech-token model. Raises `WeightsError` that lists the families.
 
-    Families are imported when they are needed: each brings its codec's library code.
+    Families are imported on demand: each imports its codec's library.
     """
     blueprint: SpeechBlueprint = load(family_of(config).engine)(config, setup)
     return blueprint
@@ -84,7 +84,7 @@ class SpeechTokenLoader(TokenLoader):
             audio_graphs = self._reserve(memory, blueprint)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
-            samples = isinstance(blueprint, FrameBlueprint)  # whose samples are captured, too
+            samples = isinstance(blueprint, FrameBlueprint)  # its sampling is captured as well
             graphs = self._graphs(
                 memory,
                 layout,
@@ -92,7 +92,7 @@ class SpeechTokenLoader(TokenLoader):
                 lambda num, _: blueprint.activation_bytes(num, num if samples else 0),
             )
             if graphs is not None and samples:
-                graphs = replace(graphs, spare_bytes=_DRAW_GRAPHS_BYTES)
+                graphs = replace(graphs, spare_bytes=_SAMPLE_GRAPHS_BYTES)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
             codec = blueprint.open_codec(
@@ -135,7 +135,7 @@ class SpeechTokenLoader(TokenLoader):
         )
 
     def _reserve(self, memory: ModelMemory, blueprint: SpeechBlueprint) -> CapturedSteps | None:
-        """All that does not depend on what else there is room for; returns the codec's graphs."""
+        """Reserve the memory whose size is fixed; returns the codec's graphs."""
         options, speech = self._config.schedule, self._config.speech
         num_rows = options.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
@@ -143,7 +143,7 @@ class SpeechTokenLoader(TokenLoader):
         memory.reserve("codec", blueprint.codec_bytes())
         memory.reserve("voices", _VOICES_BYTES)
         memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
-        # Captured steps have a row of their own.
+        # Captured steps have an extra row for padding.
         state_bytes = blueprint.codec_state_bytes(speech.max_streams + memory.captures)
         memory.reserve("codec-state", state_bytes)
         return memory.captured_steps(_AUDIO_GRAPHS_BYTES) if state_bytes else None
@@ -156,7 +156,7 @@ class SpeechTokenLoader(TokenLoader):
         report: Callable[[float], None],
         graphs: DecodeGraphs | None,
     ) -> TokenHead:
-        """The loaded model behind the head that fits it."""
+        """Load the model and wrap it in the matching head."""
         model = blueprint.build(checkpoint, lambda done: report(1 - _LANGUAGE_SHARE * (1 - done)))
         num_rows, device = self._config.schedule.max_batch_size, setup.device
         sampler = self._sampler(blueprint.num_logits, setup.native, setup.max_batch_size)

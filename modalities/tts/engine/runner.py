@@ -1,7 +1,7 @@
-"""Turns the plans of a speech-token model into device work: tokens, audio, and voices.
+"""Runs the plans of a speech-token model on the device: tokens, audio, and voices.
 
-Owns the dispatch, and what an audio step and the reading of a clip are. Tokens are the business of
-`core.runtime.engine.token_runner`. Knows no policy and no family.
+Owns the dispatch, audio steps, and the encoding of clips. Token steps are
+`core.runtime.engine.token_runner`'s. Knows no policy and no family.
 
 Shapes: N steps, K codes of a step, B rows, Q codebooks, F codec frames, S samples.
 """
@@ -39,7 +39,7 @@ from triptych.modalities.tts.wire import VoiceClip
 class SpeechRunner:
     """A `Runner` for the plans of `modalities.tts.scheduling.scheduler`.
 
-    Audio and voices have a stream of their own beside that of the tokens.
+    Audio and voices run on their own stream, apart from the tokens.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SpeechRunner:
         self._stream = StepStream(device)
 
     def launch(self, plan: Plan) -> PendingStep:
-        """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
+        """Start `plan`; on a CPU the work is done on return. Raises `OutOfMemory`."""
         if isinstance(plan, TokenPlan):
             return self._tokens.launch(plan)
         try:
@@ -64,17 +64,17 @@ class SpeechRunner:
             raise OutOfMemory("The step did not fit in device memory.") from error
 
     def close(self) -> None:
-        """Let go of models, caches and codec state; there is no launching after this."""
+        """Release models, caches and codec state. No launches after this."""
         self._tokens.close()
         self._voices.close()
         del self._audio, self._voices
 
 
 class AudioSteps:
-    """Pushes step codes through a codec's rows.
+    """Decodes step codes in the codec's rows.
 
-    Per row, on the host: the steps of frames that are not whole yet, and how many samples of a
-    voice's own sound are still to be left out.
+    Holds per row, on the host: the steps of incomplete frames, and how many samples of the voice's
+    own sound remain to be discarded.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AudioSteps:
         self._num_skipped: dict[int, int] = {}
 
     def launch(self, plan: AudioPlan) -> PendingAudio:
-        """Start the step: new rows, the frames that are whole now, and the ends of segments."""
+        """Start the step: new rows, the frames that are complete, and the ends of segments."""
         first = [row for row in plan.rows if row.is_first]
         if first:
             self._begin(first)
@@ -109,7 +109,7 @@ class AudioSteps:
         return PendingAudio(parts, unknown, end_of_work(self._device))
 
     def _is_unknown(self, codes_QF: Codes) -> bool:
-        """Whether the codec has no such codes: looking them up would end the whole step."""
+        """Whether a code is out of the codec's range: looking it up would fail the whole step."""
         return bool(((codes_QF < 0) | (codes_QF >= self._codebook_size)).any())
 
     def _begin(self, rows: Sequence[AudioRow]) -> None:
@@ -122,7 +122,7 @@ class AudioSteps:
                 self._prime(row.slot, self._frames(_steps_array(row.prompt)))
 
     def _prime(self, slot: int, codes_QF: Codes) -> None:
-        """Begin a row's decoder with a voice's frames, whose sound is not given out."""
+        """Run a row's decoder over a voice's frames; their sound is discarded."""
         codes = sent(torch.from_numpy(codes_QF), self._device)
         if isinstance(self._decoder, WindowDecoder):
             self._decoder.prime(slot, codes)
@@ -132,7 +132,7 @@ class AudioSteps:
         self._num_skipped[slot] = num_samples - (audio.stops[0] - audio.starts[0])
 
     def _take(self, row: AudioRow) -> Codes:
-        """The frames that are whole with the row's new steps: `codes_QF`."""
+        """The frames completed by the row's new steps: `codes_QF`."""
         steps = [*self._steps[row.slot], *row.codes]
         num_frames = self._traits.num_frames(len(steps))
         self._steps[row.slot] = steps[num_frames * self._traits.steps_per_frame :]
@@ -159,7 +159,7 @@ class AudioSteps:
         audio: DecodedAudio,
         parts: Sequence[list[_RowSamples]],
     ) -> None:
-        """Note where each row's samples will be, the voice's own left out."""
+        """Record where each row's samples will be, without the voice's own."""
         pcm = HostCopy(audio.pcm_BS.float())
         for at, (index, slot) in enumerate(zip(indexes, slots, strict=True)):
             start, stop = audio.starts[at], audio.stops[at]
@@ -170,7 +170,7 @@ class AudioSteps:
 
 @dataclass(frozen=True, slots=True)
 class _RowSamples:
-    """Samples of one row, on their way to the host."""
+    """Samples of one row whose copy to the host is under way."""
 
     pcm: HostCopy
     row: int
@@ -213,7 +213,7 @@ def _steps_array(steps: Sequence[StepCodes]) -> Codes:
 
 
 class VoiceReader:
-    """Reads the voices of clips with a codec's encoder; remembers them by the clips' digests."""
+    """Encodes the voices of clips, and caches their codes by the clips' digests."""
 
     def __init__(
         self,
@@ -231,18 +231,20 @@ class VoiceReader:
         """Start encoding, unless the clip is known. Raises `InvalidRequest` without an encoder."""
         codes_QF = self._cache.acquire(plan.clip.digest)
         if codes_QF is not None:
-            self._cache.release(plan.clip.digest)  # a step that fails has no result to do it
+            self._cache.release(
+                plan.clip.digest
+            )  # here, because a failed step never calls `finish`
             codes = HostCopy(torch.from_numpy(codes_QF))
         else:
             codes = HostCopy(self._encode(plan.clip))
         return PendingVoice(self, plan.clip, codes, codes_QF is not None)
 
     def close(self) -> None:
-        """Forget the voices."""
+        """Clear the cache of voices."""
         self._cache.clear()
 
     def finish(self, clip: VoiceClip, codes_QF: Codes, *, is_known: bool) -> VoicePrompt:
-        """The prompt of a clip that is encoded, which is remembered from now on."""
+        """The prompt of an encoded clip; caches its codes."""
         if not is_known:
             codes_QF = self._cache.insert(clip.digest, codes_QF, codes_QF.nbytes)
             self._cache.release(clip.digest)
@@ -250,11 +252,11 @@ class VoiceReader:
 
     def _encode(self, clip: VoiceClip) -> torch.Tensor:
         if self._codec.encode is None:
-            raise InvalidRequest("This model imitates no recordings.", param="voice")
+            raise InvalidRequest("This model cannot imitate recordings.", param="voice")
         pcm_S = sent(torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32), self._device)
         rate = self._codec.decoder.sample_rate
         if clip.sample_rate != rate:
-            import torchaudio  # takes long, and few clips need it
+            import torchaudio  # slow to import, and rarely needed
 
             pcm_S = torchaudio.functional.resample(pcm_S, clip.sample_rate, rate)
         return self._codec.encode(pcm_S)
@@ -262,7 +264,7 @@ class VoiceReader:
 
 @dataclass(frozen=True, slots=True)
 class PendingVoice:
-    """Implements `core.engine_api.plan.PendingStep`."""
+    """Implements `core.engine_api.plan.PendingStep` for a clip's codes."""
 
     reader: VoiceReader
     clip: VoiceClip

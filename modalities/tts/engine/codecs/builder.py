@@ -1,8 +1,8 @@
-"""From a decoder's module tree to its streaming twin.
+"""Converts a decoder's module tree to its streaming twin.
 
-Owns the walk: containers are entered, layers with a past are replaced, pointwise layers stay, and
-anything else is an error that names the module. What a composite class does with its children is
-its family's to say, in a rule named after the class.
+Owns the walk: containers are entered, layers with state are replaced, pointwise layers stay, and
+anything else is an error that names the module. A composite class is converted by its family's
+rule, named after the class.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from triptych.modalities.tts.engine.codecs.layers import (
 )
 from triptych.modalities.tts.engine.codecs.stages import (
     Chain,
-    Misfit,
     Padding,
     Pointwise,
     StreamingStage,
+    Unstreamable,
 )
 
 # Elementwise, or by channel with channels first.
@@ -40,7 +40,7 @@ _PADDINGS = MappingProxyType(
 
 
 class Walk:
-    """One module of the tree, its path in it, and the rules that apply."""
+    """One module of the tree, its path, and the rules that apply."""
 
     def __init__(self, module: nn.Module, rules: Rules, path: str) -> None:
         self.module, self._rules, self.path = module, rules, path
@@ -50,7 +50,7 @@ class Walk:
         return Walk(self.module.get_submodule(path), self._rules, f"{self.path}.{path}")
 
     def stage(self) -> StreamingStage:
-        """The streaming twin of this module. Raises `WeightsError` where there is none."""
+        """The streaming twin of this module. Raises `WeightsError` if it has none."""
         module = self.module
         try:
             if (rule := self._rules.get(type(module).__name__)) is not None:
@@ -60,11 +60,11 @@ class Walk:
             if is_pointwise(module):
                 return Pointwise(module)
             return streaming_layer(module)
-        except Misfit as misfit:
-            raise WeightsError(f"{self.path} ({type(module).__name__}): {misfit}") from None
+        except Unstreamable as reason:
+            raise WeightsError(f"{self.path} ({type(module).__name__}): {reason}") from None
 
     def chain(self, *paths: str) -> Chain:
-        """The descendants at these paths, one after another."""
+        """The descendants at these paths, in sequence."""
         return Chain(*[self.at(path).stage() for path in paths])
 
 
@@ -78,7 +78,7 @@ def build(module: nn.Module, rules: Rules, *, path: str) -> StreamingStage:
 
 
 def is_pointwise(module: nn.Module) -> bool:
-    """Whether each output step depends on that input step alone, channels first."""
+    """Whether each output step depends on the same input step alone, channels first."""
     return isinstance(module, _POINTWISE) or type(module).__name__.endswith("Snake1d")
 
 
@@ -91,12 +91,12 @@ def streaming_layer(module: nn.Module) -> StreamingStage:
     if isinstance(module, nn.LSTM):
         return StreamingLSTM(module)
     if isinstance(module, nn.GroupNorm | nn.InstanceNorm1d):
-        raise Misfit("normalizes over the whole utterance.")
-    raise Misfit("no streaming twin is known for this class; give its family a rule.")
+        raise Unstreamable("normalizes over the whole utterance.")
+    raise Unstreamable("has no known streaming twin; add a rule to its family.")
 
 
 def conv_pads(conv: nn.Conv1d) -> tuple[int, int]:
-    """Steps that a `Conv1d` itself pads on the left and right."""
+    """Padding of a `Conv1d` on the left and right, in steps."""
     span = (conv.kernel_size[0] - 1) * conv.dilation[0]
     if isinstance(conv.padding, str):
         return (span // 2, span - span // 2) if conv.padding == "same" else (0, 0)
@@ -104,14 +104,14 @@ def conv_pads(conv: nn.Conv1d) -> tuple[int, int]:
 
 
 def padding_named(mode: str) -> Padding:
-    """The rule for a library's name of it."""
+    """The padding rule with a library's name `mode`."""
     if mode not in _PADDINGS:
-        raise Misfit(f"{mode} padding needs the end of the stream at its start.")
+        raise Unstreamable(f"{mode} padding needs the stream's end at its start.")
     return _PADDINGS[mode]
 
 
 def require_pointwise(walk: Walk) -> None:
-    """Every leaf below must map each step's channels by themselves."""
+    """Require that every leaf below maps each step's channels separately."""
     for path, module in walk.module.named_modules():
         is_leaf = not any(True for _ in module.children())
         if is_leaf and not (is_pointwise(module) or _is_channel_map(module)):

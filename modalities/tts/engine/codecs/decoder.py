@@ -1,7 +1,6 @@
-"""The streaming decoder: a codec's adapter, its streaming tree, and the rows that live in it.
+"""The streaming decoder: a codec's adapter, its streaming tree, and the state of its rows.
 
-Owns row bookkeeping and the proof, when built, that streaming equals one-shot decoding. Knows no
-codec.
+Owns row bookkeeping, and the check at load that streaming equals one-shot decoding. Knows no codec.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from triptych.modalities.tts.engine.codecs.stages import (
     StreamingStage,
 )
 
-# Largest error of the probe, relative to its loudest sample. Half types round at every layer;
-# some libraries' norms compute in float32 whatever the type.
+# Largest error of the probe, relative to its loudest sample. Half types round at every layer; some
+# libraries' norms compute in float32 whatever the type.
 _TOLERANCES = MappingProxyType({torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.1})
 _PROBE_CHUNKS = (1, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What one codec family says of a model: how codes become latents, and what decodes those.
+    """The interface between a codec family's model and the streaming decoder.
 
-    `embed` maps codes [B, Q, F] to latents [B, C, F * rate], each frame by itself. `one_shot` is
-    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it. `weight` is any
-    of the decoder's: it shows its type and device.
+    `stage` decodes latents; `embed` maps codes [B, Q, F] to them, [B, C, F * rate], each frame
+    separately. `one_shot` is the library's own decoding, [B, Q, F] to [B, S]; the probe compares
+    against it. `weight` is any weight of the decoder, for its type and device.
     """
 
     stage: StreamingStage
@@ -57,11 +56,11 @@ class Adapter:
 
     @property
     def device(self) -> torch.device:
-        """Where the codec is."""
+        """The device that holds the codec."""
         return self.weight.device
 
     def probe_codes(self, num_rows: int, num_frames: int, *, seed: int = 0) -> Tensor:
-        """Random codes [B, Q, F] that the codec can decode."""
+        """Random codes [B, Q, F] in the codec's range."""
         shape = (num_rows, self.num_codebooks, num_frames)
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(self.codebook_size, shape, generator=generator).to(self.device)
@@ -70,8 +69,8 @@ class Adapter:
 class StreamingDecoder:
     """A `CodecDecoder` over a tree of streaming stages.
 
-    State lives in one tensor per layer, indexed by row, on the model's device. `verify=False`
-    skips the probe (and leaves the allocation of state to the first push).
+    State is held in one tensor per layer, indexed by row, on the model's device. `verify=False`
+    skips the probe (then the first push allocates state).
     """
 
     def __init__(self, adapter: Adapter, *, num_rows: int, verify: bool = True) -> None:
@@ -80,14 +79,14 @@ class StreamingDecoder:
         self._states = tuple(adapter.stage.states())
         self.sample_rate, self.num_rows = adapter.sample_rate, num_rows
         self.hop, self.latency = self._signal.rate, self._signal.lag
-        # Frames pushed so far; -1 where no stream lives.
+        # Frames pushed so far; -1 without a stream.
         self._frames = np.full(num_rows, -1, np.int64)
         self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
         with torch.inference_mode():
             self._nothing_1C0 = adapter.embed(adapter.probe_codes(1, 1))[..., :0]
         self._graphs: CapturedSteps | None = None
         self._uploads = Uploads(adapter.device)
-        self._settled_at: int | None = None  # frames; not known before the first push
+        self._settled_at: int | None = None  # frames; unknown before the first push
         if verify:
             self._verify()
 
@@ -98,7 +97,7 @@ class StreamingDecoder:
 
     @torch.inference_mode()
     def capture_with(self, graphs: CapturedSteps) -> None:
-        """From now on pushes to rows well under way are captured; padding has a row of its own."""
+        """Capture pushes to rows past their start from now on; padding has an extra row."""
         self._graphs = graphs
         self._seeds = torch.cat((self._seeds, self._seeds.new_zeros(1)))
         for state in self._states:
@@ -148,7 +147,7 @@ class StreamingDecoder:
     def _step(self, rows: Sequence[int], num_frames: int, valid: Sequence[int] | None) -> CodecStep:
         starts = self._frames[list(rows)].tolist()
         assert min(starts) >= 0, "push or flush of a row that init_state has not started"
-        assert len(set(rows)) == len(rows), "a row twice in one call"
+        assert len(set(rows)) == len(rows), "a row occurs twice in one call"
         return CodecStep(
             rows, num_frames=num_frames, starts=starts, num_valid=valid, seeds=self._seeds
         )
@@ -156,7 +155,7 @@ class StreamingDecoder:
     def _run(
         self, latents_BCT: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio:
-        with row_by_row(len(rows), latents_BCT.device), _unrounded(latents_BCT.device):
+        with row_by_row(len(rows), latents_BCT.device), _full_precision(latents_BCT.device):
             pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
         starts = self._frames[list(rows)].tolist()
         return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
@@ -164,7 +163,7 @@ class StreamingDecoder:
     def _replay(
         self, codes_BQF: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio | None:
-        """As `_run`; none where the step is not, or cannot be, captured."""
+        """As `_run`, from a captured graph; none if the step is not, or cannot be, captured."""
         is_settled = self._settled_at is not None and step.min_start >= self._settled_at
         size = smallest(row_sizes(self.num_rows), len(rows))
         if self._graphs is None or step.is_ragged or not is_settled or size is None:
@@ -192,24 +191,24 @@ class StreamingDecoder:
         codes_BQF, packed = inputs
         rows_B, starts_B = packed.view(2, -1).unbind()
         step = SettledStep(rows_B, num_frames=num_frames, starts_B=starts_B, seeds=self._seeds)
-        with row_by_row(len(codes_BQF), codes_BQF.device), _unrounded(codes_BQF.device):
+        with row_by_row(len(codes_BQF), codes_BQF.device), _full_precision(codes_BQF.device):
             pcm_BCS: Tensor = self._adapter.stage(self._adapter.embed(codes_BQF), step)
         return [pcm_BCS[:, 0]]
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        """Random codes, and their sound decoded in chunks. From then on all state has memory."""
+        """Random codes, and their sound decoded in chunks. Allocates all state."""
         num_frames = -(-self.latency // self.hop) + sum(_PROBE_CHUNKS)
         codes_BQF = self._adapter.probe_codes(1, num_frames)
         return codes_BQF, stream_row(self, codes_BQF, _PROBE_CHUNKS)
 
     def _verify(self) -> None:
-        """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
+        """Decode random codes in chunks and at once; raise `WeightsError` if they differ."""
         codes_BQF, streamed_S = self.probe()
-        with torch.inference_mode(), _unrounded(codes_BQF.device):
+        with torch.inference_mode(), _full_precision(codes_BQF.device):
             whole_S = self._adapter.one_shot(codes_BQF)[0]
         if streamed_S.shape != whole_S.shape:
             raise WeightsError(
-                f"Streaming decodes {len(streamed_S)} samples where the codec's own decoder gives"
+                f"Streaming decodes {len(streamed_S)} samples, but the codec's own decoder gives"
                 f" {len(whole_S)}; decode whole sentences instead."
             )
         error = float((streamed_S - whole_S).abs().max() / whole_S.abs().max().clamp(min=1e-12))
@@ -220,17 +219,17 @@ class StreamingDecoder:
             )
 
 
-def _unrounded(device: torch.device) -> AbstractContextManager[None]:
-    """While inside, float32 is float32: a GPU's convolutions may round what they multiply."""
+def _full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Disable reduced-precision float32 in a GPU's convolutions."""
     if device.type != "cuda":
         return nullcontext()
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def state_bytes(adapter: Adapter, num_rows: int) -> int:
-    """Bytes of the state of so many rows. The codec may be on torch's meta device.
+    """Bytes of the state of `num_rows` rows. The codec may be on torch's meta device.
 
-    Raises `WeightsError` where it cannot stream.
+    Raises `WeightsError` if it cannot stream.
     """
     decoder = StreamingDecoder(adapter, num_rows=num_rows, verify=False)
     decoder.probe()
@@ -238,7 +237,7 @@ def state_bytes(adapter: Adapter, num_rows: int) -> int:
 
 
 def stream_row(decoder: StreamingDecoder, codes_1QF: Tensor, chunks: Sequence[int]) -> Tensor:
-    """All samples of one stream pushed to row 0 in `chunks` (then whatever is left) and flushed."""
+    """All samples of one stream pushed to row 0 in `chunks` (then the rest) and flushed."""
     decoder.init_state([0])
     parts = [*chunks, codes_1QF.shape[-1] - sum(chunks)]
     audio = [decoder.push(part, [0]).row(0) for part in codes_1QF.split(parts, -1) if part.numel()]

@@ -1,8 +1,8 @@
-"""Layers that remember: convolutions, an LSTM, and windowed attention, with state per row.
+"""Layers with streaming state per row: convolutions, an LSTM, and windowed attention.
 
 Owns the streaming twins of `Conv1d` (a ring of past inputs), `ConvTranspose1d` and overlap-add (the
 tail of past outputs), `LSTM` (its hidden state), and of transformers' decoder layers (a window of
-keys and values). No input is convolved twice; the maths of attention is the library's own.
+keys and values). No input is convolved twice; attention is computed by the library itself.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch.nn import functional
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs.stages import (
     CodecStep,
-    Misfit,
     Padding,
     SignalRate,
     SlotState,
     StreamingStage,
+    Unstreamable,
 )
 
-# On a CPU, up to so many steps of a row, torch's kernels spend longer on repacking weights than
+# On a CPU, up to this many steps of a row, torch's kernels spend longer on repacking weights than
 # on a plain matrix product (several times, for the wide layers that come first in decoders).
 _FEW_STEPS = 40
-# Up to so many, torch's fused LSTM spends longer on packing weights than on the steps.
+# Up to this many steps, torch's fused LSTM spends longer on packing weights than on the steps.
 _FEW_LSTM_STEPS = 4
 
 
 class StreamingConv1d(StreamingStage):
     """A `Conv1d` over its last inputs and the new ones.
 
-    `pads` are the steps padded before the start and beyond the end. Reading ahead becomes lag;
-    so does reflection at the start, which must see the steps it reflects.
+    `pads` are the steps padded before the start and beyond the end. Lookahead becomes lag;
+    reflection at the start also does, because it needs the steps that it reflects.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class StreamingConv1d(StreamingStage):
         self.span = (conv.kernel_size[0] - 1) * self.dilation
         self.pad_left, self.pad_right = pads
         if self.pad_left > self.span:
-            raise Misfit(f"{self.pad_left} steps of padding exceed the kernel.")
+            raise Unstreamable(f"{self.pad_left} steps of padding exceed the kernel.")
         if padding is Padding.REFLECT and self.pad_right:
-            raise Misfit("reflects at the end of the stream, too.")
+            raise Unstreamable("also reflects at the end of the stream.")
         self.state = SlotState()
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Lag grows by what the window reads ahead, rounded up to whole strides."""
+        """Lag grows by the window's lookahead, rounded up to whole strides."""
         if signal.rate % self.stride:
             raise WeightsError(f"Stride {self.stride} does not divide {signal.rate} steps a frame.")
         ahead = self.span - self.pad_left
@@ -77,7 +77,7 @@ class StreamingConv1d(StreamingStage):
             past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_past), x_BCT)
             x_BCT = torch.cat((past_BCL, x_BCT), -1)
             step.keep(self.state, x_BCT, self.num_past, self.signal.rate)
-        # Either way: a flush must make up what is beyond the end, reflection holds steps back.
+        # In either case: a flush lacks the steps beyond the end, reflection delays steps.
         num_in = (num_out - 1) * self.stride + self.span + 1
         if num_in > x_BCT.shape[-1]:
             x_BCT = functional.pad(x_BCT, (0, num_in - x_BCT.shape[-1]))
@@ -92,7 +92,7 @@ class StreamingConv1d(StreamingStage):
         )
 
     def _is_steady(self, step: CodecStep) -> bool:
-        """Whether the window is past and new steps alone, of rows well within their streams."""
+        """Whether the window holds only past and new steps, of rows past their start."""
         from triptych.core.runtime.kernels.triton.stream_conv import is_supported
 
         has_edge = self.span > 0 and step.has_edge(self.signal, self.num_past, self.padding)
@@ -100,7 +100,7 @@ class StreamingConv1d(StreamingStage):
         return is_plain and is_supported(self.weight, self.groups, self.num_past)
 
     def _on_gpu(self, x_BCT: Tensor, step: CodecStep, num_out: int) -> Tensor:
-        """Without joining past and new steps; the past moves on."""
+        """Convolve without concatenating past and new steps; advances the past."""
         from triptych.core.runtime.kernels.triton.stream_conv import stream_conv
 
         y_BOT: Tensor = stream_conv(
@@ -117,7 +117,7 @@ class StreamingConv1d(StreamingStage):
         return y_BOT
 
     def _product(self, x_BCT: Tensor, num_out: int) -> Tensor:
-        """As one product, of matrices or by channel, without repacking the weights."""
+        """Convolve as one product, of matrices or by channel, without repacking the weights."""
         width = self.weight.shape[-1]
         at_row, at_channel, at_step = x_BCT.stride()
         windows_BTCK = x_BCT.as_strided(
@@ -135,8 +135,8 @@ class StreamingConv1d(StreamingStage):
 class OverlapTail(StreamingStage):
     """A linear map from each input step to `width` output steps, `stride` apart, summed.
 
-    The part of a sum that later inputs add to is kept until then. `trims` are the steps
-    cut from the start and the end of the whole; a cut at the start is lag.
+    The sums that later inputs add to are kept until then. `trims` are the steps cut from the start
+    and the end of the whole stream; a cut at the start is lag.
     """
 
     def __init__(self, stride: int, width: int, trims: tuple[int, int]) -> None:
@@ -157,15 +157,15 @@ class OverlapTail(StreamingStage):
         return self.end
 
     def spread(self, x_BCT: Tensor) -> Tensor:
-        """All sums that these steps alone make, [B, C', (T - 1) * stride + width]."""
+        """All sums of these steps alone, [B, C', (T - 1) * stride + width]."""
         raise NotImplementedError
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Finished sums only."""
+        """Return finished sums only."""
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
         x_BCT = step.at_edges(x_BCT, self.signal, 0)
         if step.is_flush:
-            x_BCT = functional.pad(x_BCT, (0, 1))  # one silent step leaves all tails finished
+            x_BCT = functional.pad(x_BCT, (0, 1))  # one silent step finishes all tails
         full = self.spread(x_BCT)
         if self.num_tail:
             tail = step.read(self.state, (full.shape[1], self.num_tail), full)
@@ -173,7 +173,9 @@ class OverlapTail(StreamingStage):
             step.keep(self.state, full, self.num_tail, self.end.rate)
         num_out = step.num_steps(self.end)
         if num_out > full.shape[-1]:
-            full = functional.pad(full, (0, num_out - full.shape[-1]))  # a stride beyond the width
+            full = functional.pad(
+                full, (0, num_out - full.shape[-1])
+            )  # the stride may exceed the width
         return full[..., :num_out]
 
 
@@ -197,7 +199,7 @@ class StreamingConvTranspose1d(OverlapTail):
         )
 
     def _product(self, x_BCT: Tensor) -> Tensor:
-        """As one matrix product, which for any number of steps is no slower than torch's kernel."""
+        """Compute one matrix product, never slower than torch's kernel."""
         kernel = self.weight.shape[-1]
         columns_BTN = x_BCT.transpose(1, 2) @ self.weight.flatten(1)
         length = (x_BCT.shape[-1] - 1) * self.stride + kernel
@@ -207,7 +209,7 @@ class StreamingConvTranspose1d(OverlapTail):
         return full[:, :, 0]
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Bias belongs to finished sums, once."""
+        """Add the bias to finished sums, once."""
         y_BCT = super().forward(x_BCT, step)
         return y_BCT if self.bias is None else y_BCT + self.bias[:, None]
 
@@ -222,19 +224,21 @@ class StreamingLSTM(StreamingStage):
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
         if lstm.bidirectional:
-            raise Misfit("runs backwards, too, over the whole utterance.")
+            raise Unstreamable("also runs backwards over the whole utterance.")
         if lstm.batch_first or lstm.proj_size:
-            raise Misfit("only time-first LSTMs without projections have a streaming twin.")
+            raise Unstreamable(
+                "is not a time-first LSTM without projections, the only kind that can stream."
+            )
         self.lstm = lstm
         self.hidden, self.cell = SlotState(), SlotState()
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Causal: no lag of its own."""
+        """Causal: adds no lag."""
         self.signal = signal
         return signal
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Run on from each row's state."""
+        """Continue from each row's state."""
         if not x_BCT.shape[-1]:
             return x_BCT
         x_TBC = x_BCT.permute(2, 0, 1)
@@ -255,7 +259,7 @@ class StreamingLSTM(StreamingStage):
     def _step_by_step(
         self, x_TBC: Tensor, hidden_NBH: Tensor, cell_NBH: Tensor, live_TB: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One time step after another, keeping a row's state where the step is not of its stream.
+        """Run time steps one by one, keeping a row's state where a step is outside its stream.
 
         N layers, H hidden channels.
         """
@@ -301,7 +305,7 @@ class StreamingTransformer(StreamingStage):
         self.windows = nn.ModuleList(_KeyValueWindow(window - 1) for _ in layers)
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Causal: no lag of its own."""
+        """Causal: adds no lag."""
         self.signal = signal
         return signal
 
@@ -310,13 +314,13 @@ class StreamingTransformer(StreamingStage):
         num_new = x_BCT.shape[-1]
         if not num_new:
             return x_BCT
-        # Rows this young have nothing further back: short streams cost what one-shot costs.
+        # In rows this young no older keys exist: short streams cost no more than one-shot decoding.
         num_past = min(self.window - 1, step.max_start * self.signal.rate)
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
         times_BT = step.times(self.signal, num_new)
         past_and_new_BK = step.times(self.signal, num_past + num_new, before=num_past)
         visible_BTK = window_mask(times_BT, past_and_new_BK, self.window)
-        # Added to scores, which every attention implementation understands alike.
+        # Added to scores, which every attention implementation supports.
         mask = x_BCT.new_zeros(()).where(visible_BTK[:, None], -torch.inf)
         x_BTC = x_BCT.transpose(1, 2)
         position_embeddings = self.rotary(x_BTC, times_BT.clamp(min=0))
@@ -329,7 +333,7 @@ class StreamingTransformer(StreamingStage):
 
 
 def window_mask(times_BT: Tensor, key_times_BK: Tensor, window: int) -> Tensor:
-    """Which keys each query sees, [B, T, K]: itself and the `window` - 1 before, from time 0 on.
+    """The keys that each query sees, [B, T, K]: itself and the `window` - 1 before, from time 0.
 
     A query before time 0 sees itself, so that its output, which is discarded, is finite.
     """
@@ -338,7 +342,7 @@ def window_mask(times_BT: Tensor, key_times_BK: Tensor, window: int) -> Tensor:
 
 
 class _KeyValueWindow(nn.Module):
-    """Past keys and values of one layer, in the shape of transformers' cache."""
+    """Past keys and values of one layer, in the form of transformers' cache."""
 
     def __init__(self, num_kept: int) -> None:
         super().__init__()

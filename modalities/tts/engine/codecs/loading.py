@@ -1,7 +1,7 @@
-"""From options and files to a codec decoder: which codec, where its weights are, how it decodes.
+"""Opens the codec decoder that options and files specify.
 
-Owns the options of the audio decoder, the codecs that can be named by them, and what each refuses.
-Weights stay in float32: codecs are small, and rounding is audible. Knows no speech model.
+Owns the options of the audio decoder, the codecs they can select, and the combinations that are
+refused. Weights stay in float32: codecs are small, and rounding is audible. Knows no speech model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from triptych.modalities.tts.engine.codecs.window import (
 )
 
 CODEC_TYPES = frozenset({"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "xcodec"})
-"""`model_type`s of transformers that are codecs."""
+"""The `model_type`s of transformers that are codecs."""
 
 # By name: transformers' files are large, and not every release has every class.
 _FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
@@ -57,20 +57,20 @@ _FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
 
 
 def adapter_for(model: nn.Module) -> Adapter:
-    """The adapter of a model's family. Raises `WeightsError` if no family claims its class."""
+    """The adapter of a model's family. Raises `WeightsError` if no family knows its class."""
     name = type(model).__name__
     if name not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
-        raise WeightsError(f"No streaming decoder for {name}; there are ones for {known}.")
+        raise WeightsError(f"No streaming decoder for {name}; known classes: {known}.")
     return _FAMILIES[name](model)
 
 
 def build_decoder(model: nn.Module, *, num_rows: int, verify: bool = True) -> StreamingDecoder:
-    """A streaming decoder of `num_rows` rows over a codec model, where it is, sharing its weights.
+    """A streaming decoder of `num_rows` rows over a codec model, sharing its device and weights.
 
-    The model is put in eval mode, and its weight norms are folded into plain weights. Raises
-    `WeightsError`, naming the module, where the model cannot stream, or if a probe decoded in
-    chunks differs from the model's own decoding.
+    The model is set to eval mode, and its weight norms are folded into plain weights. Raises
+    `WeightsError` that names the module if the model cannot stream, or if a probe decoded in chunks
+    differs from the model's own decoding.
     """
     fold_weight_norms(model.eval())
     return StreamingDecoder(adapter_for(model), num_rows=num_rows, verify=verify)
@@ -87,18 +87,18 @@ def fold_weight_norms(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CodecBlueprint:
-    """A codec that is known but not yet loaded. Its tensors' names begin with `prefix`."""
+    """A codec before it is loaded. The names of its tensors begin with `prefix`."""
 
     config: Mapping[str, Any]
     prefix: str = ""
 
     def num_bytes(self) -> int:
-        """Bytes of its weights."""
-        return sum(tensor.numel() * 4 for tensor in self._outline().state_dict().values())
+        """Bytes of the codec's weights."""
+        return sum(tensor.numel() * 4 for tensor in self._construct_on_meta().state_dict().values())
 
     def state_bytes(self, num_rows: int) -> int:
-        """Bytes that so many streams keep; none where it is decoded in windows."""
-        module = self._outline().float().eval()
+        """Bytes of the state of `num_rows` streams; 0 for a codec that decodes windows."""
+        module = self._construct_on_meta().float().eval()
         fold_weight_norms(module)
         try:
             return state_bytes(adapter_for(module), num_rows)
@@ -108,8 +108,8 @@ class CodecBlueprint:
     def build(
         self, checkpoint: Checkpoint, device: torch.device, report: Callable[[float], None]
     ) -> nn.Module:
-        """Allocate and load. Raises `WeightsError` naming tensor and file."""
-        build = self._build_snac if self._is_snac else self._build_of_library
+        """Allocate and load. Raises `WeightsError` that names tensor and file."""
+        build = self._build_snac if self._is_snac else self._build_with_transformers
         module = build(checkpoint, device)
         report(1.0)
         return module.eval()
@@ -120,7 +120,7 @@ class CodecBlueprint:
 
     def _build_snac(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
         with device:
-            module = self._sketch()
+            module = self._construct()
         targets = [
             TensorTarget(self.prefix + name, into) for name, into in module.state_dict().items()
         ]
@@ -128,13 +128,13 @@ class CodecBlueprint:
         return module
 
     def _is_unused_of_snac(self, name: str) -> bool:
-        """Other parts of a shared file, and what only encodes."""
+        """Whether a tensor is of the encoder, or of another part of a shared file."""
         local = name.removeprefix(self.prefix)
         is_encoder = local.startswith("encoder.") or ".in_proj." in local
         return is_encoder or not name.startswith(self.prefix)
 
-    def _build_of_library(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
-        """By transformers' own loading: files of several ages name their tensors differently."""
+    def _build_with_transformers(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
+        """Load with transformers, which knows the tensor names of older files."""
         own = {name for name in checkpoint.tensors if name.startswith(self.prefix)}
         state = {name.removeprefix(self.prefix): checkpoint.read(name) for name in own}
         config, model_class = self._library_classes()
@@ -153,25 +153,25 @@ class CodecBlueprint:
         moved: nn.Module = module.to(device)
         return moved
 
-    def _outline(self) -> nn.Module:
-        """The module without memory."""
-        with unfit("The codec's config.json is not usable"), torch.device("meta"):
-            return self._sketch()
+    def _construct_on_meta(self) -> nn.Module:
+        """Construct the module without memory."""
+        with unfit("The codec's config.json is invalid"), torch.device("meta"):
+            return self._construct()
 
-    def _sketch(self) -> nn.Module:
+    def _construct(self) -> nn.Module:
         if self._is_snac:
             return Snac(self._snac_config())
         config, model_class = self._library_classes()
         with transformers_loading():
-            sketch: nn.Module = model_class._from_config(config)
-        return sketch
+            module: nn.Module = model_class._from_config(config)
+        return module
 
     def _library_classes(self) -> tuple[Any, Any]:
-        """Configuration and model class of transformers, imported here: they are large."""
+        """Configuration and model class of transformers, which is imported on demand."""
         kind = self.config.get("model_type")
         if kind not in CODEC_TYPES:
             known = ", ".join(sorted(CODEC_TYPES))
-            raise WeightsError(f"{kind!r} is no audio codec that is known here: {known}, snac.")
+            raise WeightsError(f"{kind!r} is not a known audio codec: {known}, snac.")
         from transformers import MODEL_MAPPING, AutoConfig
 
         fields = {name: value for name, value in self.config.items() if name != "model_type"}
@@ -189,14 +189,14 @@ class CodecBlueprint:
             return convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
             reason = what_is_wrong(error, fields)
-            raise WeightsError(f"The codec's config.json is not usable: {reason}.") from None
+            raise WeightsError(f"The codec's config.json is invalid: {reason}.") from None
 
 
 class HubCodec:
     """The codec of a speech-token model, in a folder as published.
 
-    `folder` and `prefix` say where the model's own is; `--audio-decoder` names another folder, and
-    the two options beside it other weights and other fields of its configuration.
+    `folder` and `prefix` locate the model's own codec. `--audio-decoder` selects another folder,
+    and the two related options select other weights and override fields of its configuration.
     """
 
     def __init__(
@@ -211,9 +211,9 @@ class HubCodec:
         if options.audio_decoder:
             folder, config, prefix = Path(options.audio_decoder), None, ""
         if config is None and not (folder / "config.json").is_file():
-            where = "at --audio-decoder" if options.audio_decoder else "beside this model"
+            where = "at --audio-decoder" if options.audio_decoder else "in this model's folder"
             raise ConfigError(
-                f"There is no audio decoder {where}: name a local folder that holds its config.json"
+                f"There is no audio decoder {where}: give a local folder that holds its config.json"
                 " and safetensors with --audio-decoder."
             )
         fields = dict(config if config is not None else read_json(folder / "config.json"))
@@ -228,11 +228,11 @@ class HubCodec:
         self._blueprint = CodecBlueprint(fields, prefix)
 
     def num_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the codec's weights."""
         return self._blueprint.num_bytes()
 
     def state_bytes(self, num_rows: int) -> int:
-        """Bytes that so many streams keep."""
+        """Bytes of the state of `num_rows` streams."""
         return self._blueprint.state_bytes(num_rows)
 
     def open(
@@ -244,10 +244,10 @@ class HubCodec:
         num_codebooks: int,
         is_cloning: bool = False,
     ) -> SpeechCodec:
-        """Load the codec; see `open_decoder`. Its encoder is offered where voices are cloned.
+        """Load the codec; see `open_decoder`. With `is_cloning` the encoder is included.
 
-        Raises `WeightsError` naming tensor and file, and `ConfigError` where frames of
-        `num_codebooks` codes are more than it has books for.
+        Raises `WeightsError` that names tensor and file, and `ConfigError` if frames of
+        `num_codebooks` codes exceed the codec's codebooks.
         """
         with self._checkpoint() as checkpoint:
             module: Any = self._blueprint.build(checkpoint, device, report)
@@ -256,8 +256,8 @@ class HubCodec:
         adapter = adapter_for(module)
         if adapter.num_codebooks < num_codebooks:
             raise ConfigError(
-                f"The audio decoder has {adapter.num_codebooks} codebooks and this model speaks"
-                f" {num_codebooks}: name one that fits with --audio-decoder."
+                f"The audio decoder has {adapter.num_codebooks} codebooks, but this model generates"
+                f" {num_codebooks}: select another with --audio-decoder."
             )
 
         def encode(pcm_S: torch.Tensor) -> torch.Tensor:
@@ -277,15 +277,17 @@ class HubCodec:
         layout = read_layout(file.parent)
         tensors = {name: info for name, info in layout.items() if info.file == file.name}
         if not tensors:
-            raise WeightsError(f"--audio-decoder-weights: {file.name} is no safetensors file here.")
+            raise WeightsError(
+                f"--audio-decoder-weights: {file.name} is not a safetensors file of this folder."
+            )
         return Checkpoint(file.parent, tensors, {})
 
 
 def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) -> CodecDecoder:
-    """The module's exact streaming decoder, or else one of windows.
+    """The module's exact streaming decoder if it has one, else a windowed one.
 
-    Raises `ConfigError`, naming the option, for options of windows that the decoder cannot have,
-    and `WeightsError` where there is no streaming and no `--chunk-size`.
+    Raises `ConfigError` that names the option for window options that the decoder does not support,
+    and `WeightsError` for a codec without streaming and without `--chunk-size`.
     """
     try:
         decoder: CodecDecoder = build_decoder(module, num_rows=num_rows)
@@ -301,10 +303,10 @@ def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) ->
 
 
 def refuse_window_options(options: SpeechOptions) -> None:
-    """Raise `ConfigError` for what a decoder that keeps its state has no use for."""
+    """Raise `ConfigError` for options that a decoder with state does not use."""
     use = PromptUse(options.prepend_prompt_speech_tokens)
     _refuse(
-        "this audio decoder keeps its state and needs no context; leave it out.",
+        "this audio decoder streams and needs no context; leave it out.",
         {
             "buffer": options.buffer > 0,
             "block_causal": options.block_causal,
@@ -315,14 +317,14 @@ def refuse_window_options(options: SpeechOptions) -> None:
 
 
 def window_policy(options: SpeechOptions) -> WindowPolicy:
-    """What the options say of windows. Raises `ConfigError` for a causal context.
+    """The window policy that the options select. Raises `ConfigError` for a causal context.
 
-    A decoder sees a window whole: no frame of it is hidden from those before.
+    A decoder processes a window as a whole: no frame is hidden from earlier ones.
     """
     use = PromptUse(options.prepend_prompt_speech_tokens)
     is_prompt_causal = options.prepend_prompt_speech_tokens_causal and use is not PromptUse.NEVER
     _refuse(
-        "this audio decoder cannot keep frames from seeing those that follow; leave it out.",
+        "this audio decoder cannot hide later frames from earlier ones; leave it out.",
         {
             "block_causal": options.block_causal and options.buffer > 0,
             "prepend_prompt_speech_tokens_causal": is_prompt_causal,

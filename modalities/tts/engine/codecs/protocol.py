@@ -1,10 +1,10 @@
-"""What a streaming codec decoder is, whatever the codec.
+"""The interface of streaming codec decoders.
 
-Owns the nouns that callers use: the protocol, a loaded codec, and the audio a push gives back.
+Owns the types that callers use: the protocol, a loaded codec, and the audio that a push returns.
 Knows no codec and no layer.
 
-Shape suffixes, here and beside: B rows of this call, Q codebooks, F frames,
-S samples, C channels, T time steps of some layer, L past steps kept by a layer.
+Shape suffixes, in all modules of this folder: B rows of this call, Q codebooks, F frames, S
+samples, C channels, T time steps of some layer, L past steps kept by a layer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DecodedAudio:
-    """What one call decoded: row `b` of the call owns `pcm_BS[b, starts[b] : stops[b]]`.
+    """Audio decoded by one call: row `b` of the call owns `pcm_BS[b, starts[b] : stops[b]]`.
 
-    The bounds are known on the host without waiting for the device. What lies outside of them is
-    undefined: samples before a stream's start, or of frames beyond a row's `num_valid`.
+    The bounds are known on the host without waiting for the device. Samples outside of them are
+    undefined: before a stream's start, or of frames beyond a row's `num_valid`.
     """
 
     pcm_BS: Tensor
@@ -37,28 +37,28 @@ class DecodedAudio:
 class CodecDecoder(Protocol):
     """A codec's decoder with per-row state on its device.
 
-    Rows are slots 0..num_rows-1. A row lives from `init_state` to `flush`; its concatenated audio
-    equals one-shot decoding of its concatenated codes, whatever the chunk sizes and whatever the
-    other rows of its batches. After `n` pushed frames a row has given out
-    `max(0, n * hop - latency)` samples; `flush` gives the rest.
+    Rows are slots 0..num_rows-1. A row's stream lasts from `init_state` to `flush`; its
+    concatenated audio equals one-shot decoding of its concatenated codes, whatever the chunk sizes
+    and whatever the other rows of its batches. After `n` pushed frames a row has returned `max(0, n
+    * hop - latency)` samples; `flush` returns the rest.
     """
 
     sample_rate: int
     hop: int
     """Samples per frame of codes."""
     latency: int
-    """Samples by which output trails input: what the codec reads ahead, or trims."""
+    """Samples by which output trails input: the codec's lookahead or trimming."""
     num_rows: int
-    """Number of row slots."""
+    """The number of row slots."""
 
     @property
     def state_bytes(self) -> int:
         """Device bytes of all rows' state."""
 
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
-        """Start a new stream in each of `rows`, forgetting what was there.
+        """Start a new stream in each of `rows`, discarding any earlier one.
 
-        `seeds` key the noise of the codecs that add some (default 0); the others ignore them.
+        `seeds` key the noise of codecs that add some (default 0); other codecs ignore them.
         """
 
     def push(
@@ -71,14 +71,14 @@ class CodecDecoder(Protocol):
         """
 
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
-        """End the streams in `rows` and return the samples still held back."""
+        """End the streams in `rows` and return their remaining samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCodec:
     """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F].
 
-    Codes from `codebook_size` on end the row that drew them.
+    A code from `codebook_size` on ends the row that sampled it.
     """
 
     decoder: CodecDecoder

@@ -1,15 +1,15 @@
-"""The streaming twins of modules: what a decoder becomes when its layers keep their own past.
+"""The streaming twins of modules: layers that keep their own past.
 
-Owns the geometry of a push (which rows, where each row's stream stands, what is padding) and how
-stages compose: chains, parallel sums whose branches are brought to one delay, pointwise maps. Knows
-no layer's maths.
+Owns the geometry of a push (its rows, each stream's position, its padding) and how stages compose:
+chains, sums of parallel branches with equalized delays, pointwise maps. Knows no layer's
+arithmetic.
 
 Every point of a decoder carries a stream that trails the decoder's input by a constant `lag`, so
 that each push of F frames makes every layer compute exactly F * rate steps, whatever the row. A
 stream therefore begins with `lag` steps of times before 0; a flush makes every layer compute the
 `lag` steps (less what the layer trims) that are still missing, and no more. `CodecStep.at_edges`
-puts outside of a stream what the layer's own padding rule says. In the steady state, which the host
-knows from frame counts, it costs nothing.
+applies the layer's own padding rule outside of a stream. In the steady state, which the host knows
+from frame counts, it does nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAR = 2**40  # frames
 
 
 class Padding(Enum):
-    """What a layer sees before the start of a stream, and beyond its end."""
+    """How a layer pads a stream before its start and beyond its end."""
 
     ZEROS = "zeros"
     REPLICATE = "replicate"
@@ -41,7 +41,8 @@ class Padding(Enum):
 class SignalRate:
     """A point of the decoder: `rate` steps per frame, trailing the input by `lag` steps.
 
-    `short` is what a whole stream lacks of frames * rate steps, where layers trim their output.
+    `short` is the number of steps by which a whole stream is shorter than frames * rate, because
+    layers trim their output.
     """
 
     rate: int = 1
@@ -58,7 +59,7 @@ class SlotState:
         self.tensor: Tensor | None = None
 
     def clear(self, rows_B: Tensor) -> None:
-        """Forget these rows."""
+        """Set the state of these rows to 0."""
         if self.tensor is not None:
             self.tensor.index_fill_(0, rows_B, 0)
 
@@ -77,23 +78,23 @@ class CodecStep:
     ) -> None:
         """`starts` are the frames each row had; without `num_valid` the streams end there.
 
-        `seeds` are all slots', for layers that draw noise; they also say where to compute.
+        `seeds` are all slots', for layers that add noise; they also set the device.
         """
         self.num_frames = num_frames
         self.min_start, self.max_start = min(starts), max(starts)
         self.is_flush = num_valid is None
         self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
-        self.reach = 0  # frames from which on rows have no start in sight, as far as was asked
+        self.reach = 0  # frames after which no layer's window reaches back to a row's start
         self._rows, self._starts, self._seeds = rows, starts, seeds
         self._device = seeds.device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
         self.valid_B = sent(torch.tensor(num_valid), self._device) if self.is_ragged else None
 
-    # Made when first asked for: most steps of most codecs need none.
+    # Created on demand: most steps of most codecs need none.
     @cached_property
     def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
-        """The rows' slots."""
+        """The slots of the rows."""
         return sent(torch.tensor(self._rows), self._device)
 
     @cached_property
@@ -103,7 +104,7 @@ class CodecStep:
 
     @cached_property
     def seeds_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
-        """What keys each row's noise."""
+        """The seed of each row's noise."""
         return self._seeds[self.rows_B]
 
     def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class CodecStep:
         return self.num_frames * signal.rate
 
     def keep(self, state: SlotState, buffer: Tensor, length: int, rate: int) -> None:
-        """Commit to `state` the `length` entries (last dim) that end each row's valid part.
+        """Write to `state` the last `length` entries (last dim) of each row's valid part.
 
         `buffer` holds at least `length` entries more than this push has steps.
         """
@@ -137,7 +138,7 @@ class CodecStep:
             self.write(state, _gather_last(buffer, self.valid_B[:, None] * rate + offsets_L))
 
     def write(self, state: SlotState, value: Tensor) -> None:
-        """Commit this step's rows of `state`."""
+        """Write this step's rows of `state`."""
         assert state.tensor is not None
         if self._run is not None:
             state.tensor[self._run] = value
@@ -157,10 +158,12 @@ class CodecStep:
         return self.starts_B[:, None] * signal.rate + offsets
 
     def has_edge(self, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS) -> bool:
-        """Whether some row's entries, from `before` steps earlier, reach beyond its stream."""
+        """Whether a row's entries, from `before` steps earlier, reach beyond its stream."""
         if self.is_flush:
             return True
-        is_blank = padding is Padding.ZEROS and signal.lag == 0  # state starts as zeros already
+        is_blank = (
+            padding is Padding.ZEROS and signal.lag == 0
+        )  # the state is initialized with zeros
         if is_blank:
             return False
         self.reach = max(self.reach, -(-(signal.lag + before) // signal.rate))
@@ -169,7 +172,7 @@ class CodecStep:
     def at_edges(
         self, buffer: Tensor, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS
     ) -> Tensor:
-        """`buffer` [B, C, before + T] with `padding` wherever a row's stream is not."""
+        """`buffer` [B, C, before + T] with `padding` outside of each row's stream."""
         if not self.has_edge(signal, before, padding):
             return buffer
         times_BT = self.times(signal, buffer.shape[-1], before=before)
@@ -200,9 +203,9 @@ class CodecStep:
 
 
 class SettledStep(CodecStep):
-    """A push to rows that are so far on that none has its start in sight; see `CodecStep.reach`.
+    """A push to rows that are all past their start; see `CodecStep.reach`.
 
-    Which rows, and how far on, is known on the device alone: so it can be captured.
+    Rows and positions are known on the device alone, so the step can be captured.
     """
 
     def __init__(self, rows_B: Tensor, *, num_frames: int, starts_B: Tensor, seeds: Tensor) -> None:
@@ -223,18 +226,18 @@ def _gather_last(buffer: Tensor, index_BT: Tensor) -> Tensor:
     return buffer.gather(-1, index_BT.view(shape).expand(*buffer.shape[:-1], -1))
 
 
-class Misfit(Exception):
-    """Why a module has no streaming twin; the builder adds where the module is."""
+class Unstreamable(Exception):
+    """Why a module has no streaming twin; the builder adds the module's path."""
 
 
 class StreamingStage(nn.Module):
     """Maps the next steps of a stream, [B, C, T], to the next steps of another.
 
-    `bind` is called once, with where the input stands, and says where the output stands.
+    `bind` is called once with the input's rate and lag, and returns the output's.
     """
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Take note of the input's rate and lag; return the output's."""
+        """Store the input's rate and lag; return the output's."""
         raise NotImplementedError
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
@@ -242,20 +245,20 @@ class StreamingStage(nn.Module):
         raise NotImplementedError
 
     def states(self) -> Iterator[SlotState]:
-        """Every state tensor of this stage and those within."""
+        """Every state tensor of this stage and its children."""
         for module in self.modules():
             yield from (s for s in vars(module).values() if isinstance(s, SlotState))
 
 
 class Pointwise(StreamingStage):
-    """Each step of the output depends on that step of the input alone."""
+    """Each step of the output depends on the same step of the input alone."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """No delay."""
+        """Pointwise: adds no lag."""
         return signal
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
@@ -264,7 +267,7 @@ class Pointwise(StreamingStage):
 
 
 class Chain(StreamingStage):
-    """One stage after another; of none, the identity."""
+    """Stages in sequence; without any, the identity."""
 
     def __init__(self, *stages: StreamingStage) -> None:
         super().__init__()
@@ -278,14 +281,14 @@ class Chain(StreamingStage):
         return signal
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Apply each in turn."""
+        """Apply each stage in turn."""
         for stage in self.stages:
             x_BCT = stage(x_BCT, step)
         return x_BCT
 
 
 class Delay(StreamingStage):
-    """A stream, `num_steps` later."""
+    """A stream delayed by `num_steps` steps."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__()
@@ -293,12 +296,12 @@ class Delay(StreamingStage):
         self.state = SlotState()
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Nothing but lag."""
+        """Add the delay to the lag."""
         self.end = SignalRate(signal.rate, signal.lag + self.num_steps, signal.short)
         return self.end
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Older steps first."""
+        """Return the delayed steps first."""
         past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
         buffer = torch.cat((past_BCL, x_BCT), -1)
         step.keep(self.state, buffer, self.num_steps, self.end.rate)
@@ -313,7 +316,7 @@ class Sum(StreamingStage):
         self.branches = nn.ModuleList(branches)
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """The slowest branch's lag."""
+        """The lag of the slowest branch."""
         ends = [_stage(branch).bind(signal) for branch in self.branches]
         slowest = max(ends, key=lambda end: end.lag)
         for index, end in enumerate(ends):
@@ -326,7 +329,7 @@ class Sum(StreamingStage):
         return slowest
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Add them up."""
+        """Add up the branches."""
         first, *others = self.branches
         total: Tensor = first(x_BCT, step)
         for branch in others:
@@ -340,7 +343,7 @@ def residual(*stages: StreamingStage) -> Sum:
 
 
 def channels_last(modules: Sequence[Callable[[Tensor], Tensor]]) -> Pointwise:
-    """Pointwise modules that want channels last, in a row."""
+    """A sequence of pointwise modules that expect channels last."""
 
     def apply(x_BCT: Tensor) -> Tensor:
         x_BTC = x_BCT.transpose(1, 2)

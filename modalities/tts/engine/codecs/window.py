@@ -1,12 +1,12 @@
-"""Windowed decoding: for codecs that have no exact streaming twin, chunks with context before them.
+"""Windowed decoding, for codecs without an exact streaming twin: chunks with context before them.
 
-Owns how much of the past goes into a window, and what of its sound is given out. A chunk is what
-one push brings; the caller chooses its size. The sound of the context frames is cut off. The seam
-is only as good as the context is long, so decoders that keep their state are preferred.
+Owns how much of the past a window contains, and which of its samples are returned. A chunk holds
+the frames of one push; the caller chooses its size. The sound of the context frames is cut off.
+Longer contexts make smoother seams, so decoders that keep their state are preferred.
 
 Semantics (frames S so far, d of them decoded, buffer b, chunk c, voice prompt P): a window holds
-S[max(0, d - b) : d + c]. With `ONCE`, P comes before the first window; with `ROLLING`, before
-later ones too: as much of P's tail as fills the context up to b frames.
+S[max(0, d - b) : d + c]. With `ONCE`, P precedes the first window; with `ROLLING`, also later ones:
+as much of P's tail as fills the context up to b frames.
 
 Shapes: see `codecs.protocol`.
 """
@@ -37,7 +37,7 @@ class OneShotCodec:
 
 
 class PromptUse(StrEnum):
-    """Which windows begin with the voice's own frames."""
+    """Which windows begin with the voice's frames."""
 
     NEVER = "never"
     ONCE = "once"
@@ -46,7 +46,7 @@ class PromptUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
-    """What a window holds before its chunk: so many frames, and the voice's own."""
+    """The context of a window's chunk: a number of past frames, and the voice's frames."""
 
     buffer: int = 0
     prompt_use: PromptUse = PromptUse.NEVER
@@ -54,7 +54,7 @@ class WindowPolicy:
 
 @dataclass(slots=True)
 class _RowFrames:
-    """The frames before the next chunk: the prompt, and the last `buffer` of those decoded."""
+    """The frames before the next chunk: the prompt, and the last `buffer` decoded ones."""
 
     prompt_QF: Tensor
     past_QF: Tensor
@@ -63,7 +63,7 @@ class _RowFrames:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A chunk with its context, and how many frames of it are prompt, and past."""
+    """A chunk with its context, and the counts of prompt frames and past frames in it."""
 
     codes_QF: Tensor
     num_prompt: int
@@ -91,12 +91,12 @@ class WindowDecoder:
         self.sample_rate, self.hop, self.num_rows = codec.sample_rate, codec.hop, num_rows
 
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
-        """Start a new stream in each of `rows`; nothing here draws noise."""
+        """Start a new stream in each of `rows`; `seeds` are ignored."""
         nothing_Q0 = torch.zeros(self._codec.num_codebooks, 0, dtype=torch.int64)
         self._rows.update({row: _RowFrames(nothing_Q0, nothing_Q0) for row in rows})
 
     def prime(self, row: int, prompt_QF: Tensor) -> None:
-        """The voice's own frames, before the row's first chunk; they are not given out."""
+        """Store the voice's frames before the row's first chunk; their sound is discarded."""
         if self._policy.prompt_use is not PromptUse.NEVER:
             self._rows[row].prompt_QF = prompt_QF
 
@@ -111,14 +111,14 @@ class WindowDecoder:
             for codes_QF, row, count in zip(codes_BQF, rows, valid, strict=True)
         ]
         pcm_BS = pad_sequence(self._decode_all(windows), batch_first=True)
-        for row, window in zip(rows, windows, strict=True):  # only what was decoded is past
+        for row, window in zip(rows, windows, strict=True):  # only decoded frames become the past
             self._move_on(self._rows[row], window)
         starts = tuple(window.num_context * self.hop for window in windows)
         stops = tuple(window.num_frames * self.hop for window in windows)
         return DecodedAudio(pcm_BS, starts, stops)
 
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
-        """End the streams in `rows`; nothing is held back."""
+        """End the streams in `rows`; there are no delayed samples."""
         for row in rows:
             del self._rows[row]
         none = (0,) * len(rows)
@@ -140,7 +140,7 @@ class WindowDecoder:
         row.has_begun = row.has_begun or window.num_frames > window.num_context
 
     def _decode_all(self, windows: Sequence[_Window]) -> list[Tensor]:
-        """Windows of one length together: padding would change the sound of real frames."""
+        """Decode windows of equal length together: padding would change real frames."""
         groups = defaultdict(list)
         for index, window in enumerate(windows):
             if window.num_frames > window.num_context:

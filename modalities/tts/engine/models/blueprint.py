@@ -1,7 +1,7 @@
-"""What the loader asks of a speech-token model before and while it is built.
+"""The loader's interface to a speech-token model, before and while it is built.
 
-Owns the protocol, so that all families are alike to loader and runner, and what families share
-whose steps are frames. Knows no family.
+Owns the protocol, so that loader and runner treat all families alike, and the common code of
+families whose steps are frames. Knows no family.
 
 Shapes: N steps, K codes of a step, Q codebooks, F codec frames, S samples.
 """
@@ -43,9 +43,9 @@ Codes = NDArray[np.int64]
 class SpeechTraits(FramePattern):
     """How a family's steps become speech. Plain data.
 
-    Where positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts
-    that begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of
-    the one before, and `context_end_ids` behind them.
+    Without `causal_prompts`, positions of a prompt depend on later ones, so prompts with equal
+    beginnings cannot share pages. Each segment's prompt includes the last `num_context_steps` of
+    the previous segment, and `context_end_ids` after them.
     """
 
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
@@ -57,12 +57,12 @@ class SpeechTraits(FramePattern):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSetup:
-    """Where a model will run, and with what: all that blueprints need beside `config.json`."""
+    """A blueprint's inputs in addition to `config.json`: folder, options, limits, device, types."""
 
     folder: Path
     options: SpeechOptions
     max_length: int
-    max_batch_size: int  # slots; one more than rows where steps are captured
+    max_batch_size: int  # slots; one more than rows if steps are captured
     dtype: torch.dtype
     device: torch.device
     native: NativeKernels | None = None
@@ -73,27 +73,27 @@ class SpeechBlueprint(Protocol):
     """A speech-token model that is known but not yet loaded."""
 
     max_length: int
-    """Positions of a segment, its prompt included."""
+    """Maximum positions of a segment, including its prompt."""
     num_logits: int
-    """Ids that one sample chooses from."""
+    """The number of logits of one sample."""
     traits: SpeechTraits
 
     def weight_bytes(self) -> int:
-        """Device bytes of the weights once loaded, the codec's left out."""
+        """Device bytes of the weights once loaded, without the codec's."""
         ...
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most that one token step holds beside weights and cache."""
+        """Peak memory of one token step in addition to weights and cache."""
         ...
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The shape of its cache."""
+        """The layout of the model's KV cache."""
         ...
 
     def build(
         self, checkpoint: Checkpoint, report: Callable[[float], None]
     ) -> CausalModel | FrameModel:
-        """Load the weights. Raises `WeightsError` naming tensor and file."""
+        """Load the weights. Raises `WeightsError` that names tensor and file."""
         ...
 
     def codec_bytes(self) -> int:
@@ -101,19 +101,19 @@ class SpeechBlueprint(Protocol):
         ...
 
     def codec_state_bytes(self, num_rows: int) -> int:
-        """Device bytes that so many streams keep in the codec's decoder."""
+        """Device bytes of the state of `num_rows` streams in the codec's decoder."""
         ...
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
-        """Load the codec. Raises `WeightsError`, and `ConfigError` for options it cannot have."""
+        """Load the codec. Raises `WeightsError`, and `ConfigError` for unsupported options."""
         ...
 
     def frames(self, steps_NK: Codes) -> Codes:
-        """`codes_QF` of the whole frames in some steps, the first of them a frame's first."""
+        """`codes_QF` of the complete frames in `steps_NK`, whose first step begins a frame."""
         ...
 
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
-        """What the voice of a clip is to this model; asked only where there is an encoder."""
+        """The clip's voice as a prompt; called only if the codec has an encoder."""
         ...
 
 
@@ -129,7 +129,7 @@ Model = TypeVar("Model", bound=LoadableModel)
 
 
 class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
-    """What families share whose steps are frames, sampled on top of one of our decoders."""
+    """The common code of families whose steps are frames, sampled on top of our decoder."""
 
     traits = SpeechTraits()
 
@@ -142,24 +142,24 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
         self._setup, self._decoder = setup, decoder
 
     @abstractmethod
-    def sketch(self, device: torch.device) -> Model:
-        """The model, uninitialized."""
+    def construct(self, device: torch.device) -> Model:
+        """Construct the model with uninitialized parameters."""
 
     @abstractmethod
     def targets(self, model: Model, names: Collection[str] = ()) -> Iterable[Target]:
-        """Where each of its tensors goes, of a checkpoint that has these `names`."""
+        """The destination of each tensor of a checkpoint that has these `names`."""
 
     @abstractmethod
     def is_unused(self, name: str) -> bool:
-        """Whether a tensor of the checkpoint belongs to something else."""
+        """Whether a tensor of the checkpoint is not part of this model."""
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters."""
-        targets = self.targets(self.sketch(torch.device("meta")))
+        targets = self.targets(self.construct(torch.device("meta")))
         return sum(target.num_bytes(self._setup.dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most a step of so many positions and rows holds beside weights and cache."""
+        """Peak memory of a step in addition to weights and cache."""
         num_values = num_tokens * position_values(self._decoder)
         num_logits = num_rows * self._num_codebooks * self.num_logits
         return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_logits
@@ -170,7 +170,7 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> Model:
         """Allocate, stream the weights into place and pack them."""
-        model = self.sketch(self._setup.device)
+        model = self.construct(self._setup.device)
         targets = self.targets(model, checkpoint.tensors)
         load_tensors(checkpoint, targets, ignored=self.is_unused, report=report)
         with torch.inference_mode():
@@ -183,22 +183,22 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
 
 
 class CloningBlueprint(FrameBlueprint[Model]):
-    """A family with a published codec, that imitates recordings: their frames go into prompts."""
+    """A family with a published codec that imitates recordings: their frames go into prompts."""
 
     codec: HubCodec
     clip_end_ids: tuple[int, ...]
-    """Words that end a clip's sound in a prompt."""
+    """Ids of words that follow a clip's sound in a prompt."""
 
     def codec_bytes(self) -> int:
         """Bytes of the codec's weights."""
         return self.codec.num_bytes()
 
     def codec_state_bytes(self, num_rows: int) -> int:
-        """Bytes that so many streams keep in the codec."""
+        """Bytes of the state of `num_rows` streams in the codec."""
         return self.codec.state_bytes(num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
-        """Load the codec, both of its halves."""
+        """Load the codec with its encoder."""
         return self.codec.open(
             self._setup.device,
             report,
@@ -208,7 +208,7 @@ class CloningBlueprint(FrameBlueprint[Model]):
         )
 
     def steps(self, codes_QF: Codes) -> Codes:
-        """The steps that say these frames: `steps_NK`."""
+        """The steps that generate these frames: `steps_NK`."""
         return codes_QF.T
 
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:

@@ -1,4 +1,4 @@
-"""Frames of codes as a decoder's input: every codebook's embedding of its code, summed.
+"""Frames of codes as a decoder's input: the sum of every codebook's embedding of its code.
 
 Owns the sum, and how frames and words share the positions of a step. Knows no family.
 
@@ -15,7 +15,7 @@ from triptych.modalities.tts.engine.frame_head import FrameInputs
 
 
 class Codebooks:
-    """The tables of all codebooks, one after the other in `weight_EC`; left uninitialized."""
+    """The tables of all codebooks, concatenated in `weight_EC`; left uninitialized."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Codebooks:
 
 
 def embed_inputs(inputs: FrameInputs, text_VC: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
-    """`x_TC` of a step's positions, words and frames each in their places."""
+    """`x_TC` of a step's positions, from words and frames."""
     frames_FC = codebooks(inputs.codes_FQ)
     if not len(inputs.text_ids_X):
-        return frames_FC  # a step of decode rows alone
+        return frames_FC  # only decode rows in this step
     x_TC = frames_FC.new_empty(len(inputs.positions_T), frames_FC.shape[1])
     x_TC.index_copy_(0, inputs.frame_index_F, frames_FC)
     return x_TC.index_copy_(0, inputs.text_index_X, text_VC.index_select(0, inputs.text_ids_X))

@@ -1,9 +1,9 @@
-"""CSM: two transformers, one position a frame, then one position a code of the frame; and Mimi.
+"""CSM: two transformers, with one position per frame and one per code of the frame; and Mimi.
 
-Owns what `config.json` says beyond the fields of every decoder, the frame's inner loop, and what
-the model needs of a device. The depth decoder sees nothing but its own frame, so its cache is one
-page per slot, rewritten each time; the loop over codes runs for all rows at once and is one unit of
-work of a step. Knows no scheduler.
+Owns the fields of `config.json` that are not every decoder's, the frame's inner loop, and the
+model's memory. The depth decoder attends only to its own frame, so its cache is one page per slot,
+rewritten each time; the loop over codes runs for all rows at once and is one unit of work of a
+step. Knows no scheduler.
 
 Shapes: R rows, T positions, Q codes, C backbone hidden, D depth hidden, V codebook, W words.
 """
@@ -49,7 +49,7 @@ from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inp
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
-_MIMI_CODES = 2048  # unless its configuration says otherwise
+_MIMI_CODES = 2048  # the default of Mimi's configuration
 
 
 class _Transformer(CausalLmConfig, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class _DepthFields(_Transformer, frozen=True, kw_only=True):
 
 
 class CsmFields(_Transformer, frozen=True, kw_only=True):
-    """What a checkpoint says of itself. `vocab_size` is that of a codebook."""
+    """The fields of a checkpoint's config.json. `vocab_size` is that of a codebook."""
 
     depth_decoder_config: dict[str, Any]
     codec_config: dict[str, Any]
@@ -77,9 +77,10 @@ class CsmFields(_Transformer, frozen=True, kw_only=True):
 
 
 class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The two decoders, and what joins them.
+    """The configurations of the two decoders.
 
-    Codes from `num_sampled` on are embedded and never sampled: Mimi has none of them.
+    Codes from `num_sampled` on are embedded and never sampled: they are outside of Mimi's
+    codebooks.
     """
 
     fields: CsmFields
@@ -91,7 +92,7 @@ class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> CsmConfig:
         """Translate `config.json`; `max_length` 0 takes the model's own context.
 
-        Raises `WeightsError` naming the field.
+        Raises `WeightsError` that names the field.
         """
         fields = parse(config, CsmFields)
         depth = parse({**fields.depth_decoder_config}, _DepthFields)
@@ -136,9 +137,9 @@ class CsmModel:
         )
 
     def targets(self, codebooks_name: str, encoding: WeightEncoding) -> Iterator[Target]:
-        """Every tensor, and the view it goes to; the layers' are held as `encoding` says.
+        """Every tensor and its destination; the layers' are held as `encoding` says.
 
-        `codebooks_name` is where the codes' table is.
+        `codebooks_name` is the name of the codes' table in the checkpoint.
         """
         yield TensorTarget("embed_text_tokens.weight", self.text_WC)
         yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
@@ -148,7 +149,7 @@ class CsmModel:
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
-        # A word of the prompt stands for the end of a voice's sound: a frame of end codes.
+        # A frame of end codes marks the end of a voice's sound; a word of the prompt represents it.
         eos_1Q = torch.full((1, self.num_codes), self._eos_id, device=self.text_WC.device)
         self.text_WC[self._audio_eos_id] = self.codebooks(eos_1Q)[0]
         self.backbone.prepare(native)
@@ -156,7 +157,7 @@ class CsmModel:
         self.depth.prepare(native)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
-        """Nothing is kept per slot: the pages of the depth decoder are written before read."""
+        """Do nothing: the pages of the depth decoder are written before they are read."""
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         """`hidden_TC` of the backbone."""
@@ -172,12 +173,12 @@ class CsmModel:
         return FrameSamples(codes_RQ, self.is_end(codes_RQ))
 
     def is_end(self, codes_RQ: torch.Tensor) -> torch.Tensor:
-        """Whether all codes of a frame but the last are end codes, as transformers has it."""
+        """Whether all codes of a frame except the last are end codes, as in transformers."""
         return (codes_RQ[:, :-1] == self._eos_id).all(-1)
 
 
 class DepthDecoder:
-    """Writes a frame's codes one after the other, from the backbone's hidden state on."""
+    """Generates a frame's codes one after another, from the backbone's hidden state."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class DepthDecoder:
         self._positions_Q = torch.arange(self._num_codes, device=device)
 
     def targets(self, prefix: str, encoding: WeightEncoding) -> Iterator[Target]:
-        """As `CsmModel.targets`."""
+        """The targets of the depth decoder; see `CsmModel.targets`."""
         yield from stack_targets(self._stack, f"{prefix}.model", encoding)
         yield TensorTarget(
             f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI
@@ -210,7 +211,7 @@ class DepthDecoder:
         yield TensorTarget(f"{prefix}.codebooks_head.weight", self._heads_QVD.transpose(1, 2))
 
     def prepare(self, native: NativeKernels | None) -> None:
-        """As `CsmModel.prepare`; the cache is allocated here."""
+        """Prepare the weights as `CsmModel.prepare`, and allocate the cache."""
         self._stack.prepare(native)
         self._projector.prepare(native)
         self._heads = [Linear.of(weight_VD) for weight_VD in self._heads_QVD]
@@ -223,7 +224,7 @@ class DepthDecoder:
     def sample(
         self, hidden_RC: torch.Tensor, first_R: torch.Tensor, sampler: FrameSampler
     ) -> torch.Tensor:
-        """`codes_RQ`, the first of them given."""
+        """`codes_RQ`, given the first."""
         self._step(0, hidden_RC, sampler.slots_B)
         codes = [first_R]
         for code, head in enumerate(self._heads, start=1):
@@ -233,7 +234,7 @@ class DepthDecoder:
         return torch.stack(codes, 1)
 
     def _step(self, position: int, x_RC: torch.Tensor, slots_R: torch.Tensor) -> torch.Tensor:
-        """One position of every row: `hidden_RD`. A slot's page is the page of that number."""
+        """One position of every row: `hidden_RD`. Slot s uses page s."""
         num_rows, page_size = len(slots_R), self._layout.page_size
         batch = AttentionBatch(
             page_table_BM=slots_R[:, None],
@@ -259,11 +260,11 @@ _CODEBOOK_NAMES = (
     "backbone_model.embed_tokens.embed_audio_tokens.weight",
 )
 CODEC_PREFIX = "codec_model."
-_CONTEXT_STEPS = 250  # 20 s: without hearing itself, a speaker has another voice in each segment
+_CONTEXT_STEPS = 250  # 20 s: without context, the voice would change with each segment
 
 
 class CsmBlueprint(CloningBlueprint[CsmModel]):
-    """A checkpoint of `CsmForConditionalGeneration`, with Mimi in it."""
+    """A checkpoint of `CsmForConditionalGeneration`, which includes Mimi."""
 
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
         self.config = CsmConfig.read(config, max_length=setup.max_length)
@@ -292,13 +293,13 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         return super().weight_bytes() + page_bytes * (self._setup.max_batch_size + 1)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most a step of so many positions and rows holds; codes are sampled one at a time."""
+        """Peak memory of a step; codes are sampled one at a time."""
         num_values = num_tokens * position_values(self.config.backbone)
         num_values += num_rows * position_values(self.config.depth)
         return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_rows * self.num_logits
 
-    def sketch(self, device: torch.device) -> CsmModel:
-        """The model, uninitialized."""
+    def construct(self, device: torch.device) -> CsmModel:
+        """Construct the model with uninitialized parameters."""
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 
@@ -308,5 +309,5 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         return model.targets(held[0], self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
-        """The codec is loaded by itself; both decoders' tables of codes are one."""
+        """Whether a tensor is the codec's, or the second copy of the codes' table."""
         return name.startswith(CODEC_PREFIX) or name in _CODEBOOK_NAMES

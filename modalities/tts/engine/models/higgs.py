@@ -1,14 +1,14 @@
-"""Higgs Audio V2: one attention, and an MLP with norms of its own for words and sound.
+"""Higgs Audio V2: shared attention, and separate MLPs and norms for words and for sound.
 
-Owns what `config.json` says beyond the fields of every Llama, the choice between the two by
-position, the delay pattern, and what the model needs of a device. A step of one kind alone runs
-through the stack of that kind, in one native call where there is one; only where words and sound
-share a step are their positions parted at each layer. The published tokenizer is a repository of
-its own: its folder is looked for in the model's, as `audio_tokenizer`. Knows no scheduler.
+Owns the fields of `config.json` that are not every Llama's, the choice of MLP by position, the
+delay pattern, and the model's memory. A step of one kind runs through that kind's stack, in one
+native call if available; only if words and sound share a step are their positions separated at each
+layer. The tokenizer is published separately: it is expected in the model's folder as
+`audio_tokenizer`. Knows no scheduler.
 
-Codebook c says at step k of a segment the code of frame k - c - 1: steps 0 to c say a mark of the
-beginning, and once a step has said the mark of the end, codebook 0 goes on saying it, a step later
-codebook 1 too, and so on; a step of these marks alone is the end.
+Step k of a segment holds, for codebook c, the code of frame k - c - 1: steps 0 to c hold a begin
+mark. After the first end mark, codebook 0 continues with end marks, one step later also codebook 1,
+and so on; a step of end marks alone is the end.
 
 Shapes: R rows, T positions, X words, F frames, Q codebooks, V entries of one, C hidden, W words of
 the vocabulary, S slots.
@@ -56,9 +56,9 @@ Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HiggsFields(CausalLmConfig, frozen=True, kw_only=True):
-    """What a checkpoint says of itself. `codebook_size` counts the two marks of a stream.
+    """The fields of a checkpoint's config.json. `codebook_size` counts the two marks of a stream.
 
-    Sound stands in a prompt between two words, and `eos_token_id` ends a turn.
+    In a prompt, sound is enclosed by two words, and `eos_token_id` ends a turn.
     """
 
     rms_norm_eps: Positive = 1e-5
@@ -73,14 +73,14 @@ class HiggsFields(CausalLmConfig, frozen=True, kw_only=True):
 
 
 class HiggsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The decoder, and what is special about it."""
+    """The decoder's configuration, and the fields of Higgs."""
 
     fields: HiggsFields
     decoder: DecoderConfig
 
     @classmethod
     def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> HiggsConfig:
-        """Translate `config.json`. Raises `WeightsError` naming the field."""
+        """Translate `config.json`. Raises `WeightsError` that names the field."""
         fields = parse(config, HiggsFields)
         attention = (attention_of(fields),) * fields.num_hidden_layers
         return cls(fields=fields, decoder=decoder_of(fields, attention, max_length))
@@ -111,7 +111,7 @@ class HiggsModel:
         self._order_Q = torch.arange(self.num_codes, device=device)
 
     def targets(self, encoding: WeightEncoding) -> Iterator[Target]:
-        """Every tensor, and the view it goes to; the layers' are held as `encoding` says."""
+        """Every tensor and its destination; the layers' are held as `encoding` says."""
         yield TensorTarget("model.embed_tokens.weight", self.text_WC)
         name = "model.embed_audio_tokens.embed_audio_tokens.weight"
         yield TensorTarget(name, self.codebooks.weight_EC)
@@ -130,14 +130,14 @@ class HiggsModel:
         self.head.prepare(native)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
-        """Where the row's segment begins, and how long it has been ending."""
+        """Record where the row's segment begins, and how many end marks it has sampled."""
         has_end = [self._end_id in codes for codes in sampled]
         num_ended = len(sampled) - has_end.index(True) if any(has_end) else 0
         self._first_S[slot].fill_(len(prompt_ids))
         self._num_ended_S[slot].fill_(num_ended)
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`."""
+        """Run the layers: `hidden_TC`."""
         x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
         positions_T = inputs.positions_T
         if not len(inputs.text_ids_X):
@@ -147,10 +147,10 @@ class HiggsModel:
         cos_sin = self.words.rotations(positions_T)
         for words, sound in zip(self.words.layers, self.sound.layers, strict=True):
             normed_TC = torch.empty_like(x_TC)
-            for layer, index in _kinds(words, sound, inputs):
+            for layer, index in _layers_by_kind(words, sound, inputs):
                 normed_TC.index_copy_(0, index, layer.input_norm(x_TC.index_select(0, index)))
             x_TC = words.attention(normed_TC, x_TC, cos_sin, PagedStep(kv, inputs.batch))
-            for layer, index in _kinds(words, sound, inputs):
+            for layer, index in _layers_by_kind(words, sound, inputs):
                 part = x_TC.index_select(0, index)
                 x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))
         return self.words.norm(x_TC)
@@ -158,7 +158,7 @@ class HiggsModel:
     def sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
     ) -> FrameSamples:
-        """All codes at once, and the marks that the delay pattern has in their places."""
+        """Sample all codes at once, and place the marks of the delay pattern."""
         logits_RQV = self.head(hidden_RC).view(-1, self.num_codes, self._size)
         slots_R = sampler.slots_B
         step_R1 = (positions_R - self._first_S[slots_R])[:, None]
@@ -172,7 +172,7 @@ class HiggsModel:
         return FrameSamples(codes_RQ, is_mark_RQ.all(-1))
 
 
-def _kinds(
+def _layers_by_kind(
     words: DecoderLayer, sound: DecoderLayer, inputs: FrameInputs
 ) -> tuple[tuple[DecoderLayer, torch.Tensor], tuple[DecoderLayer, torch.Tensor]]:
     return (words, inputs.text_index_X), (sound, inputs.frame_index_F)
@@ -197,8 +197,8 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
         self.traits = SpeechTraits(delay_steps=fields.num_codebooks)
         self.codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options, native=setup.native)
 
-    def sketch(self, device: torch.device) -> HiggsModel:
-        """The model, uninitialized."""
+    def construct(self, device: torch.device) -> HiggsModel:
+        """Construct the model with uninitialized parameters."""
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return HiggsModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 
@@ -207,14 +207,13 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
         return model.targets(self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
-        """What writes words, and offsets that follow from the configuration."""
+        """Whether a tensor is the text head, or offsets that the configuration implies."""
         return name in _UNUSED
 
     def frames(self, steps_NK: Codes) -> Codes:
         """Frame f has its c-th code in step f + c + 1.
 
-        The last frame holds a mark of the end, which counts as the last code, as transformers has
-        it.
+        The last frame holds an end mark, which counts as the last code, as in transformers.
         """
         num_codes = steps_NK.shape[1]
         num_frames = len(steps_NK) - num_codes
@@ -223,7 +222,7 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
         return np.clip(codes_QF, 0, self.config.fields.audio_stream_bos_id - 1)
 
     def steps(self, codes_QF: Codes) -> Codes:
-        """Frames as the steps that say them, between the marks of a stream: `steps_NK`."""
+        """The steps that generate these frames, between the marks of a stream: `steps_NK`."""
         fields = self.config.fields
         num_codes, num_frames = codes_QF.shape
         steps_NK = np.full((num_frames + num_codes + 1, num_codes), fields.audio_stream_eos_id)

@@ -1,4 +1,4 @@
-"""Orpheus: a Llama that writes SNAC codes as tokens, seven to a frame.
+"""Orpheus: a Llama that generates SNAC codes as tokens, seven per frame.
 
 Implements `modalities.tts.engine.models.blueprint.SpeechBlueprint`.
 """
@@ -26,7 +26,7 @@ from triptych.modalities.tts.wire import VoiceClip
 
 
 class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
-    """A Llama checkpoint with a `speech` block and a SNAC folder in its own."""
+    """A Llama checkpoint with a `speech` block and SNAC in a subfolder."""
 
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
         super().__init__(
@@ -51,22 +51,22 @@ class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
         return self._codec.num_bytes()
 
     def codec_state_bytes(self, num_rows: int) -> int:
-        """Bytes that so many streams keep in SNAC."""
+        """Bytes of the state of `num_rows` streams in SNAC."""
         return self._codec.state_bytes(num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
-        """Load SNAC."""
+        """Load the SNAC codec."""
         return self._codec.open(
             self._device, report, num_rows=num_rows, num_codebooks=CODES_PER_FRAME
         )
 
     def frames(self, steps_NK: Codes) -> Codes:
-        """Seven tokens to a frame. A token in another's place counts as that place's code."""
+        """Seven tokens per frame. A token at the wrong place is mapped to that place's range."""
         num_frames = len(steps_NK) // CODES_PER_FRAME
         ids_F7 = steps_NK[: num_frames * CODES_PER_FRAME].reshape(num_frames, CODES_PER_FRAME)
         codes_F7 = (ids_F7 - self._block.first_code_id) % self._block.codebook_size
         return np.ascontiguousarray(codes_F7[:, FRAME_ORDER].T)
 
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
-        """The released models speak with their own voices alone."""
-        raise InvalidRequest("This model imitates no recordings.", param="voice")
+        """Refuse: the released models only have built-in voices."""
+        raise InvalidRequest("This model cannot imitate recordings.", param="voice")

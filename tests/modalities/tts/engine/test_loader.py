@@ -147,7 +147,7 @@ def test_an_audio_decoder_of_too_few_codebooks_is_refused(
     mimi().save_pretrained(tmp_path / "mimi")
     ledger = Ledger(256 * MIB)
     options = {"audio_decoder": str(tmp_path / "mimi")}
-    with pytest.raises(ConfigError, match="has 4 codebooks and this model speaks 7"):
+    with pytest.raises(ConfigError, match="has 4 codebooks, but this model generates 7"):
         loader(orpheus_folder, ledger, tmp_path, **options).load(lambda _: None)
     assert not ledger.by_owner()
 

@@ -255,5 +255,5 @@ def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
 
 def test_model_without_encoder_refuses_cloning() -> None:
     speaker = runner(SpeechCodec(decoder=Poisoned(), codebook_size=1000))  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="no recordings"):
+    with pytest.raises(InvalidRequest, match="cannot imitate recordings"):
         read(speaker, clip())

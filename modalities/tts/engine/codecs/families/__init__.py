@@ -1,1 +1,1 @@
-"""One file per codec family: how codes become latents, and what its composite modules do."""
+"""Codec families, one file each: how codes become latents, and rules for composite modules."""

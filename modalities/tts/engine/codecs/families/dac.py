@@ -1,4 +1,4 @@
-"""DAC decoders: DAC itself, and XCodec and Higgs Audio tokenizers, which decode with one."""
+"""DAC decoders: DAC itself, and the XCodec and Higgs Audio tokenizers, which use the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES: Rules = MappingProxyType(
 
 
 def dac(model: Any) -> Adapter:
-    """`DacModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
+    """The adapter of `DacModel`: codes [B, Q, F] of at most the model's codebooks."""
     return Adapter(
         stage=build(model.decoder, RULES, path="decoder"),
         embed=lambda codes: model.quantizer.from_codes(codes)[0],
@@ -34,7 +34,7 @@ def dac(model: Any) -> Adapter:
 
 
 def xcodec(model: Any) -> Adapter:
-    """`XcodecModel` and `HiggsAudioV2TokenizerModel`: codes [B, Q, F]."""
+    """The adapter of `XcodecModel` and `HiggsAudioV2TokenizerModel`: codes [B, Q, F]."""
     return Adapter(
         stage=build(model.acoustic_decoder, RULES, path="acoustic_decoder"),
         embed=lambda codes: model.fc2(

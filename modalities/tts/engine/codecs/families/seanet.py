@@ -1,6 +1,6 @@
 """SEANet decoders: Mimi, and EnCodec without time-wise norms.
 
-Knows transformers' classes by name and by the fields their decoders have in common.
+Knows transformers' classes by name and by their decoders' common fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum, re
 def _convolution(walk: Walk) -> StreamingStage:
     """A convolution padded on the left alone, or on both sides if not causal."""
     if hasattr(walk.module, "norm"):
-        return walk.at("norm").stage()  # says why it cannot stream
+        return walk.at("norm").stage()  # raises the reason why it cannot stream
     conv = walk.module.get_submodule("conv")
     assert isinstance(conv, nn.Conv1d)
     total = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0]
@@ -71,7 +71,7 @@ RULES: Rules = MappingProxyType(
 
 
 def mimi(model: Any) -> Adapter:
-    """`MimiModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
+    """The adapter of `MimiModel`: codes [B, Q, F] of at most the model's codebooks."""
     return _adapter(
         model,
         _latent_decoder(model),
@@ -83,7 +83,7 @@ def mimi(model: Any) -> Adapter:
 
 
 def encodec(model: Any) -> Adapter:
-    """`EncodecModel` of the 24 kHz kind: causal, weight-normalized, not normalizing loudness."""
+    """The adapter of 24 kHz `EncodecModel`s: causal, weight-normalized, without loudness norms."""
     return _adapter(
         model,
         build(model.decoder, RULES, path="decoder"),
@@ -95,7 +95,7 @@ def encodec(model: Any) -> Adapter:
 
 
 def _latent_decoder(model: Any) -> StreamingStage:
-    """Upsampling, decoder transformer, SEANet: the model's own parts in older transformers."""
+    """Upsampling, decoder transformer, SEANet: parts of the model itself in older transformers."""
     has_half = hasattr(model.decoder, "decoder_seanet")
     walk = Walk(model, RULES, "model")
     walk, seanet = (walk.at("decoder"), "decoder_seanet") if has_half else (walk, "decoder")

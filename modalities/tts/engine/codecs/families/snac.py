@@ -4,7 +4,7 @@ Owns a decoder-only SNAC module, with the names of the published checkpoints, an
 rules. A frame is one step of the coarsest codebook: with strides 4, 2, 1 it holds 1 + 2 + 4 codes,
 coarse to fine, each scale's in order of time.
 
-The original draws fresh noise at each call. Here noise is a hash of (row's seed, block, time), so
+The original generates new noise at each call. Here noise is a hash of (row's seed, block, time), so
 streaming, one-shot decoding and every batch agree.
 """
 
@@ -157,12 +157,12 @@ class Snake1d(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, width, 1))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        """Apply it."""
+        """Apply the activation."""
         return x_BCT + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * x_BCT).pow(2)
 
 
 class NoiseBlock(nn.Module):
-    """Adds noise scaled by a linear map of the signal; one draw per time step."""
+    """Adds noise scaled by a linear map of the signal; one sample per time step."""
 
     seeds_B: Tensor
 
@@ -181,19 +181,19 @@ class NoiseBlock(nn.Module):
 
 
 class StreamingNoise(StreamingStage):
-    """A noise block that knows what time it is."""
+    """A noise block that receives each step's time."""
 
     def __init__(self, block: NoiseBlock) -> None:
         super().__init__()
         self.block = block
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Pointwise."""
+        """Pointwise: adds no lag."""
         self.signal = signal
         return signal
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Draw by each row's seed and time."""
+        """Add noise keyed by each row's seed and time."""
         self.block.seeds_B = step.seeds_B
         y_BCT: Tensor = self.block(x_BCT, step.times(self.signal, x_BCT.shape[-1]))
         return y_BCT
@@ -217,7 +217,7 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shift(state: Tensor, num_bits: int) -> Tensor:
-    """Logical shift right of 64-bit integers, which torch has only signed."""
+    """Logical shift right of 64-bit integers, for which torch only has a signed type."""
     return (state >> num_bits) & ((1 << (64 - num_bits)) - 1)
 
 
@@ -253,7 +253,7 @@ RULES: Rules = MappingProxyType(
 
 
 def snac(model: Snac) -> Adapter:
-    """`Snac`: codes [B, 1 + 2 + 4, F] for strides 4, 2, 1."""
+    """The adapter of `Snac`: codes [B, 1 + 2 + 4, F] for strides 4, 2, 1."""
     config = model.config
     coarsest = config.vq_strides[0]
     return Adapter(

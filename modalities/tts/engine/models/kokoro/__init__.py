@@ -1,4 +1,4 @@
 """Kokoro-82M: phonemes and a voice to 24 kHz speech, a sentence at a time.
 
-Importing this package loads no torch; `loader.KokoroLoader` is the way in.
+Importing this package loads no torch; the entry point is `loader.KokoroLoader`.
 """

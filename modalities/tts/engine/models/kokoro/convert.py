@@ -1,8 +1,8 @@
-"""Kokoro's released weights, in either form they are found in, as one safetensors folder of ours.
+"""Converts Kokoro's released weights, in either published form, to a safetensors folder of ours.
 
-Owns the names: what the hub's pickled state dicts and what a traced ONNX graph call each tensor,
-and what our modules call it. Folds weight normalization (and the affine half of instance norms)
-into the weights themselves. Fetches nothing.
+Owns the names: of each tensor in the hub's pickled state dicts, in a traced ONNX graph, and in our
+modules. Folds weight normalization (and the affine half of instance norms) into the weights.
+Fetches nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RENAMED = (
 _UNUSED = re.compile(r"^bert\.(pooler\.|embeddings\.position_ids$)|\.stft\.")
 _WEIGHTED = {"MatMul", "Conv", "ConvTranspose", "LSTM"}
 _ONNX_GATES = (0, 2, 3, 1)
-"""Where torch's input, forget, cell and output gates are among ONNX's i, o, f, c."""
+"""Indices of torch's input, forget, cell and output gates in ONNX's order i, o, f, c."""
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -48,40 +48,40 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[st
 
 
 def hub_tensors(folder: Path) -> dict[str, Tensor]:
-    """The hub's layout: one .pth of nested state dicts, and voices/*.pt beside it."""
-    tensors = canonical(_flat(read_torch_file(hub_file(folder))))
+    """The tensors of a hub folder: one .pth of nested state dicts, and voices/*.pt."""
+    tensors = canonical(_flatten(read_torch_file(hub_file(folder))))
     for file in sorted((folder / "voices").glob("*.pt")):
         table = read_torch_file(file)
         if not isinstance(table, Tensor):
-            raise WeightsError(f"{file.name} holds no voice, which is one tensor.")
+            raise WeightsError(f"{file.name} holds no voice: a single tensor is expected.")
         tensors[VOICE_PREFIX + file.stem] = table
     return tensors
 
 
 def hub_file(folder: Path) -> Path:
-    """The one .pth file of a hub folder. Raises `WeightsError`."""
+    """The single .pth file of a hub folder. Raises `WeightsError`."""
     files = sorted(folder.glob("*.pth"))
     if len(files) != 1:
         raise WeightsError(
-            f"A Kokoro folder holds {SINGLE_NAME}, or one .pth file; found {len(files)} of those."
+            f"A Kokoro folder holds {SINGLE_NAME}, or one .pth file; found {len(files)} .pth files."
         )
     return files[0]
 
 
 def convert_hub(folder: Path, config: Mapping[str, Any], target: Path) -> None:
-    """Write a folder in the hub's layout in ours. Raises `WeightsError` for unfit files."""
+    """Convert a hub folder to our layout. Raises `WeightsError` for unfit files."""
     write_folder(target, hub_tensors(folder), config)
 
 
 def convert_packages(
     onnx: Path, voices: Mapping[str, bytes], config: Mapping[str, Any], target: Path
 ) -> None:
-    """Write a traced graph and raw voice files in our layout. Raises `WeightsError`."""
+    """Convert a traced graph and raw voice files to our layout. Raises `WeightsError`."""
     write_folder(target, onnx_tensors(onnx) | dict(voice_tables(voices.items())), config)
 
 
 def onnx_tensors(file: Path) -> dict[str, Tensor]:
-    """The same weights out of a graph traced from the released model (weight norms folded).
+    """The same weights from a graph traced from the released model (weight norms folded).
 
     Named initializers keep their module's name; nameless ones are named after the node that uses
     them.
@@ -96,7 +96,7 @@ def onnx_tensors(file: Path) -> dict[str, Tensor]:
     for node in graph.nodes:
         if node.operator in _WEIGHTED and len(node.inputs) > 1 and node.inputs[1] in unnamed:
             tensors.update(_node_tensors(graph, node))
-            unnamed.discard(node.inputs[1])  # later layers share it under paths of their own
+            unnamed.discard(node.inputs[1])  # later layers share it under their own paths
     return canonical(tensors)
 
 
@@ -111,33 +111,33 @@ def voice_tables(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, Tens
 
 
 def canonical(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Upstream tensors under our modules' names, with norms folded and unused ones dropped."""
+    """Rename upstream tensors to our modules' names; fold norms and drop unused tensors."""
     kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.search(name)}
     folded = _fold_affine(_fold_weight_norm(kept))
-    return {_renamed(name): tensor for name, tensor in folded.items()}
+    return {_module_name(name): tensor for name, tensor in folded.items()}
 
 
-def _renamed(name: str) -> str:
+def _module_name(name: str) -> str:
     for pattern, ours in _RENAMED:
         name = pattern.sub(ours, name)
     return name
 
 
 def _fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Make weight = g v / |v|, the norm over all but the first dimension (arXiv:1602.07868)."""
+    """Compute weight = g v / |v|, the norm over all but the first dimension (arXiv:1602.07868)."""
     for name in [name for name in tensors if name.endswith(".weight_g")]:
         stem = name.removesuffix("_g")
         if f"{stem}_v" not in tensors:
-            raise WeightsError(f"Tensor {name!r} comes without its direction {stem}_v.")
+            raise WeightsError(f"Tensor {name!r} lacks its direction {stem}_v.")
         tensors[stem] = torch._weight_norm(tensors.pop(f"{stem}_v"), tensors.pop(name), 0)
     return tensors
 
 
 def _fold_affine(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Fold instance norms' own scale w and shift b into the style projections after them.
+    """Fold instance norms' own scale w and shift b into the following style projections.
 
-    (1 + gamma) (w x + b) + beta is (1 + gamma') x + beta' with gamma' = w (1 + gamma) - 1 and
-    beta' = beta + b (1 + gamma). Released weights have w = 1 and b = 0.
+    (1 + gamma) (w x + b) + beta is (1 + gamma') x + beta' with gamma' = w (1 + gamma) - 1 and beta'
+    = beta + b (1 + gamma). Released weights have w = 1 and b = 0.
     """
     for name in [name for name in tensors if name.endswith(".norm.weight")]:
         stem = name.removesuffix("norm.weight")
@@ -153,10 +153,10 @@ def _fold_affine(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _flat(nested: Any) -> dict[str, Tensor]:
-    """`module.` inside names is left from data-parallel training."""
+def _flatten(nested: Any) -> dict[str, Tensor]:
+    """Flatten nested state dicts; removes `module.`, a relic of data-parallel training."""
     if not isinstance(nested, dict) or not all(isinstance(part, dict) for part in nested.values()):
-        raise WeightsError("The .pth file holds no state dicts by module, as Kokoro's does.")
+        raise WeightsError("The .pth file must hold state dicts by module, as Kokoro's does.")
     return {
         f"{module}.{name.removeprefix('module.')}": tensor
         for module, part in nested.items()
@@ -174,7 +174,7 @@ def _node_tensors(graph: OnnxGraph, node: Node) -> Iterator[tuple[str, Tensor]]:
 
 
 def _lstm_tensors(graph: OnnxGraph, node: Node, path: str) -> Iterator[tuple[str, Tensor]]:
-    """ONNX stacks directions, orders gates otherwise and joins both biases."""
+    """The gates in torch's order, from stacked directions and separate biases."""
     weight_ih, weight_hh, bias = (_tensor(graph.tensor(name)) for name in node.inputs[1:4])
     for index, suffix in enumerate(("", "_reverse")):
         bias_ih, bias_hh = bias[index].chunk(2)
@@ -190,7 +190,7 @@ def _lstm_tensors(graph: OnnxGraph, node: Node, path: str) -> Iterator[tuple[str
 
 
 def _module_path(scopes: list[str]) -> str:
-    """The torch module behind a traced path; a scope that repeats its parent's name extends it."""
+    """The torch module of a traced path; a scope that repeats its parent's name extends it."""
     path: list[str] = []
     for scope in scopes:
         if path and scope.startswith(f"{path[-1]}."):

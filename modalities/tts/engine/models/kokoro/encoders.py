@@ -1,11 +1,11 @@
-"""From phonemes to what is pronounced and how: PL-BERT, the text encoder, the prosody predictor.
+"""Encoders of phonemes: PL-BERT, the text encoder, and the prosody predictor.
 
 Owns ALBERT (arXiv:1909.11942) over phoneme ids, the convolutional text encoder, and the predictor
 of durations, pitch and energy, all with the released checkpoint's names. Durations are in decoder
 frames; both curves have two values a frame.
 
-Legend: B rows, T tokens, C hidden channels, E embedding size, H heads, D head size, F frames,
-P pitch values, Y style size.
+Legend: B rows, T tokens, C hidden channels, E embedding size, H heads, D head size, F frames, P
+pitch values, Y style size.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AlbertAttention(nn.Module):
         self.LayerNorm = nn.LayerNorm(size, eps=ALBERT_EPSILON)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """[B, T, C] to the same."""
+        """Map [B, T, C] to [B, T, C]."""
         q_BHTD, k_BHTD, v_BHTD = (
             project(x_BTC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
@@ -66,7 +66,7 @@ class AlbertAttention(nn.Module):
 
 
 class AlbertLayer(nn.Module):
-    """The one layer that ALBERT applies again and again."""
+    """The single layer that ALBERT applies repeatedly."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class AlbertLayer(nn.Module):
         self.full_layer_layer_norm = nn.LayerNorm(config.hidden_size, eps=ALBERT_EPSILON)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """[B, T, C] to the same."""
+        """Map [B, T, C] to [B, T, C]."""
         x_BTC = self.attention(x_BTC)
         y_BTC = self.ffn_output(F.gelu(self.ffn(x_BTC), approximate="tanh"))
         return self.full_layer_layer_norm(y_BTC + x_BTC)  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ class Albert(nn.Module):
 
 
 class PhonemeEncoder(nn.Module):
-    """Convolutions and an LSTM over phonemes: what is to be pronounced."""
+    """The text encoder: convolutions and an LSTM over phonemes."""
 
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class StyledLayerNorm(nn.Module):
         self.fc = nn.Linear(style_size, 2 * channels)
 
     def forward(self, x_BTC: Tensor, style_BY: Tensor) -> Tensor:
-        """[B, T, C] to the same."""
+        """Normalize [B, T, C]."""
         gamma_B1C, beta_B1C = self.fc(style_BY)[:, None].chunk(2, dim=-1)
         x_BTC = F.layer_norm(x_BTC, x_BTC.shape[-1:], eps=EPSILON)
         return torch.addcmul(x_BTC + beta_B1C, x_BTC, gamma_B1C)
@@ -160,7 +160,7 @@ class DurationEncoder(nn.Module):
 
 
 class ProsodyPredictor(nn.Module):
-    """Durations from tokens, then pitch and energy from tokens held for their durations."""
+    """Predicts durations from tokens, then pitch and energy from tokens repeated accordingly."""
 
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
@@ -178,13 +178,13 @@ class ProsodyPredictor(nn.Module):
         return features_BTC, logits_BTN.sigmoid().sum(-1)
 
     def curves(self, features_BFC: Tensor, style_BY: Tensor) -> Sliced[tuple[Tensor, Tensor]]:
-        """Pitch in hertz and log energy, both [B, P], of features held for their durations."""
+        """Pitch in hertz and log energy, both [B, P], of features repeated by duration."""
         yield gmacs(self.shared, features_BFC.transpose(1, 2))
         x_BCF = self.shared(features_BFC)[0].transpose(1, 2)
         yield gmacs(self.F0, x_BCF) + gmacs(self.N, x_BCF)
         return (
-            self.F0_proj(_through(self.F0, x_BCF, style_BY))[:, 0],
-            self.N_proj(_through(self.N, x_BCF, style_BY))[:, 0],
+            self.F0_proj(_apply_blocks(self.F0, x_BCF, style_BY))[:, 0],
+            self.N_proj(_apply_blocks(self.N, x_BCF, style_BY))[:, 0],
         )
 
 
@@ -207,7 +207,7 @@ def _curve_blocks(size: int, style_size: int) -> nn.ModuleList:
     )
 
 
-def _through(blocks: nn.ModuleList, x_BCF: Tensor, style_BY: Tensor) -> Tensor:
+def _apply_blocks(blocks: nn.ModuleList, x_BCF: Tensor, style_BY: Tensor) -> Tensor:
     for block in blocks:
         full = LengthMask.of([x_BCF.shape[-1]] * len(x_BCF), x_BCF.device)
         x_BCF = block(x_BCF, style_BY, full)

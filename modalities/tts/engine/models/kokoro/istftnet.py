@@ -1,12 +1,12 @@
-"""From what to say and how to samples: a style decoder and an upsampling generator.
+"""From features and style to samples: a style decoder and an upsampling generator.
 
 Owns the acoustic half of the model: ISTFTNet (arXiv:2203.02395) with snake activations, and the
 harmonic-plus-noise source of neural source-filter models (arXiv:1904.12088) mixed in at every rate.
 The noise depends on a sentence's seed alone. Names follow the released checkpoint.
 
 Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids (the
-fundamental and its overtones), C channels, T positions at the current rate, Y style size,
-K frequencies, N spectra, W samples of a window.
+fundamental and its overtones), C channels, T positions at the current rate, Y style size, K
+frequencies, N spectra, W samples of a window.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class HarmonicSource(nn.Module):
         return torch.tanh(self.l_linear(sines_SH * voiced_S1 + noise_SH))[:, 0]
 
     def _cycles(self, pitch_P: Tensor) -> Tensor:
-        """Phases [S, H] in cycles: linear between the middles of pitch values, held outside.
+        """Phases [S, H] in cycles: linear between the centers of pitch values, constant outside.
 
-        Whole cycles are dropped in float64 once per pitch value, so that phases stay exact however
-        long the sentence: float32 would lose a hundredth of a radian after a few seconds.
+        Whole cycles are dropped in float64 once per pitch value, so that phases stay exact in long
+        sentences: float32 would lose a hundredth of a radian after a few seconds.
         """
         size, device, dtype = self.samples_per_pitch, pitch_P.device, pitch_P.dtype
         overtones_H = torch.arange(1, NUM_SINUSOIDS + 1, device=device)
         step_PH = pitch_P[:, None].double() * overtones_H / SAMPLE_RATE % 1 * size
         cycles_PH = step_PH.cumsum(0) % 1
         held_1H = torch.zeros_like(step_PH[:1])
-        start_QH = torch.cat((cycles_PH[:1], cycles_PH)).to(dtype)  # one piece more than values
+        start_QH = torch.cat((cycles_PH[:1], cycles_PH)).to(dtype)  # one segment more than values
         slope_QH = torch.cat((held_1H, step_PH[1:], held_1H)).to(dtype)
         ramp_Z1 = (torch.arange(size, device=device, dtype=dtype)[:, None] + 0.5) / size
         phase_QZH = start_QH[:, None] + ramp_Z1 * slope_QH[:, None]
@@ -95,7 +95,7 @@ class SnakeBlock(nn.Module):
         self.native: NativeKernels | None = None
 
     def forward(self, x_BCT: Tensor, style_BY: Tensor, mask: LengthMask) -> Sliced[Tensor]:
-        """[B, C, T] to the same."""
+        """Map [B, C, T] to [B, C, T]."""
         first = zip(self.adain1, self.alpha1, self.convs1, strict=True)
         second = zip(self.adain2, self.alpha2, self.convs2, strict=True)
         for halves in zip(first, second, strict=True):
@@ -115,7 +115,7 @@ class SnakeBlock(nn.Module):
         style_BY: Tensor,
         mask: LengthMask,
     ) -> Tensor:
-        """Norm and snake. The native kernel, which knows no padding, rounds for the convolution."""
+        """Norm and snake. The native kernel, for unpadded rows only, rounds for the convolution."""
         assert isinstance(norm, AdaptiveNorm)
         if self.native is None or mask.is_padded:
             return mask.clear(_snake(norm(x_BCT, style_BY, mask), alpha_1C1))
@@ -129,7 +129,7 @@ class SnakeBlock(nn.Module):
 
 
 class Generator(nn.Module):
-    """Upsamples frames to spectra, guided by the source's own, and inverts them to samples."""
+    """Upsamples frames to spectra, conditioned on the source's, and inverts them to samples."""
 
     def __init__(self, config: GeneratorConfig, style_size: int) -> None:
         super().__init__()
@@ -159,14 +159,14 @@ class Generator(nn.Module):
     def forward(
         self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, mask: LengthMask
     ) -> Sliced[list[Tensor]]:
-        """Every row's samples [S]. `mask` is in pitch values, as is `x_BCT`."""
-        spectra = mask.stretched(math.prod(self.rates), 1)
+        """The samples [S] of every row. `mask` is in pitch values, as is `x_BCT`."""
+        spectra = mask.upsample(math.prod(self.rates), 1)
         num_blocks = len(self.resblocks) // len(self.rates)
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
             yield gmacs(self.ups[index], x_BCT)
             x_BCT = convolve(self.ups[index], mask.clear(F.leaky_relu(x_BCT, 0.1)), x_BCT.dtype)
-            mask = spectra if is_last else mask.stretched(rate)
+            mask = spectra if is_last else mask.upsample(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
             guide_BCT = self.noise_convs[index](source_BKN)
@@ -183,10 +183,10 @@ class Generator(nn.Module):
         return [self._inverse(spectrum_KN[:, :length]) for spectrum_KN, length in rows]
 
     def source(self, pitch_P: Tensor, noise_SH: Tensor) -> Tensor:
-        """What guides one row: its source's magnitudes, then phases, [2K, N].
+        """The spectra of one row's source: magnitudes, then phases, [2K, N].
 
-        Phases jump between -pi and pi, so the least difference in pitch can be audible. Rows must
-        come here with bits that do not depend on their batch: one by one.
+        Phases jump between -pi and pi, so the smallest difference in pitch can be audible. Compute
+        rows one by one: their bits must not depend on their batch.
         """
         n_fft = self.config.n_fft
         spectrum_KN = torch.stft(
@@ -199,7 +199,7 @@ class Generator(nn.Module):
         return torch.cat((spectrum_KN.abs(), spectrum_KN.angle()))
 
     def _inverse(self, spectrum_KN: Tensor) -> Tensor:
-        """`torch.istft`, but for its look at the window's sums, which waits for a GPU."""
+        """`torch.istft` without its check of the window's sums, which waits for a GPU."""
         n_fft, hop, num_spectra = self.config.n_fft, self.config.hop, spectrum_KN.shape[1]
         device, dtype = spectrum_KN.device, spectrum_KN.real.dtype
         window_W = torch.hann_window(n_fft, device=device, dtype=dtype)
@@ -214,7 +214,7 @@ class Generator(nn.Module):
 
 
 class KokoroDecoder(nn.Module):
-    """Frames of phoneme features, pitch and energy to samples, in a voice's timbre."""
+    """Maps frames of phoneme features, pitch and energy to samples, in a voice's timbre."""
 
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class KokoroDecoder(nn.Module):
         style_BY: Tensor,
         mask: LengthMask,
     ) -> Sliced[list[Tensor]]:
-        """Every row's samples [S]; `curves` are pitch and energy [B, P], `mask` is in frames.
+        """The samples [S] of every row; `curves` are pitch and energy [B, P], `mask` is in frames.
 
         `curves` and `source_BKN` are padded with zeros.
         """
@@ -256,17 +256,17 @@ class KokoroDecoder(nn.Module):
         for block in self.decode:
             yield gmacs(block, x_BCF)
             x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, mask)
-        generated = self.generator(x_BCF, source_BKN, style_BY, mask.stretched(2))
+        generated = self.generator(x_BCF, source_BKN, style_BY, mask.upsample(2))
         return (yield from generated)  # type: ignore[no-any-return]
 
     def use_native(self, native: NativeKernels | None) -> None:
-        """Compute norms and snakes of unpadded rows by the CPU's own kernel, where there is one."""
+        """Compute norms and snakes of unpadded rows with `native` kernels, if given."""
         for block in self.modules():
             if isinstance(block, SnakeBlock):
                 block.native = native
 
     def cast_convolutions(self, dtype: torch.dtype) -> None:
-        """Compute the wide convolutions in `dtype`; norms and activations stay as they are."""
+        """Compute the wide convolutions in `dtype`; norms and activations are unchanged."""
         for block in self.modules():
             if isinstance(block, SnakeBlock):
                 block.convs1.to(dtype)
@@ -282,7 +282,7 @@ def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:
 
 
 def _source_conv(in_channels: int, out_channels: int, stride: int) -> nn.Conv1d:
-    """Brings the source's spectra, one per final position, down to a slower rate."""
+    """Reduces the source's spectra, one per final position, to a slower rate."""
     if stride == 1:
         return nn.Conv1d(in_channels, out_channels, 1)
     return nn.Conv1d(

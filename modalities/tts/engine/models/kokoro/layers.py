@@ -1,9 +1,9 @@
-"""What the parts of Kokoro share: adaptive norms, residual blocks, padding, and pieces of work.
+"""Common parts of Kokoro: adaptive norms, residual blocks, padding, and sliced computations.
 
-Owns adaptive instance normalization and the block that the prosody predictor and the decoder share,
-after StyleTTS 2 (arXiv:2306.07691), with the released checkpoint's names. Owns how rows of
-different lengths share a padded batch: padding may hold anything, and whatever mixes positions
-(convolutions, norms over time) clears or skips it first. Owns where the work can be cut.
+Owns adaptive instance normalization and the residual block of the prosody predictor and the
+decoder, after StyleTTS 2 (arXiv:2306.07691), with the released checkpoint's names. Owns how rows of
+different lengths share a padded batch: padding may hold anything, and operations that mix positions
+(convolutions, norms over time) clear or skip it first. Owns where the work can be cut.
 
 Legend: B rows, C channels, T positions, Y style size.
 """
@@ -23,13 +23,13 @@ from triptych.core.runtime.devices.transfer import sent
 
 Result = TypeVar("Result")
 Sliced = Generator[float, None, Result]
-"""A computation in pieces. Before each it yields how large that piece is, in billions of
-multiplications; in the end it returns what it computed. Its driver may stop between two pieces and
-go on later: the result is the same, being the same operations in the same order.
+"""A computation in pieces. Before each piece it yields the piece's size in billions of
+multiplications; at the end it returns its result. Its driver may pause between two pieces: the
+result is the same, because the operations and their order are.
 """
 AWAIT = 0.0
-"""Yielded before a piece whose size depends on values that the pieces before it compute. A driver
-on a GPU goes on in another step: by then they have come to the host.
+"""Yielded before a piece whose size depends on values computed by earlier pieces. On a GPU, the
+driver continues in another step, when the values have reached the host.
 """
 EPSILON = 1e-5
 
@@ -37,7 +37,7 @@ EPSILON = 1e-5
 def gmacs(module: nn.Module, x_BCT: Tensor) -> float:
     """Billions of multiplications when `module` is applied to the positions of [B, C, T].
 
-    Every weight is used once a position; those of styles, used once a row, weigh next to nothing.
+    Every weight is used once a position; those of styles, used once a row, are negligible.
     """
     num_weights = sum(weight.numel() for weight in module.parameters() if weight.ndim > 1)
     return num_weights * len(x_BCT) * x_BCT.shape[-1] / 1e9
@@ -54,7 +54,7 @@ def finish(computation: Sliced[Result]) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class LengthMask:
-    """How much of each padded row is real. `mask_BT` is `None` when every row is full."""
+    """The valid part of each padded row. `mask_BT` is `None` when every row is full."""
 
     lengths: tuple[int, ...]
     mask_BT: Tensor | None
@@ -72,15 +72,15 @@ class LengthMask:
         lengths_B = sent(torch.tensor(lengths), device)
         return cls(tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None])
 
-    def stretched(self, factor: int, extra: int = 0) -> LengthMask:
-        """The mask after upsampling by `factor` and `extra` positions more."""
+    def upsample(self, factor: int, extra: int = 0) -> LengthMask:
+        """The mask after upsampling by `factor`, plus `extra` positions."""
         lengths = tuple(length * factor + extra for length in self.lengths)
         if self.mask_BT is None:
             return LengthMask(lengths, None)
         return LengthMask.of(lengths, self.mask_BT.device)
 
     def clear(self, x_BCT: Tensor) -> Tensor:
-        """The same with zeros as padding, as a lone row would be padded."""
+        """Set the padding to zeros, like that of a single row."""
         return x_BCT if self.mask_BT is None else x_BCT * self.mask_BT[:, None]
 
     def moments(self, x_BCT: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class LengthMask:
         lengths = sent(torch.tensor(self.lengths), x_BCT.device)
         count_B11 = lengths[:, None, None]
         mean_BC1 = self.clear(x_BCT).sum(-1, keepdim=True) / count_B11
-        # A norm, squared, is many times faster on a CPU than `torch.var`, and as exact.
+        # A squared norm is many times faster on a CPU than `torch.var`, and as exact.
         deviation_BC1 = torch.linalg.vector_norm(self.clear(x_BCT - mean_BC1), dim=-1, keepdim=True)
         return mean_BC1, deviation_BC1.square() / count_B11
 
@@ -108,13 +108,13 @@ class AdaptiveNorm(nn.Module):
         return torch.addcmul(beta_BC1 - mean_BC1 * scale_BC1, x_BCT, scale_BC1)
 
     def style(self, style_BY: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to a scale of 1, and the shift, both [B, C]."""
+        """The offset from a scale of 1, and the shift, both [B, C]."""
         gamma_BC, beta_BC = self.fc(style_BY).chunk(2, dim=1)
         return gamma_BC, beta_BC
 
 
 class StyledBlock(nn.Module):
-    """Two styled convolutions beside a shortcut; `is_upsampling` doubles the rate."""
+    """Two styled convolutions and a shortcut; `is_upsampling` doubles the rate."""
 
     def __init__(
         self, in_channels: int, out_channels: int, style_size: int, *, is_upsampling: bool = False
@@ -133,14 +133,14 @@ class StyledBlock(nn.Module):
             )
 
     def forward(self, x_BCT: Tensor, style_BY: Tensor, mask: LengthMask) -> Tensor:
-        """[B, C, T] to [B, C', rate * T]."""
-        stretched = mask.stretched(self.rate)
+        """Map [B, C, T] to [B, C', rate * T]."""
+        upsampled = mask.upsample(self.rate)
         y_BCT = mask.clear(F.leaky_relu(self.norm1(x_BCT, style_BY, mask), 0.2))
         if self.rate > 1:
-            y_BCT = stretched.clear(self.pool(y_BCT))
+            y_BCT = upsampled.clear(self.pool(y_BCT))
             x_BCT = x_BCT.repeat_interleave(self.rate, dim=-1)
         y_BCT = convolve(self.conv1, y_BCT, x_BCT.dtype)
-        y_BCT = stretched.clear(F.leaky_relu(self.norm2(y_BCT, style_BY, stretched), 0.2))
+        y_BCT = upsampled.clear(F.leaky_relu(self.norm2(y_BCT, style_BY, upsampled), 0.2))
         if hasattr(self, "conv1x1"):
             x_BCT = convolve(self.conv1x1, x_BCT, x_BCT.dtype)
         y_BCT = convolve(self.conv2, y_BCT, x_BCT.dtype)
@@ -154,7 +154,7 @@ class StyledBlock(nn.Module):
 
 
 def convolve(conv: nn.Module, x_BCT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convolve in the type of the weights, which may be shorter than `dtype`, the result's."""
+    """Convolve in the weights' type, which may be narrower than the result's `dtype`."""
     weight = conv.weight
     assert isinstance(weight, Tensor)
     return conv(x_BCT.to(weight.dtype)).to(dtype)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Brings Kokoro onto the device: memory, weights, runner, scheduler.
+"""Loads Kokoro onto the device: memory, weights, runner, scheduler.
 
-Owns the order of these, how many sentences may be under way, and in which type the sound is made.
-Tensor names are `convert`'s. Knows no text.
+Owns the order of these, how many sentences run at once, and the type of the convolutions. Tensor
+names are `convert`'s. Knows no text.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from triptych.schedulers.staged import StagedScheduler, StageLimits
 
 MAX_STARTED_ON_CPU, MAX_STARTED_ON_GPU = 4, 16
 MAX_ROWS_ON_GPU, UNITS_PER_JOB_ON_GPU = 8, 4
-_CPU_FRAMES = 2048  # of all sentences under way: four of the longest that a front end makes
-_NUM_LIVE_TENSORS = 8  # of the widest rate, at the height of a residual block
+_CPU_FRAMES = 2048  # of all running sentences: four of the longest that a front end makes
+_NUM_LIVE_TENSORS = 8  # at the highest rate, at the peak of a residual block
 _USELESS_OPTIONS = (
     "audio_decoder",
     "audio_decoder_weights",
@@ -56,7 +56,7 @@ _USELESS_OPTIONS = (
 
 
 class KokoroLoader(DeviceLoader):
-    """Implements `schedulers.base.ModelLoader`. Raises `ConfigError` for options of codecs."""
+    """Implements `schedulers.base.ModelLoader`. Raises `ConfigError` for codec options."""
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -65,7 +65,7 @@ class KokoroLoader(DeviceLoader):
         for option in _USELESS_OPTIONS:
             if getattr(config.speech, option) != getattr(SpeechOptions(), option):
                 raise ConfigError(
-                    f"{self.name} makes a sentence at once and has no codec to set: leave out"
+                    f"{self.name} generates whole sentences and has no codec options: leave out"
                     f" --{option.replace('_', '-')}."
                 )
 
@@ -94,7 +94,7 @@ class KokoroLoader(DeviceLoader):
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
     def _conv_dtype(self) -> torch.dtype:
-        """bfloat16 where the device is good at it or it was asked for, else float32."""
+        """bfloat16 if the device is fast in it or an option selects it, else float32."""
         wanted = plain_type(self._config.models)
         if wanted != "auto":
             return torch.bfloat16 if wanted == "bfloat16" else torch.float32
@@ -124,11 +124,11 @@ def load_kokoro(
     native: NativeKernels | None = None,
     report: Callable[[float], None] | None = None,
 ) -> Kokoro:
-    """The model and its voices out of one of our folders.
+    """The model and its voices from one of our folders.
 
-    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work; everything
-    else is float32. `native` are kernels for a model on a CPU. `report` gets the share that is
-    done. Raises `WeightsError` when anything is missing or left over.
+    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work; everything else
+    is float32. `native` are kernels for a model on a CPU. `report` receives the completed share.
+    Raises `WeightsError` for missing or unexpected tensors.
     """
     with Checkpoint.open(folder) as checkpoint:
         config = read_kokoro_config(checkpoint.config)
@@ -147,13 +147,13 @@ def load_kokoro(
 
 
 def weight_bytes(checkpoint: Checkpoint, conv_dtype: torch.dtype) -> int:
-    """What `load_kokoro` will take of the device; voices stay on the host."""
+    """Device bytes that `load_kokoro` will take; voices stay on the host."""
     model = _skeleton(read_kokoro_config(checkpoint.config), conv_dtype)
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
 def _skeleton(config: KokoroConfig, conv_dtype: torch.dtype) -> KokoroModel:
-    """The model without memory behind its weights."""
+    """Construct the model on torch's meta device."""
     with torch.device("meta"):
         model = KokoroModel(config)
     model.decoder.cast_convolutions(conv_dtype)
@@ -172,14 +172,14 @@ def _read_voices(checkpoint: Checkpoint, size: int) -> Iterator[tuple[str, torch
 
 
 def open_pace(kokoro: Kokoro, config: Config, job: Job) -> SpeechPace:
-    """A request's pace. Raises `RequestError` for what this model cannot speak."""
+    """A request's pace. Raises `RequestError` for a request that the model does not support."""
     request = job.request
-    assert isinstance(request, SpeechRequest), "the API sends this model speech requests"
+    assert isinstance(request, SpeechRequest), "a Kokoro job is a speech request"
     if not request.segments:
         raise InvalidRequest("There is nothing to say.", param="input")
     if request.clip is not None:
         raise UnsupportedOption(
-            "Kokoro does not imitate a recorded voice; mix its own, as in af_heart*0.7+af_bella.",
+            "Kokoro cannot imitate recordings; mix its voices, as in af_heart*0.7+af_bella.",
             param="voice",
         )
     for segment in request.segments:
@@ -194,9 +194,9 @@ def open_pace(kokoro: Kokoro, config: Config, job: Job) -> SpeechPace:
 
 
 def frame_bytes(config: KokoroConfig) -> int:
-    """What a frame (1/40 s) of a sentence under way takes at most.
+    """Peak bytes per frame (1/40 s) of a running sentence.
 
-    Its widest tensors are those of the generator's last rate, in float32.
+    The widest tensors are those of the generator's last rate, in float32.
     """
     generator = config.generator
     channels = generator.upsample_initial_channel >> len(generator.upsample_rates)

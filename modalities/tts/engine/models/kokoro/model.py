@@ -1,8 +1,8 @@
-"""Kokoro as a whole: sentences of phonemes in, samples out, several at once.
+"""The whole Kokoro model: sentences of phonemes in, samples out, several at once.
 
 Owns batching: sentences are planned one by one, and their sound is decoded in buckets of length.
-Knows nothing of files, text or HTTP. Every sentence is one piece: norms and recurrences run over
-all of it, so the first sample needs the last phoneme, and streaming goes sentence by sentence.
+Knows nothing of files, text or HTTP. A sentence cannot be streamed in part: norms and recurrences
+run over all of it, so the first sample needs the last phoneme.
 
 Legend: B rows, T tokens, F frames, P pitch values, S samples, C channels, Y style vectors, K and N
 frequencies and spectra.
@@ -36,7 +36,7 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0
 FRAME_BUCKET = 128
 MAX_BATCH_FRAMES = 4096
 MAX_FRAMES = 4096
-"""The longest sentence, about 100 s: what one row may need of memory is bounded."""
+"""The longest sentence, about 100 s; it bounds the memory of a row."""
 
 Noise = Callable[[int, int], Tensor]
 """Standard normal noise [S, H] for a seed and a number of samples."""
@@ -44,7 +44,7 @@ Noise = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceRequest:
-    """One row's request. `style_Y` is its voice's for this length, `seed` draws its noise."""
+    """One row's request. `style_Y` is its voice's style for this length, `seed` keys its noise."""
 
     phoneme_ids: tuple[int, ...]
     style_Y: Tensor
@@ -54,9 +54,9 @@ class SentenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProsodyPlan:
-    """A sentence whose timing and pitch are decided, before its sound is made.
+    """A sentence with its timing and pitch, before its sound is generated.
 
-    Phoneme features for every frame, pitch and energy, and what guides the generator.
+    Holds phoneme features for every frame, pitch and energy, and the source's spectra.
     """
 
     timbre_Y: Tensor
@@ -67,7 +67,7 @@ class ProsodyPlan:
 
     @property
     def num_frames(self) -> int:
-        """How long it will be."""
+        """The number of decoder frames."""
         return len(self.text_FC)
 
 
@@ -85,14 +85,14 @@ class KokoroModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.bert_encoder.weight.device
 
     def plan(self, sentence: SentenceRequest, noise: Noise = source_noise) -> Sliced[ProsodyPlan]:
-        """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
+        """Compute a sentence's timing and pitch. Raises `InvalidRequest` if it gets too long.
 
-        Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
-        that a batch's different rounding of the last bit would now and then be audible.
+        Never batched, and a tenth of the work at most: durations are rounded and phases wrap, so
+        that a batch's different rounding of the last bit would sometimes be audible.
         """
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
         ids_1T = sent(torch.tensor([ids]), self.device)
@@ -126,16 +126,16 @@ class KokoroModel(nn.Module):
     def render(self, plans: Sequence[ProsodyPlan]) -> Sliced[list[Tensor]]:
         """The samples [S] of each plan, decoded in one batch."""
         return self.decoder(  # type: ignore[no-any-return]
-            _padded([plan.text_FC for plan in plans]).transpose(1, 2),
-            (_padded([plan.pitch_P for plan in plans]), _padded([plan.energy_P for plan in plans])),
-            _padded([plan.source_KN.T for plan in plans]).transpose(1, 2),
+            _pad([plan.text_FC for plan in plans]).transpose(1, 2),
+            (_pad([plan.pitch_P for plan in plans]), _pad([plan.energy_P for plan in plans])),
+            _pad([plan.source_KN.T for plan in plans]).transpose(1, 2),
             torch.stack([plan.timbre_Y for plan in plans]),
             LengthMask.of([plan.num_frames for plan in plans], self.device),
         )
 
 
 class Voices:
-    """Named style tables [N, 1, Y] in memory, and mixtures of them by notation."""
+    """Named style tables [N, 1, Y] in memory, and mixtures of them."""
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
         self._tables = dict(tables)
@@ -143,7 +143,7 @@ class Voices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be named, in order."""
+        """The names of the voices, in order."""
         return tuple(sorted(self._tables))
 
     def table(self, voice: str) -> Tensor:
@@ -151,19 +151,19 @@ class Voices:
         return self._mixed(parse_mixture(voice))
 
     def _mix(self, mixture: tuple[tuple[str, float], ...]) -> Tensor:
-        return torch.stack([self._named(name) * share for name, share in mixture]).sum(0)
+        return torch.stack([self._table(name) * share for name, share in mixture]).sum(0)
 
-    def _named(self, name: str) -> Tensor:
+    def _table(self, name: str) -> Tensor:
         if name in self._tables:
             return self._tables[name]
         close = difflib.get_close_matches(name, self.names, n=3) or self.names[:5]
         raise InvalidRequest(
-            f"There is no voice {name[:40]!r}; did you mean {', '.join(close)}?", param="voice"
+            f"Unknown voice {name[:40]!r}; did you mean {', '.join(close)}?", param="voice"
         )
 
 
 def style_of(table_N1Y: Tensor, num_phonemes: int) -> Tensor:
-    """The style vectors [Y] for a sentence of so many phonemes."""
+    """The style vector [Y] for a sentence of `num_phonemes` phonemes."""
     return table_N1Y[min(num_phonemes, len(table_N1Y)) - 1, 0]
 
 
@@ -171,8 +171,8 @@ def style_of(table_N1Y: Tensor, num_phonemes: int) -> Tensor:
 class Kokoro:
     """A loaded model with its voices.
 
-    Sentences of one call share batches. A sentence's samples depend on itself alone: others in its
-    batch change them by less than 1e-5, and their number not at all.
+    Sentences of one call share batches. A sentence's samples depend on itself alone: other
+    sentences of the batch change them by less than 1e-5, and their number not at all.
     """
 
     config: KokoroConfig
@@ -188,14 +188,14 @@ class Kokoro:
         self.config.check_ids(ids)
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise InvalidRequest(
-                f"The speed must lie between {MIN_SPEED} and {MAX_SPEED}.", param="speed"
+                f"The speed must be between {MIN_SPEED} and {MAX_SPEED}.", param="speed"
             )
         style_Y = style_of(self.voices.table(voice), len(ids))
         return SentenceRequest(phoneme_ids=ids, style_Y=style_Y, speed=speed, seed=seed)
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices of `lengths` that share a bucket, as many at once as `budget` holds when padded."""
+    """Indices of `lengths` in batches: lengths of one bucket, within `budget` when padded."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         if batch:
@@ -209,12 +209,12 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _padded(rows: list[Tensor]) -> Tensor:
+def _pad(rows: list[Tensor]) -> Tensor:
     return pad_sequence(rows, batch_first=True)
 
 
-def audio(pcm_S: Tensor) -> Tensor:
-    """Samples that have come to the host. Raises `NonFinite` where they are no audio."""
+def require_finite(pcm_S: Tensor) -> Tensor:
+    """Samples on the host. Raises `NonFinite` if any is not finite."""
     if not bool(pcm_S.isfinite().all()):
-        raise NonFinite("The speech model gave something that is no audio.")
+        raise NonFinite("The speech model returned samples that are not finite.")
     return pcm_S

@@ -1,7 +1,7 @@
-"""The weights in an ONNX file and the nodes that use them, read by protobuf.
+"""Reads the weights of an ONNX file and the nodes that use them, with protobuf.
 
-Owns as much of ONNX's schema (onnx.proto) as that takes; protobuf skips the other fields. The onnx
-package would be a large dependency for four messages. Knows no model.
+Owns the part of ONNX's schema (onnx.proto) that this needs; protobuf skips the other fields. The
+onnx package would be a large dependency for four messages. Knows no model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation: `path` is where in the module tree it was traced, as /a/b.0/Conv."""
+    """One operation; `path` is its place in the traced module tree, as /a/b.0/Conv."""
 
     operator: str
     path: str
@@ -47,10 +47,10 @@ class Node:
 
 
 class OnnxGraph:
-    """An ONNX file. Only float32 initializers are offered."""
+    """An ONNX file. Only float32 initializers are supported."""
 
     def __init__(self, file: Path) -> None:
-        """Raises `WeightsError` when the file is not an ONNX model."""
+        """Parse `file`. Raises `WeightsError` when it is not an ONNX model."""
         try:
             graph = _model_class().FromString(file.read_bytes()).graph
             self.nodes = [Node(n.op_type, n.name, tuple(n.input)) for n in graph.node]
@@ -60,18 +60,18 @@ class OnnxGraph:
                 if tensor.data_type == FLOAT and tensor.HasField("raw_data")
             }
         except (DecodeError, UnicodeDecodeError) as error:
-            raise WeightsError(f"{file.name} is no whole ONNX file.") from error
+            raise WeightsError(f"{file.name} is not a complete ONNX file.") from error
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """An initializer, read-only."""
         values, shape = self.floats[name].raw_data, tuple(self.floats[name].dims)
         if len(values) != 4 * math.prod(shape):
-            raise WeightsError(f"The ONNX tensor {name!r} does not hold what its shape says.")
+            raise WeightsError(f"The size of the ONNX tensor {name!r} does not match its shape.")
         return np.frombuffer(values, np.dtype("<f4")).reshape(shape)
 
 
 def _model_class() -> Any:
-    """The class that reads ONNX models, made of the schema."""
+    """The protobuf class of ONNX models, built from the schema."""
     file = descriptor_pb2.FileDescriptorProto(name="onnx.proto", package="onnx", syntax="proto2")
     for name, members in _SCHEMA.items():
         message = file.message_type.add(name=name)
@@ -84,7 +84,7 @@ def _model_class() -> Any:
                 type=_Field.TYPE_MESSAGE if is_message else kind,
                 type_name=f".onnx.{kind}" if is_message else None,
             )
-    # A pool of its own: the onnx package, where it is imported, registers the same names.
+    # A separate pool, because the onnx package registers the same names.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("onnx.ModelProto"))

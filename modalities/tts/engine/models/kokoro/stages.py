@@ -1,8 +1,8 @@
-"""Kokoro as work in stages: a sentence is a unit, cut between pieces of the network.
+"""Kokoro as a staged model: a sentence is a unit of work, cut between pieces of the network.
 
-Owns how much is computed at a time: on a CPU a slice of one sentence, short enough that nothing
-else on the device has to wait for long; on a GPU a plan in two steps, the second once the host
-knows the sentence's length, then the sound of several sentences of like length at once. Knows no
+Owns the size of a step: on a CPU a slice of one sentence, short enough that other work on the
+device need not wait long; on a GPU a plan in two steps, the second once the host knows the
+sentence's length, then the sound of several sentences of similar length at once. Knows no
 deadlines.
 """
 
@@ -26,24 +26,25 @@ from triptych.modalities.tts.engine.models.kokoro.model import (
     Kokoro,
     ProsodyPlan,
     SentenceRequest,
-    audio,
     batches,
+    require_finite,
 )
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest
 
 SLICE_GMACS = 4.0
-"""Multiplications in a slice, in billions: some 80 ms of a modern core."""
+"""Multiplications in a slice, in billions: about 80 ms of a modern core."""
 
 _SILENCE = 0.004
-"""What is quieter, measured by a sentence's peak, is no speech. At its edges the model is all but
-mute: 0.3 s before and 0.5 s after, twice and more what it rests between sentences itself."""
+"""The threshold of silence, relative to a sentence's peak. The model adds near-silence to a
+sentence: 0.3 s before and 0.5 s after, at least twice its own rest between sentences.
+"""
 _WINDOW_SAMPLES = 240
 _KEPT_BEFORE, _KEPT_AFTER = 2, 6  # windows of 10 ms
 
 
 @dataclass(slots=True, eq=False)
 class SentenceWork:
-    """A segment of a request under way. `computation` ends in a plan, or in all samples."""
+    """A running segment of a request. `computation` ends in a plan, or in all samples."""
 
     request: SpeechRequest
     unit: int
@@ -56,8 +57,7 @@ class SentenceWork:
 class StagedKokoro:
     """Implements `core.runtime.engine.staged_runner.StagedModel`.
 
-    Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
-    at a higher speed.
+    Samples are the model's without the silence at a sentence's edges; pauses scale with the speed.
     """
 
     def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
@@ -66,7 +66,7 @@ class StagedKokoro:
         self._slice_gmacs = slice_gmacs
 
     def begin(self, request: SpeechRequest, unit: int) -> SentenceWork:
-        """Take up one segment. Raises `InvalidRequest` or `ContextLengthExceeded`."""
+        """Begin a segment. Raises `InvalidRequest` or `ContextLengthExceeded`."""
         segment = request.segments[unit]
         sentence = self._kokoro.sentence(
             segment.prompt_ids,
@@ -75,22 +75,22 @@ class StagedKokoro:
             seed=(request.sampling.seed + unit) % 2**63,
         )
         model = self._kokoro.model
-        computation = self._whole(sentence) if self._is_sliced else model.plan(sentence)
+        computation = self._synthesize(sentence) if self._is_sliced else model.plan(sentence)
         return SentenceWork(request, unit, computation, Stage("begin", len(segment.prompt_ids)))
 
     def advance(self, works: Sequence[SentenceWork]) -> Sequence[Any]:
-        """A slice or a plan each, or the sound of all at once."""
+        """Run a slice or a plan of each, or render the sound of all at once."""
         if works[0].plan is None:
             return advance_each(self._slice, works)
         return self._render(works)
 
-    def _whole(self, sentence: SentenceRequest) -> Sliced[Tensor]:
+    def _synthesize(self, sentence: SentenceRequest) -> Sliced[Tensor]:
         plan = yield from self._kokoro.model.plan(sentence)
         (pcm_S,) = yield from self._kokoro.model.render([plan])
         return pcm_S
 
     def _slice(self, work: SentenceWork) -> SpeechDelta | None:
-        """Run pieces of one sentence while the slice lasts; on a GPU as far as the host knows."""
+        """Run pieces of one sentence up to the slice's size; on a GPU until `AWAIT`."""
         done, next_gmacs = 0.0, work.next_gmacs
         try:
             while True:
@@ -110,7 +110,7 @@ class StagedKokoro:
         return None
 
     def _is_over(self, done: float, next_gmacs: float) -> bool:
-        """Whether a slice ends before a piece."""
+        """Whether the slice ends before the next piece."""
         if not self._is_sliced:
             return next_gmacs == AWAIT
         return done > 0 and done + next_gmacs > self._slice_gmacs
@@ -124,35 +124,35 @@ class StagedKokoro:
 
     def _render(self, works: Sequence[SentenceWork]) -> list[Callable[[], SpeechDelta]]:
         plans = [work.plan for work in works if work.plan is not None]
-        given: dict[int, Callable[[], SpeechDelta]] = {}
+        pending: dict[int, Callable[[], SpeechDelta]] = {}
         for batch in batches([plan.num_frames for plan in plans], MAX_BATCH_FRAMES):
             rows = finish(self._kokoro.model.render([plans[index] for index in batch]))
             for index, pcm_S in zip(batch, rows, strict=True):
-                given[index] = partial(self._delta, works[index], HostCopy(pcm_S))
+                pending[index] = partial(self._delta, works[index], HostCopy(pcm_S))
         for work in works:
             work.next_stage = None
-        return [given[index] for index in range(len(works))]
+        return [pending[index] for index in range(len(works))]
 
     def _delta(self, work: SentenceWork, pcm: HostCopy) -> SpeechDelta:
         """A sentence's sound and the silence after it. Raises `NonFinite`."""
         segment = work.request.segments[work.unit]
-        sound_S = audio(pcm.get()).numpy()
+        sound_S = require_finite(pcm.get()).numpy()
         pause_s = segment.pause_s / work.request.speed
         silence_S = np.zeros(round(pause_s * self._kokoro.sample_rate), np.float32)
         is_last = work.unit == len(work.request.segments) - 1
         return SpeechDelta(
             segment=work.unit,
-            pcm=np.concatenate((without_edges(sound_S), silence_S)).astype("<f4").tobytes(),
+            pcm=np.concatenate((trim_silence(sound_S), silence_S)).astype("<f4").tobytes(),
             segment_finish="stop",
             finish_reason="stop" if is_last else None,
             num_output_tokens=len(sound_S) // self._kokoro.config.generator.samples_per_frame,
         )
 
 
-def without_edges(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A sentence from shortly before its first sound to shortly after its last.
+def trim_silence(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Trim the silence at a sentence's edges to a short margin.
 
-    Each segment states its own pause, and the first sound should come as soon as it can.
+    Each segment states its own pause, and the first sound should come as early as possible.
     """
     windows_WS = pcm_S[: len(pcm_S) // _WINDOW_SAMPLES * _WINDOW_SAMPLES].reshape(
         -1, _WINDOW_SAMPLES

@@ -1,1 +1,1 @@
-"""The embedded voice: phonemes to speech tokens at 20 Hz, and tokens to sound as they come."""
+"""The embedded voice: phonemes to speech tokens at 20 Hz, and tokens to streamed sound."""

@@ -1,21 +1,20 @@
 """The embedded voice's acoustic LM: speech tokens from phonemes, on the paged cache.
 
-Owns the walk through the phonemes, the decoder's two ends (what a position reads, what its scores
-say), and where in its sentence each slot is at each position. Implements
-`engine.frame_head.FrameModel`: a frame is the codes of one step. A prompt is the sentence's symbol
-ids with the pads around, and `start_id` after them.
+Owns the alignment with the phonemes, the decoder's input and output layers, and each slot's
+alignment at each position. Implements `engine.frame_head.FrameModel`: a frame is the codes of one
+step. A prompt is the sentence's symbol ids with pads around them, then `start_id`.
 
-A sequence is the sentence's symbols (with the pads around), one start mark, then a position per
-step of 50 ms. Each step reads the symbols around the one that is due, for how many steps it has
-been due, and the codes of the step before; it says the codes of its step and by how many symbols
-the walk advances (0, 1 or 2: no symbol is shorter than half a step). So no symbol can be skipped or
-repeated, and the sentence ends when all are spoken.
+A sequence is the sentence's symbols (with pads), one start mark, then a position per step of 50 ms.
+The inputs of a step are the symbols around the current one, the number of steps it has been
+current, and the codes of the previous step; its outputs are the step's codes and the number of
+symbols by which the alignment advances (0, 1 or 2: no symbol is shorter than half a step). So no
+symbol can be skipped or repeated, and the sentence ends when all are spoken.
 
-What a position reads includes symbols that come after it, so pages of prompts must not be shared
-by their beginnings: run it without prefix caching.
+The inputs of a position include later symbols, so prompts with equal beginnings must not share
+pages: run it without prefix caching.
 
-Shapes: T positions, X prompt positions, F step positions, R rows, S slots, W symbols of a window,
-L levels (or positions of a sentence), Q codebooks, A advances, P padded symbols, C hidden.
+Shapes: T positions, X prompt positions, F step positions, R rows, S slots, W symbols of a window, L
+levels (or positions of a sentence), Q codebooks, A advances, P padded symbols, C hidden.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 
 
 class Kind(IntEnum):
-    """What stands at a position."""
+    """The kind of a position."""
 
     SYMBOL = 0
     START = 1
@@ -52,10 +51,11 @@ class Kind(IntEnum):
 
 
 class AcousticPositions(NamedTuple):
-    """What positions read; leading dims may be any.
+    """The inputs of positions; leading dims may be any.
 
-    `windows` [..., W] are symbols around the one due, `held` for how many steps it has been due,
-    `values` [..., Q] the codes of the step before, as values in [-1, 1]; `kinds` say which count.
+    `windows` [..., W] are the symbols around the current one, `held` the number of steps it has
+    been current, `values` [..., Q] the codes of the previous step as values in [-1, 1]; `kinds`
+    select which of them are used.
     """
 
     windows: Tensor
@@ -72,7 +72,7 @@ class Scores(NamedTuple):
 
 
 class AcousticInput(nn.Module):
-    """Embeds positions."""
+    """Embeds the inputs of positions."""
 
     def __init__(self, config: AcousticConfig, codec: CodecConfig) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class AcousticInput(nn.Module):
         self.kinds = nn.Embedding(len(Kind), hidden)
 
     def forward(self, positions: AcousticPositions) -> Tensor:
-        """Their embeddings [..., C]."""
+        """The embeddings [..., C] of positions."""
         symbols = self.symbols(positions.windows).flatten(-2)
         is_step = (positions.kinds == Kind.STEP)[..., None]
         values = (positions.values * is_step).to(self.codes.weight.dtype)
@@ -95,7 +95,7 @@ class AcousticInput(nn.Module):
 
 
 class AcousticOutput(nn.Module):
-    """Scores what a position says."""
+    """Computes the logits of a position."""
 
     def __init__(self, config: AcousticConfig, codec: CodecConfig) -> None:
         super().__init__()
@@ -105,17 +105,17 @@ class AcousticOutput(nn.Module):
         self.scores = nn.Linear(config.hidden_size, num_scores)
 
     def forward(self, hidden: Tensor) -> Scores:
-        """Split into codes and advance."""
+        """Split the logits into codes and advance."""
         scores = self.scores(hidden)
         codes = scores[..., : -self.num_advances].unflatten(-1, self.shape)
         return Scores(codes, scores[..., -self.num_advances :])
 
 
 def windows(padded: Tensor, due: Tensor, config: AcousticConfig) -> Tensor:
-    """Symbols around `due`: [..., W].
+    """Symbols around index `due`: [..., W].
 
-    `padded` [..., P] has `num_symbols_before` outside symbols before the first, and at least
-    `num_symbols_after` beyond the last; its leading dims are those of `due` less the last.
+    `padded` [..., P] has `num_symbols_before` pads before the first, and at least
+    `num_symbols_after` after the last; its leading dims are those of `due` without the last.
     """
     width = config.num_symbols_before + 1 + config.num_symbols_after
     index = due[..., None] + torch.arange(width, device=due.device)
@@ -123,7 +123,7 @@ def windows(padded: Tensor, due: Tensor, config: AcousticConfig) -> Tensor:
 
 
 def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
-    """The stack's layers in the shared decoder's terms."""
+    """The stack's layers as a `DecoderConfig`."""
     acoustic = config.acoustic
     attention = AttentionConfig(
         hidden_size=acoustic.hidden_size,
@@ -147,7 +147,7 @@ def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
 
 
 class AcousticModel:
-    """Says the codes of one step after the other, and itself when all symbols are spoken.
+    """Generates the codes of a sentence, step by step, and detects when all symbols are spoken.
 
     Parameters are allocated uninitialized: fill `targets`, then call `prepare` once.
     """
@@ -165,15 +165,15 @@ class AcousticModel:
         acoustic = config.acoustic
         self.num_codes = config.codec.num_codebooks
         self.start_id = acoustic.num_symbols
-        """The last id of every prompt; around the symbols it stands for none."""
+        """The last id of every prompt; also the pad around the symbols."""
         self.stack = DecoderStack(decoder_config(config, max_length), dtype=dtype, device=device)
-        self.ends = nn.ModuleDict(
+        self.io = nn.ModuleDict(
             {
                 "input": AcousticInput(acoustic, config.codec),
                 "output": AcousticOutput(acoustic, config.codec),
             }
         ).to(device, dtype)
-        self.ends.requires_grad_(False)
+        self.io.requires_grad_(False)
         self._before = acoustic.num_symbols_before
         widest = self._before + max_length + 1 + acoustic.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
@@ -185,24 +185,24 @@ class AcousticModel:
         self._prompts: dict[int, Sequence[int]] = {}
 
     def targets(self, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
-        """Every tensor of the checkpoint that the model needs; the layers' are held so."""
+        """Every tensor that the model uses; the layers' are held as `encoding` says."""
         yield from stack_targets(self.stack, "talker.stack", encoding)
-        for name, tensor in self.ends.state_dict().items():
+        for name, tensor in self.io.state_dict().items():
             yield TensorTarget(f"talker.{name}", tensor)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
         self.stack.prepare(native)
-        pack_linears(self.ends, native)
+        pack_linears(self.io, native)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
-        """A new sentence takes `slot`.
+        """Assign `slot` to a new sentence.
 
-        One that goes on, in the slot it has had all along, finds its walk as it left it: a step
-        that is computed again reads what stands at its position, not what was sampled too much.
+        A sentence that continues in its slot keeps its alignment: a step that is computed again
+        reads the alignment at its position, not that of discarded samples.
         """
         if sampled:
-            assert prompt_ids == self._prompts[slot], "a walk stays in its slot"
+            assert prompt_ids == self._prompts[slot], "a sentence stays in its slot"
             return
         self._prompts[slot] = prompt_ids
         symbols = prompt_ids[:-1]
@@ -214,16 +214,16 @@ class AcousticModel:
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> Tensor:
         """`hidden_TC` of prompts and steps."""
-        x_TC = self.ends["input"](self._positions(inputs))
+        x_TC = self.io["input"](self._positions(inputs))
         return self.stack.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
     def sample(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameSamples:
-        """Codes of the step, and the walk's advance, which nothing but the scores decides."""
+        """Sample the codes of the step; the alignment's advance is the argmax of its logits."""
         acoustic, slots_R = self.config.acoustic, sampler.slots_B
         due_R = self._due_SL[slots_R, positions_R - 1]
         held_R = self._held_SL[slots_R, positions_R - 1]
         num_symbols_R = self._num_symbols_S.index_select(0, slots_R)
-        scores = self.ends["output"](hidden_RC)
+        scores = self.io["output"](hidden_RC)
         codes_RQ = sampler.sample_all(scores.codes)
         advances_RA = scores.advance.float()
         advances_RA[:, 0].masked_fill_(held_R >= acoustic.max_held, -torch.inf)
@@ -233,7 +233,7 @@ class AcousticModel:
         return FrameSamples(codes_RQ, due_R >= num_symbols_R)
 
     def _positions(self, inputs: FrameInputs) -> AcousticPositions:
-        """What each of the step's positions reads."""
+        """The inputs of each of the step's positions."""
         codec, slots_T = self.config.codec, inputs.slots_T
         is_start_X = inputs.text_ids_X == self.start_id
         kinds_T = torch.full_like(slots_T, Kind.STEP)
@@ -245,7 +245,8 @@ class AcousticModel:
         values_TQ = torch.zeros(len(slots_T), self.num_codes, device=self._device)
         values_TQ[inputs.frame_index_F] = inputs.codes_FQ / half - 1
         padded_TP = self._symbols_SP.index_select(0, slots_T)
-        # The end of a walk points just beyond the symbols, where nothing but `start_id` stands.
+        # At its end the alignment points just past the symbols, where there are only pads
+        # (`start_id`).
         read_TW = windows(padded_TP, due_T[:, None], self.config.acoustic)[:, 0]
         held_T = self._held_SL[slots_T, inputs.positions_T] * (kinds_T == Kind.STEP)
         return AcousticPositions(read_TW, held_T, values_TQ, kinds_T)

@@ -1,4 +1,4 @@
-"""The embedded voice before it is loaded: what it needs of a device, and how it is built.
+"""The embedded voice before it is loaded: its memory, and how it is built.
 
 Implements `engine.models.blueprint.SpeechBlueprint`. One checkpoint holds both models: `talker.*`
 in the type the engine runs in, `codec.*` in the types its parts need.
@@ -34,7 +34,7 @@ from triptych.modalities.tts.wire import VoiceClip
 
 CODEC_PREFIX, ACOUSTIC_PREFIX = "codec.", "talker."
 MAX_LENGTH = 1024
-"""Positions of a sentence, symbols and steps: more than training ever saw."""
+"""Maximum positions of a sentence, symbols and steps: more than in training."""
 
 
 class VoiceBlueprint(FrameBlueprint[AcousticModel]):
@@ -45,7 +45,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
         options = setup.options
         if options.audio_decoder or options.audio_decoder_weights or options.audio_decoder_config:
-            raise ConfigError("The embedded voice has its own audio decoder: no option changes it.")
+            raise ConfigError("The embedded voice has its own audio decoder, which has no options.")
         refuse_window_options(options)
         self.config = VoiceConfig.read(config)
         codec, max_length = self.config.codec, min(setup.max_length or MAX_LENGTH, MAX_LENGTH)
@@ -57,7 +57,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         )
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most a step of so many positions and rows holds; both ends are in float32."""
+        """Peak memory of a step; input and output layers run in float32."""
         acoustic, codec = self.config.acoustic, self.config.codec
         width = acoustic.num_symbols_before + 1 + acoustic.num_symbols_after
         num_values = position_values(self._decoder) + width * (acoustic.symbol_dim + 2)
@@ -65,8 +65,8 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         scores = num_rows * codec.num_codebooks * codec.num_levels
         return num_tokens * num_values * 4 + LOGIT_BYTES * scores
 
-    def sketch(self, device: torch.device) -> AcousticModel:
-        """The model, uninitialized."""
+    def construct(self, device: torch.device) -> AcousticModel:
+        """Construct the model with uninitialized parameters."""
         return AcousticModel(
             self.config,
             num_slots=self._setup.max_batch_size,
@@ -80,19 +80,19 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         return model.targets(self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
-        """The codec is loaded by itself."""
+        """Whether a tensor is the codec's, which is loaded separately."""
         return name.startswith(CODEC_PREFIX)
 
     def codec_bytes(self) -> int:
-        """Bytes of the codec's weights, float32 but for the pitch."""
+        """Bytes of the codec's weights, float32 except for the pitch."""
         return sum(tensor.nbytes for tensor in self._codec("meta").parameters())
 
     def codec_state_bytes(self, num_rows: int) -> int:
-        """Bytes that so many streams keep in the codec."""
+        """Bytes of the state of `num_rows` streams in the codec."""
         return state_bytes(adapter(self._codec("meta")), num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
-        """Load the codec, and prove that it streams what it decodes at once."""
+        """Load the codec, and check that streaming equals decoding at once."""
         codec = self._codec(self._setup.device)
         with Checkpoint.open(self._setup.folder) as checkpoint:
             load_tensors(
@@ -110,10 +110,10 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         )
 
     def _codec(self, device: torch.device | str) -> VoiceCodec:
-        """The codec, uninitialized."""
+        """The codec with uninitialized parameters."""
         with torch.device(device):
             return VoiceCodec(self.config.codec).prepare().requires_grad_(False)
 
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
-        """It has one voice, its own."""
-        raise UnsupportedOption("The embedded voice cannot imitate others.", param="voice")
+        """Refuse: the model has a single voice."""
+        raise UnsupportedOption("The embedded voice cannot imitate recordings.", param="voice")

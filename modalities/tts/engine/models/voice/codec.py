@@ -1,8 +1,8 @@
 """The codec of the embedded voice: codes at 20 Hz to a harmonic-plus-residual spectrum at 80 Hz.
 
 Owns a causal decoder (an embedding of finite scalar codes, Mentzer et al. 2023; ConvNeXt blocks at
-the step rate and at the frame rate, as in Vocos), and its streaming tree: any chunks, any rows, the
-same sound. What its channels mean, and how sound is made of them, is in `synthesis.py`.
+the step rate and at the frame rate, as in Vocos), and its streaming tree, whose sound is the same
+for any chunks and rows. `synthesis.py` defines its channels and turns them into sound.
 
 Shapes: B rows, Q codebooks, F steps, T frames, C channels, K frequency bins.
 """
@@ -45,7 +45,7 @@ class CausalConv1d(nn.Conv1d):
         return (self.kernel_size[0] - 1) * self.dilation[0]
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        """Apply it; as many steps come out as go in."""
+        """Convolve; the number of steps is unchanged."""
         y_BCT: Tensor = super().forward(functional.pad(x_BCT, (self.num_past, 0)))
         return y_BCT
 
@@ -63,12 +63,12 @@ class CausalBlock(nn.Module):
         self.gamma = nn.Parameter(torch.full((dim,), 0.2))
 
     def mlp(self, x_BTC: Tensor) -> Tensor:
-        """What follows the convolution, channels last."""
+        """The layers after the convolution, channels last."""
         y_BTC: Tensor = self.gamma * self.pwconv2(self.act(self.pwconv1(self.norm(x_BTC))))
         return y_BTC
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        """Apply it."""
+        """Apply the block."""
         return x_BCT + self.mlp(self.dwconv(x_BCT).transpose(1, 2)).transpose(1, 2)
 
 
@@ -94,7 +94,7 @@ class CodecBackbone(nn.Module):
         self.norm = nn.LayerNorm(frames)
 
     def forward(self, values_BQF: Tensor) -> Tensor:
-        """Apply it."""
+        """Apply the network."""
         x_BCT = self.frame_blocks(self.upsample(self.step_blocks(self.embed(values_BQF))))
         y_BCT: Tensor = self.norm(x_BCT.transpose(1, 2)).transpose(1, 2)
         return y_BCT
@@ -103,8 +103,8 @@ class CodecBackbone(nn.Module):
 class PitchNet(nn.Module):
     """Code values [B, Q, F] to pitch and voicing, [B, 2, F * frames_per_step], causally.
 
-    Small and by itself, because it runs in float64: phase is the integral of pitch, and would add
-    up the rounding by which one batch's arithmetic differs from another's.
+    Small and separate, because it runs in float64: phase is the integral of pitch, and would
+    accumulate the rounding by which batches differ.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -119,15 +119,15 @@ class PitchNet(nn.Module):
         )
 
     def forward(self, values_BQF: Tensor) -> Tensor:
-        """Apply it."""
+        """Apply the network."""
         raw_B2T: Tensor = self.layers(values_BQF)
         return raw_B2T
 
 
 class VoiceCodec(nn.Module):
-    """The decoder that ships: codes to raw channels, which `spectra_of` reads.
+    """The decoder that ships: codes to raw channels, which `spectra_of` interprets.
 
-    Call `prepare` once the weights are there.
+    Call `prepare` once the weights are loaded.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -138,17 +138,17 @@ class VoiceCodec(nn.Module):
         self.pitch = PitchNet(config)
 
     def prepare(self) -> VoiceCodec:
-        """Bring each part into the type it runs in."""
+        """Convert each part to the type it runs in."""
         self.float().pitch.double()
         return self.eval()
 
     def values(self, codes_BQF: Tensor) -> Tensor:
-        """Levels 0..n-1 to values in [-1, 1]."""
+        """Map levels 0..n-1 to values in [-1, 1]."""
         half = (self.config.num_levels - 1) / 2
         return (codes_BQF / half - 1).to(self.head.weight.dtype)
 
     def forward(self, codes_BQF: Tensor) -> Tensor:
-        """Raw channels [B, 4 K + 2, T] of whole streams, in float64 for the sake of the pitch."""
+        """Raw channels [B, 4 K + 2, T] of whole streams, in float64 because of the pitch."""
         values_BQF = self.values(codes_BQF)
         pitch_B2T = self.pitch(values_BQF.double())
         return torch.cat((self.head(self.backbone(values_BQF)), pitch_B2T), 1)
@@ -170,10 +170,10 @@ def _backbone(walk: Walk) -> StreamingStage:
     return Chain(layers, channels_last([module.norm]))
 
 
-class Beside(StreamingStage):
-    """Two causal readings of one stream, channels of the second after those of the first.
+class ChannelConcat(StreamingStage):
+    """Two causal stages over one stream, concatenated by channels.
 
-    The second runs in float64, and so does what comes of both.
+    The second runs in float64, as does the concatenation.
     """
 
     def __init__(self, first: StreamingStage, second: StreamingStage) -> None:
@@ -181,14 +181,14 @@ class Beside(StreamingStage):
         self.first, self.second = first, second
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Both must end alike."""
+        """Both must have the same output rate and lag."""
         end = self.first.bind(signal)
         if self.second.bind(signal) != end:
             raise WeightsError("The spectrum and the pitch of a codec must have one rate and lag.")
         return end
 
     def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Run both."""
+        """Run both stages."""
         return torch.cat((self.first(x_BCT, step), self.second(x_BCT.double(), step)), 1)
 
 
@@ -206,7 +206,7 @@ def voice_decoder(model: VoiceCodec, *, num_rows: int) -> StreamingDecoder:
 
 
 def adapter(model: VoiceCodec) -> Adapter:
-    """What the streaming decoder needs to know of the model: codes [B, Q, F], a step a frame."""
+    """The model's adapter for the streaming decoder: codes [B, Q, F], one step per frame."""
     config = model.config
 
     def one_shot(codes_BQF: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def adapter(model: VoiceCodec) -> Adapter:
     heads = [build(getattr(model, name), RULES, path=name) for name in ("backbone", "head")]
     spectrum = Chain(*heads)
     stage = Chain(
-        Beside(spectrum, build(model.pitch.layers, RULES, path="pitch")),
+        ChannelConcat(spectrum, build(model.pitch.layers, RULES, path="pitch")),
         StreamingFrames(config),
         FrameOverlapAdd(config),
     )

@@ -1,12 +1,12 @@
 """Sound from spectral frames: pulses at the pitch, filtered, plus a residual; one inverse FFT.
 
-Owns the synthesis, at once and as a stage that streams. A frame's spectrum is the short-time
-spectrum of a band-limited pulse train times the harmonic filter, plus the residual, whose phase is
-the codec's where there is voice and noise where there is none. Noise is a hash of the row's seed,
-the frame and the bin.
+Owns the synthesis, at once and as a streaming stage. A frame's spectrum is the short-time spectrum
+of a band-limited pulse train times the harmonic filter, plus the residual, whose phase is the
+codec's in voiced frames and noise elsewhere. Noise is a hash of the row's seed, the frame and the
+bin.
 
-The window around a frame's start reaches one frame beyond that frame, and overlap-add holds back
-half a window: output trails by three frames in all, with a window of four.
+The window around a frame's start extends one frame beyond that frame, and overlap-add delays half a
+window: output trails by three frames in total, with a window of four.
 
 Shapes: B rows, T frames, S samples, H samples of a frame (a hop), N samples of a window, K bins.
 """
@@ -34,15 +34,15 @@ from triptych.modalities.tts.engine.codecs.stages import (
 _MAX_HARMONIC_HZ = 11_000.0
 _MAX_LOG = 7.0
 _SMALL_SINE = 2e-3
-_OVERLAP_GAIN = 1.5  # squared Hann windows a quarter apart add up to it
+_OVERLAP_GAIN = 1.5  # the sum of squared Hann windows a quarter apart
 _PITCH_SCALE, _PITCH_CENTRE_HZ = 4.0, 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spectra:
-    """A frame's sound: `exp(harmonic + i phase)` filters the pulses, the residual is added.
+    """The spectrum of frames: `exp(harmonic + i phase)` filters the pulses, the residual is added.
 
-    All [B, K, T] but pitch and voicing, [B, T]. `harmonic` and `residual` are log magnitudes,
+    All [B, K, T] except pitch and voicing, [B, T]. `harmonic` and `residual` are log magnitudes,
     phases are in radians, `pitch` is the log2 of Hz at the end of each frame. Frames are voiced
     where `voicing` is positive; elsewhere there are no pulses, and the residual's phase is noise.
     """
@@ -56,7 +56,7 @@ class Spectra:
 
 
 def spectra_of(raw_BCT: Tensor) -> Spectra:
-    """Name the raw channels [B, 4 K + 2, T] of the codec and give them their units."""
+    """Split the codec's raw channels [B, 4 K + 2, T] and convert their units."""
     harmonic, phase, residual, residual_phase = raw_BCT[:, :-2].chunk(4, 1)
     return Spectra(
         harmonic=harmonic,
@@ -70,16 +70,16 @@ def spectra_of(raw_BCT: Tensor) -> Spectra:
 
 @dataclass(frozen=True, slots=True)
 class Excitation:
-    """Pulses [B, T * H], and how each frame left off: (phase in cycles, pitch in Hz), [B, 2, T]."""
+    """Pulses [B, T * H], and each frame's final (phase in cycles, pitch in Hz), [B, 2, T]."""
 
     wave: Tensor
     ends: Tensor
 
 
 def excite(spectra: Spectra, before_B2: Tensor, config: CodecConfig) -> Excitation:
-    """A train of pulses at the pitch, from where the frame before left off; float64 phases.
+    """A pulse train at the pitch, continuing from the previous frame's state; float64 phases.
 
-    Within a voiced frame the frequency runs linearly from that of the frame before (if voiced) to
+    Within a voiced frame the frequency changes linearly from the previous frame's (if voiced) to
     its own. Every harmonic below 11 kHz has unit amplitude: the sum over h <= H of cos(h t) is
     sin((H + 1/2) t) / (2 sin(t / 2)) - 1/2. Phase is kept modulo one cycle.
     """
@@ -109,7 +109,7 @@ def _pulse(angle: Tensor, hz: Tensor) -> Tensor:
 
 
 class FrameSynthesis:
-    """From windows of pulses to windows of sound, frame by frame."""
+    """Maps windows of pulses to windows of sound, frame by frame."""
 
     def __init__(self, config: CodecConfig) -> None:
         self.config = config
@@ -163,7 +163,7 @@ def _overlap_add(frames_BNT: Tensor, config: CodecConfig) -> Tensor:
 
 
 class StreamingFrames(StreamingStage):
-    """Raw channels to windowed frames of sound, each as soon as its window of pulses is full."""
+    """Maps raw channels to windowed frames of sound, as soon as a frame's window is full."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -175,13 +175,13 @@ class StreamingFrames(StreamingStage):
         self.ends, self.wave = SlotState(), SlotState()
 
     def bind(self, signal: SignalRate) -> SignalRate:
-        """Frames wait for the pulses of the frames after them."""
+        """Frames wait for the pulses of the following frames."""
         self.signal = signal
         self.end = self.delay.bind(signal)
         return self.end
 
     def forward(self, raw_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Windows that end with the new frames; at the end, windows that reach into silence."""
+        """Windows that end with the new frames; at the end, windows that extend into silence."""
         wave_B1S = self._excite(raw_BCT, step)
         past_B1L = step.read(self.wave, (1, self.num_past), wave_B1S)
         buffer = torch.cat((past_B1L, wave_B1S), -1)
@@ -204,7 +204,7 @@ class StreamingFrames(StreamingStage):
 
 
 class FrameOverlapAdd(OverlapTail):
-    """Overlap-add of the frames; a whole stream has as many hops of sound as it has frames."""
+    """Overlap-add of the frames; a whole stream has one hop of sound per frame."""
 
     def __init__(self, config: CodecConfig) -> None:
         half = config.n_fft // 2
@@ -212,5 +212,5 @@ class FrameOverlapAdd(OverlapTail):
         self.config = config
 
     def spread(self, x_BCT: Tensor) -> Tensor:
-        """Sums that these frames alone make."""
+        """The sums of these frames alone."""
         return _overlap_add(x_BCT, self.config)

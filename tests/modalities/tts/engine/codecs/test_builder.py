@@ -30,8 +30,8 @@ def refusal(module: nn.Module) -> str:
         (nn.GroupNorm(1, 4), "normalizes over the whole utterance"),
         (nn.InstanceNorm1d(4), "normalizes over the whole utterance"),
         (nn.LSTM(4, 4, bidirectional=True), "runs backwards"),
-        (nn.GRU(4, 4), "no streaming twin is known"),
-        (nn.MaxPool1d(2), "no streaming twin is known"),
+        (nn.GRU(4, 4), "no known streaming twin"),
+        (nn.MaxPool1d(2), "no known streaming twin"),
         (nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular"), "circular"),
         (nn.Conv1d(4, 4, 3, padding=1, padding_mode="reflect"), "reflects at the end"),
         (nn.Conv1d(4, 4, 3, padding=5), "exceed the kernel"),
@@ -78,7 +78,7 @@ def test_a_model_of_another_length_is_found_out_when_built(monkeypatch: pytest.M
     monkeypatch.setattr(dac_family, "RULES", {**dac_family.RULES, **without_last})
     model = random_model("dac")
     model.decoder.conv2 = nn.Conv1d(4, 1, 7, padding=1).double()
-    with pytest.raises(WeightsError, match="samples where the codec's own decoder gives"):
+    with pytest.raises(WeightsError, match="samples, but the codec's own decoder gives"):
         build_decoder(model, num_rows=1)
 
 

@@ -70,7 +70,7 @@ def test_what_streams_keep_is_known_without_weights(name: str) -> None:
 
 
 def test_what_is_no_codec_is_refused_by_name() -> None:
-    with pytest.raises(WeightsError, match="'llama' is no audio codec"):
+    with pytest.raises(WeightsError, match="'llama' is not a known audio codec"):
         CodecBlueprint({"model_type": "llama"}).num_bytes()
     with pytest.raises(WeightsError, match="attn_window_size"):
         CodecBlueprint({"vq_strides": [4, 2, 1], "attn_window_size": 32}).num_bytes()

@@ -21,7 +21,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
 from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
 from triptych.modalities.tts.engine.models.kokoro.model import Kokoro
-from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, without_edges
+from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, trim_silence
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
@@ -79,7 +79,7 @@ def test_stages_give_the_samples_of_one_go(kokoro: Kokoro, slice_gmacs: float) -
     asked = request(20, speed=1.3, voice="af_one*0.7+bm_two*0.3")
     delta, num_stages = drive(runner, asked)
     whole = synthesize(kokoro, IDS, asked.voice, speed=1.3, seed=7)
-    assert np.array_equal(samples(delta), without_edges(whole.numpy()))
+    assert np.array_equal(samples(delta), trim_silence(whole.numpy()))
     assert num_stages == 1 if slice_gmacs == 1e9 else num_stages > 3
     assert runner.num_works == 0
 
@@ -100,7 +100,7 @@ def test_sentences_are_separated_and_end_with_their_pauses(kokoro: Kokoro) -> No
     assert (second.segment, second.segment_finish, second.finish_reason) == (1, "stop", "stop")
     assert not samples(first)[-12_000:].any()
     spoken = synthesize(kokoro, IDS[:12], "af_one", seed=8).numpy()
-    assert np.array_equal(samples(second)[:-12_000], without_edges(spoken))
+    assert np.array_equal(samples(second)[:-12_000], trim_silence(spoken))
     assert second.num_output_tokens * 600 == len(spoken)
 
 
@@ -115,13 +115,13 @@ def test_speed_shortens_pauses(kokoro: Kokoro) -> None:
 def test_silence_at_the_edges_goes_and_nothing_else() -> None:
     speech_S = np.sin(np.arange(4800, dtype=np.float32) / 7)
     quiet_S = 1e-4 * np.ones(7200, np.float32)
-    kept_S = without_edges(np.concatenate((quiet_S, speech_S, quiet_S)))
+    kept_S = trim_silence(np.concatenate((quiet_S, speech_S, quiet_S)))
     assert len(kept_S) == 480 + 4800 + 1440
     assert np.array_equal(kept_S[480:5280], speech_S)
     inner_S = np.concatenate((speech_S, quiet_S, speech_S))
-    assert np.array_equal(without_edges(inner_S), inner_S)
+    assert np.array_equal(trim_silence(inner_S), inner_S)
     for silent in (np.zeros(4800, np.float32), np.zeros(0, np.float32), speech_S[:100]):
-        assert np.array_equal(without_edges(silent), silent)
+        assert np.array_equal(trim_silence(silent), silent)
 
 
 def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
@@ -140,7 +140,7 @@ def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
     planned = step(runner, 1, *units)
     assert {row.next_stage.name for row in planned.rows} == {"render"}
     for row, length, seed in zip(step(runner, 2, *units).rows, (10, 14, 6), (7, 8, 9), strict=True):
-        alone = without_edges(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
+        alone = trim_silence(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
         np.testing.assert_allclose(samples(row.payload), alone, atol=1e-5)
         assert row.next_stage is None
     assert runner.num_works == 0
@@ -225,11 +225,11 @@ async def test_concurrent_requests_and_a_cancelled_one(
             assert [delta.num_prompt_tokens for delta in deltas] == [length, length + 20]
             assert deltas[-1].finish_reason == "stop"
             assert deltas[-1].num_output_tokens > deltas[0].num_output_tokens
-            alone = without_edges(synthesize(kokoro, IDS[:length], "af_one", seed=7).numpy())
+            alone = trim_silence(synthesize(kokoro, IDS[:length], "af_one", seed=7).numpy())
             # The served model sums in another order, since its linear layers are packed.
             np.testing.assert_allclose(samples(deltas[0]), alone, atol=5e-4)
         clip = VoiceClip(digest="0", pcm=b"", sample_rate=24_000)
-        with pytest.raises(UnsupportedOption, match="mix its own"):
+        with pytest.raises(UnsupportedOption, match="mix its voices"):
             await anext(client.submit("tiny", _with_clip(clip), job_id="clip"))
         with pytest.raises(InvalidRequest, match="nobody"):
             await anext(client.submit("tiny", request(8, voice="nobody"), job_id="nobody"))

@@ -258,7 +258,7 @@ def test_a_traced_lstms_gates_are_put_back_in_order(tmp_path: Path) -> None:
 def test_what_is_no_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(content)
-    with pytest.raises(WeightsError, match="no whole ONNX"):
+    with pytest.raises(WeightsError, match="not a complete ONNX"):
         onnx_tensors(file)
 
 

@@ -44,7 +44,7 @@ def test_every_tensor_goes_where_it_belongs(folder: Path) -> None:
     with Checkpoint.open(folder) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(folder))
         model = blueprint.build(checkpoint, lambda _: None)
-    weight = model.ends["output"].scores.weight
+    weight = model.io["output"].scores.weight
     assert torch.equal(weight, tensors["talker.output.scores.weight"])
     num_values = sum(t.numel() for name, t in tensors.items() if name.startswith("talker."))
     assert blueprint.weight_bytes() == 4 * num_values

@@ -49,7 +49,7 @@ def test_it_speaks_in_steps() -> None:
     assert blueprint.config.codec.step_s >= 1 / 25
     fields = json.loads((source.FOLDER / "config.json").read_text(encoding="utf-8"))
     symbols = [fields["vocab"][symbol] for symbol in HELLO]
-    logits = model.ends["output"].scores
+    logits = model.io["output"].scores
     rig = FrameRig(
         model,
         model.stack.config.kv_layout(4, torch.float32),
@@ -95,5 +95,5 @@ def test_a_package_without_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setattr(source, "FOLDER", tmp_path_factory.mktemp("empty") / "embedded")
-    with pytest.raises(WeightsError, match="install the package anew"):
+    with pytest.raises(WeightsError, match="reinstall the package"):
         fetch()
