@@ -10,8 +10,8 @@ from triptych.modalities.tts.api.protocol import (
     AudioDelta,
     AudioDone,
     AudioUsage,
-    Reading,
     SpeechBody,
+    TextNormalization,
 )
 from triptych.modalities.tts.api.routes import COVERAGE_HEADER, SAMPLE_RATE_HEADER
 
@@ -20,7 +20,7 @@ SECTION = PAGE.partition("## Speech\n")[2].partition("\n## ")[0]
 
 
 def test_every_field_is_named() -> None:
-    for name in (*SpeechBody.model_fields, *Reading.model_fields, *REFUSED, *FORMATS):
+    for name in (*SpeechBody.model_fields, *TextNormalization.model_fields, *REFUSED, *FORMATS):
         assert f"`{name}`" in SECTION
 
 
