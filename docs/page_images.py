@@ -61,7 +61,7 @@ def chat(page: Any, text: str = QUESTION, num_tokens: int = 220) -> None:
     go(page, "chat")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Most tokens").fill(str(num_tokens))
+    page.get_by_label("Max tokens").fill(str(num_tokens))
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
@@ -73,20 +73,20 @@ def speak(page: Any) -> None:
     """Speak the text that is there, and transcribe it."""
     go(page, "speech")
     page.get_by_role("button", name="Speak").click()
-    page.get_by_role("button", name="Use the speech").click(timeout=60_000)
+    page.get_by_role("button", name="Use generated speech").click(timeout=60_000)
     page.locator(".word").first.wait_for(timeout=60_000)
     page.wait_for_timeout(1500)
 
 
 def draw(page: Any) -> None:
-    """Draw some images, and paint a mask on one."""
+    """Generate some images, and paint a mask on one."""
     go(page, "images")
     for prompt, seed in (("two green frogs", 2), ("a penguin next to a house", 2)):
         page.locator("#image-prompt").fill(prompt)
         page.locator("#image-count").fill("2")
         page.locator("#image-seed").fill(str(seed))
-        page.get_by_role("button", name="Draw").click()
-        page.get_by_text("Drawn in").wait_for(timeout=120_000)
+        page.get_by_role("button", name="Generate").click()
+        page.get_by_text("Generated in").wait_for(timeout=120_000)
     page.get_by_role("button", name="Edit this image").first.click()
     box = page.locator("#mask-paint").bounding_box()
     page.mouse.move(box["x"] + 70, box["y"] + 80)

@@ -190,7 +190,7 @@ def test_stop_regenerate_and_edit(browser: Any, tmp_path: Path, engine: FakeEngi
         page.get_by_role("button", name="Stop").click()
         assert "stopped" in finished(page).inner_text()
         engine.is_endless = False
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
         assert engine.answer in finished(page).inner_text()
         page.get_by_role("button", name="Edit the message").click()
         page.get_by_label("The message").fill("other words")
@@ -242,17 +242,17 @@ def test_errors_say_what_to_do_and_may_be_tried_again(
 ) -> None:
     with page_of(browser, tmp_path, engine, allowed="400") as page:
         page.get_by_role("button", name="Settings").click()
-        page.get_by_label("Most tokens").fill("100000")
+        page.get_by_label("Max tokens").fill("100000")
         ask(page)
         box = page.get_by_role("alert")
         assert "4096" in box.inner_text()
         assert re.search(r"Request req-\w+", box.inner_text())
-        page.get_by_label("Most tokens").fill("5")
+        page.get_by_label("Max tokens").fill("5")
         page.get_by_role("button", name="Try again").click()
         assert engine.answer[:5] in finished(page).inner_text()
         page.get_by_label("Tools").fill("no json")
         ask(page)
-        assert "Tools in the settings is not JSON" in page.get_by_role("alert").inner_text()
+        assert "Tools in the settings is not valid JSON" in page.get_by_role("alert").inner_text()
         assert barriers(page) == []
 
 

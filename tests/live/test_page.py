@@ -72,12 +72,12 @@ def test_chat_answers_and_counts(page: Any) -> None:
     go(page, "chat")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Max tokens").fill("24")
     page.get_by_label("Message", exact=True).fill("What is the capital of France?")
     page.get_by_role("button", name="Send").click()
     page.locator(".turn.assistant:not([aria-busy])").wait_for()
     assert "Paris" in page.locator(".turn.assistant").inner_text()
-    assert re.search(r"\d+ tokens · [\d.]+ a second", page.locator(".stats").inner_text())
+    assert re.search(r"\d+ tokens · [\d.]+ per second", page.locator(".stats").inner_text())
 
 
 def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
@@ -88,8 +88,8 @@ def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
         ' {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},'
         ' "required": ["city"], "additionalProperties": false}}}]'
     )
-    page.get_by_label("Call a tool").select_option("required")
-    page.get_by_label("Most tokens").fill("60")
+    page.get_by_label("Tool choice").select_option("required")
+    page.get_by_label("Max tokens").fill("60")
     page.get_by_label("Message", exact=True).fill("What time is it in Paris?")
     page.keyboard.press("Enter")
     page.locator(".turn.assistant:not([aria-busy])").wait_for()
@@ -97,7 +97,7 @@ def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
     assert "get_time" in call.locator("summary").inner_text()
     call.locator("summary").click()
     assert re.search(r'"city": "(Paris|Rome)"', call.inner_text())
-    page.get_by_label("Call a tool").select_option("none")
+    page.get_by_label("Tool choice").select_option("none")
     for result in page.get_by_label("Result of get_time").all():
         result.fill("12:30")
     page.get_by_role("button", name="Continue").click()
@@ -113,7 +113,7 @@ def test_an_image_is_asked_about(page: Any, tmp_path: Path) -> None:
     page.locator("#chat-images img").wait_for()
     assert page.locator("#chat-model").input_value() == "triptych-vision"
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Most tokens").fill("12")
+    page.get_by_label("Max tokens").fill("12")
     page.get_by_label("Message", exact=True).fill("What colour is it?")
     page.keyboard.press("Enter")
     page.locator(".turn.assistant:not([aria-busy])").wait_for()
@@ -136,7 +136,7 @@ def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
     until(lambda: float(slider.get_attribute("aria-valuenow") or 0) > 0.2)
     slider.press("Home")
     assert float(slider.get_attribute("aria-valuemax")) > 1
-    page.get_by_role("button", name="Use the speech").click()
+    page.get_by_role("button", name="Use generated speech").click()
     words = page.locator(".word")
     words.first.wait_for()
     heard = " ".join(words.all_inner_texts()).lower()
@@ -155,14 +155,14 @@ def test_a_recording_is_transcribed(page: Any) -> None:
     page.get_by_text("Recording", exact=True).wait_for()
     page.wait_for_timeout(700)
     page.get_by_role("button", name="Stop and transcribe").click()
-    page.get_by_text(re.compile(r"s of sound in|silen")).wait_for()  # Chromium's microphone beeps
+    page.get_by_text(re.compile(r"s of audio in|silen")).wait_for()  # Chromium's microphone beeps
 
 
 def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     go(page, "images")
     set_fields(page, image_prompt="a red apple", image_steps=8, image_seed=1)
-    page.get_by_role("button", name="Draw").click()
-    page.locator("figure .drawing img:visible").wait_for()  # a preview
+    page.get_by_role("button", name="Generate").click()
+    page.locator("figure .generating img:visible").wait_for()  # a preview
     page.get_by_role("button", name="Use seed 1 again").wait_for()
     first = pixels(page.locator("figure img"))
     assert first.std() > 10
@@ -178,8 +178,8 @@ def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     paint.press(" ")  # the brush is in the middle
     assert paint.evaluate(painted) > 0
     set_fields(page, image_prompt="a blue car", image_strength=1)
-    page.get_by_role("button", name="Draw the edit").click()
-    page.get_by_text("Drawn in").wait_for()
+    page.get_by_role("button", name="Generate edit").click()
+    page.get_by_text("Generated in").wait_for()
     second = pixels(page.locator("figure img").first)
     changed = np.abs(first - second).max(-1)
     middle = slice(56, 72)  # painted over the apple; the strip above it stays ground
@@ -201,8 +201,8 @@ def test_a_good_image_takes_away_what_was_wrong_with_the_one_before(
     page.locator("#image-source").wait_for()
     assert error.count() == 0
     set_fields(page, image_prompt="a red apple", image_steps=2)
-    page.get_by_role("button", name="Draw the edit").click()
-    page.get_by_text("Drawn in").wait_for()
+    page.get_by_role("button", name="Generate edit").click()
+    page.get_by_text("Generated in").wait_for()
     shown = pixels(page.locator("figure img").first)
     assert shown.shape[1] / shown.shape[0] == pytest.approx(100 / 57, rel=0.01)
 

@@ -1,12 +1,12 @@
-// Calls of the API: keys, errors that say what to do, and streams of events.
+// API calls: keys, errors for users, and event streams.
 
 import { el } from "./dom.js";
 import { askForKey, key } from "./key.js";
 
-/** What the user can do something about. */
+/** An error that the user can resolve. */
 export class Advice extends Error {}
 
-/** What the server, or the way to it, refused. */
+/** An error of the server or of the connection to it. */
 export class ApiError extends Advice {
   constructor(message, { status = 0, code = "", requestId = "", retryAfterS = 0 } = {}) {
     super(message);
@@ -16,7 +16,7 @@ export class ApiError extends Advice {
 
 export const isAborted = (error) => error?.name === "AbortError";
 
-/** The answer of a route, if it is a success. Asks for a key where one is needed. */
+/** Return the successful response of a route. Prompts for a key if one is needed. */
 export async function call(path, { json, form, signal, method } = {}) {
   const body = json === undefined ? form : JSON.stringify(json);
   for (;;) {
@@ -46,7 +46,7 @@ async function reach(path, options) {
     return await fetch(path, options);
   } catch (error) {
     if (isAborted(error)) throw error;
-    throw new ApiError("The server cannot be reached. Check that it still runs, then try again.");
+    throw new ApiError("The server cannot be reached. Check that it is running, then try again.");
   }
 }
 
@@ -60,7 +60,7 @@ async function errorOf(response) {
 }
 
 function fromDocument(error, status = 0, retryAfterS = 0) {
-  const message = error.message ?? `The server answered ${status}, and not why.`;
+  const message = error.message ?? `The server answered ${status} without a reason.`;
   return new ApiError(message, {
     status,
     retryAfterS,
@@ -69,7 +69,7 @@ function fromDocument(error, status = 0, retryAfterS = 0) {
   });
 }
 
-/** The events of a stream: {event, data}, `data` parsed. Throws the error that ends one. */
+/** Yield the events of a stream: {event, data}, `data` parsed. Throws an error event. */
 export async function* events(response) {
   for await (const block of blocks(response.body)) {
     const lines = block.split(/\r?\n/);
@@ -109,7 +109,7 @@ async function* blocks(stream) {
   }
 }
 
-/** An error as a box: what to do, when to try again, and how to find it in the log. */
+/** Build an error box: the message, when to retry, and the request id for the log. */
 export function errorBox(error, retry) {
   if (!(error instanceof Advice)) console.error(error);
   const wait = error.retryAfterS ? ` The server is busy: try again in ${error.retryAfterS} s.` : "";

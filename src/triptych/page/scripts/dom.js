@@ -1,10 +1,10 @@
-// Making elements. Text is set as text alone, so that nothing a model writes becomes markup.
+// DOM helpers. Text is only ever set as text, so that model output cannot become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element. `on…` names are listeners; true and false set and leave out; others are attributes. */
+/** Create an element. `on…` names are listeners; true sets and false omits an attribute. */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,7 +16,7 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** An icon of the page's sprite. */
+/** Create an icon from the page's sprite. */
 export function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   const use = document.createElementNS(SVG, "use");
@@ -26,7 +26,7 @@ export function icon(name) {
   return svg;
 }
 
-/** A small button with an icon and a name for those who do not see it. */
+/** Create a small icon button with an accessible name. */
 export function iconButton(name, label, onclick) {
   return el(
     "button",
@@ -35,18 +35,18 @@ export function iconButton(name, label, onclick) {
   );
 }
 
-/** Show `element`, or hide it. */
+/** Show or hide `element`. */
 export function show(element, isShown = true) {
   element.hidden = !isShown;
 }
 
-/** Put another icon into a button and name it. */
+/** Change the icon and the name of a button. */
 export function relabel(button, name, label) {
   button.replaceChildren(icon(name));
   button.setAttribute("aria-label", label);
 }
 
-/** Fill a select with `values`, which are texts or [value, text]; keeps what was chosen. */
+/** Fill a select with `values`, texts or [value, text]; keeps the selection. */
 export function fill(select, values) {
   const chosen = select.value;
   const pairs = values.map((value) => (Array.isArray(value) ? value : [value, value]));
@@ -54,7 +54,7 @@ export function fill(select, values) {
   if (pairs.some(([value]) => value === chosen)) select.value = chosen;
 }
 
-/** Call `handle` with the files that are pasted or dropped on `target`. */
+/** Call `handle` with files that are pasted or dropped on `target`. */
 export function onFiles(target, handle) {
   const take = (event, files) => {
     if (!files.length) return;
@@ -68,7 +68,7 @@ export function onFiles(target, handle) {
   target.addEventListener("drop", (event) => take(event, event.dataTransfer?.files ?? []));
 }
 
-/** Copy text, and say so on the button for a moment. */
+/** Copy text, and confirm it on the button for a moment. */
 export async function copy(text, button) {
   await navigator.clipboard.writeText(text);
   const label = button.getAttribute("aria-label");
@@ -80,22 +80,22 @@ export async function copy(text, button) {
   }, 1500);
 }
 
-const colours = new Map();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+const colors = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colors.clear());
 
-/** A colour of the page's palette as a canvas takes it, dark or light as the page is. */
-export function colour(name) {
-  if (!colours.has(name)) {
+/** Return a color of the page's palette for a canvas, in the current dark or light scheme. */
+export function color(name) {
+  if (!colors.has(name)) {
     const probe = el("span");
     probe.style.color = `var(--${name})`;
     document.body.append(probe);
-    colours.set(name, getComputedStyle(probe).color);
+    colors.set(name, getComputedStyle(probe).color);
     probe.remove();
   }
-  return colours.get(name);
+  return colors.get(name);
 }
 
-/** The drawing context of a canvas, sized to its place on the screen. */
+/** Return the context of a canvas that is sized to its place on the screen. */
 export function sharp(canvas) {
   const scale = window.devicePixelRatio || 1;
   const width = Math.round(canvas.clientWidth * scale);

@@ -1,4 +1,4 @@
-// The table of likeness: the cosine of each pair of texts, in colour.
+// The embeddings panel: a table of the cosine similarity of each pair of texts, in color.
 
 import { call, errorBox, isAborted } from "./api.js";
 import { byId, el, fill, show } from "./dom.js";
@@ -50,15 +50,15 @@ function unit(vector) {
 const cosine = (one, other) => one.reduce((sum, value, index) => sum + value * other[index], 0);
 
 function table(texts, vectors) {
-  const likeness = vectors.map((row) => vectors.map((column) => cosine(row, column)));
-  const others = likeness.flatMap((row, index) => row.filter((_, column) => column !== index));
+  const similarity = vectors.map((row) => vectors.map((column) => cosine(row, column)));
+  const others = similarity.flatMap((row, index) => row.filter((_, column) => column !== index));
   const [low, high] = others.length ? [Math.min(...others), Math.max(...others)] : [0, 1];
   const share = (value) => Math.min(1, Math.max(0, (value - low) / (high - low || 1)));
   const heads = texts.map((text, index) =>
     el("th", { scope: "col", title: text, "aria-label": text }, String(index + 1)),
   );
   const rows = texts.map((text, row) => {
-    const cells = likeness[row].map((value, column) =>
+    const cells = similarity[row].map((value, column) =>
       cell(value, row === column ? 1 : share(value), row === column),
     );
     return el(
@@ -68,11 +68,11 @@ function table(texts, vectors) {
       ...cells,
     );
   });
-  const caption = el("caption", { class: "sr" }, "Cosine likeness of each pair of texts");
+  const caption = el("caption", { class: "sr" }, "Cosine similarity of each pair of texts");
   const head = el("thead", {}, el("tr", {}, el("td", {}), ...heads));
   return el(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of likeness" },
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Similarity table" },
     el("table", {}, caption, head, el("tbody", {}, ...rows)),
   );
 }

@@ -1,11 +1,11 @@
-// Images from files, as the API takes them.
+// Conversion of image files for the API.
 
 import { Advice } from "./api.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp"];
 const MAX_SIDE = 2048;
 
-/** The bitmap of a file. Throws with words for the user where it is none. */
+/** Decode a file to a bitmap. Throws `Advice` if it is not an image. */
 export async function bitmapOf(file) {
   try {
     return await createImageBitmap(file, { imageOrientation: "from-image" });
@@ -16,7 +16,7 @@ export async function bitmapOf(file) {
   }
 }
 
-/** A file as a data URL: as it is, or smaller and as PNG where models could not take it. */
+/** Encode a file as a data URL: unchanged, or as a smaller PNG if models could not take it. */
 export async function dataUrlOf(file) {
   const bitmap = await bitmapOf(file);
   const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
@@ -38,7 +38,7 @@ function asDataUrl(blob) {
   });
 }
 
-/** The bytes of base64 as a blob. */
+/** Decode base64 to a blob. */
 export function blobOf(base64, type) {
   return new Blob([Uint8Array.from(atob(base64), (char) => char.charCodeAt(0))], { type });
 }

@@ -1,4 +1,4 @@
-// The API key: asked for where the server demands one, kept for the tab alone.
+// The API key: entered if the server requires one, stored for the tab only.
 
 import { byId } from "./dom.js";
 
@@ -7,7 +7,7 @@ let asking = null;
 
 export const key = () => sessionStorage.getItem(STORED) ?? "";
 
-/** Ask for a key; those who ask meanwhile share the answer. */
+/** Prompt for a key; concurrent callers share the result. */
 export function askForKey() {
   asking ??= ask().finally(() => (asking = null));
   return asking;
@@ -16,7 +16,7 @@ export function askForKey() {
 function ask() {
   const dialog = byId("key-dialog");
   const input = byId("key-input");
-  if (key()) byId("key-note").textContent = "The server does not know this key. Try another.";
+  if (key()) byId("key-note").textContent = "The server does not accept this key. Enter another one.";
   input.value = "";
   dialog.showModal();
   return new Promise((resolve, reject) => {

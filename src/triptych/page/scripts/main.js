@@ -1,4 +1,4 @@
-// The page's frame: which panels there are, which one is shown, and how the server is.
+// The page's frame: its panels, navigation, and the server's health.
 
 import { errorBox, getJson, isAborted } from "./api.js";
 import { byId, show } from "./dom.js";
@@ -30,12 +30,12 @@ async function start() {
     showPanel();
   } catch (error) {
     if (isAborted(error))
-      note.textContent = "This server asks for a key. Load the page again to give one.";
+      note.textContent = "This server requires an API key. Reload the page to enter one.";
     else note.replaceChildren(errorBox(error, start));
   }
 }
 
-/** Open each panel for which there is a model. */
+/** Open each panel that a model can serve. */
 function openPanels(models) {
   for (const [name, { open, tasks }] of Object.entries(PANELS)) {
     if (tasks && !models.some((model) => tasks.includes(model.task))) continue;

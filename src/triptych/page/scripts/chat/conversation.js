@@ -1,7 +1,7 @@
-// A conversation: its turns, the request that continues it, and how an answer's events change it.
+// A conversation: its turns, the request that continues it, and the events of an answer.
 //
-// A turn of the user has `text` and `images`; one of the assistant `text`, `reasoning`, `calls`
-// (of tools, with `result` once there is one) and `stats`.
+// A user turn has `text` and `images`; an assistant turn has `text`, `reasoning`, `calls` (tool
+// calls, later with a `result`) and `stats`.
 
 import { call, events } from "../api.js";
 
@@ -18,10 +18,10 @@ export const assistantTurn = (model) => ({
   isStopped: false,
 });
 
-/** The calls of a turn that can be answered: an answer may end within one. */
+/** Return the complete tool calls of a turn: an answer may end within a call. */
 export const wholeCalls = (turn) => turn.calls.filter(({ args }) => isJson(args));
 
-/** Whether the assistant waits for results of tools. */
+/** Whether the assistant waits for tool results. */
 export const isWaiting = (turn) =>
   turn?.role === "assistant" && wholeCalls(turn).some((made) => made.result === null);
 
@@ -34,7 +34,7 @@ function isJson(text) {
   }
 }
 
-/** The body of the request that continues `turns`. Throws with words for the user. */
+/** Build the body of the request that continues `turns`. */
 export function requestOf(model, turns, settings) {
   const messages = turns.flatMap(messagesOf);
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
@@ -65,7 +65,7 @@ function contentOf({ text, images }) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-/** Fill `turn` with the answer to `body`; `onChange` is called after each event. */
+/** Fill `turn` with the answer to `body`, and call `onChange` after each event. */
 export async function answer(turn, body, signal, onChange) {
   const startedMs = performance.now();
   const response = await call("/v1/chat/completions", { json: body, signal });
@@ -90,7 +90,7 @@ function take(turn, { choices: [choice] }) {
   turn.finish = choice.finish_reason ?? turn.finish;
 }
 
-/** Tokens so far, the time to the first, and how many a second came after it. */
+/** Return the number of tokens, the time to the first, and the rate after it. */
 function statsOf(before, usage, elapsedMs) {
   const num = usage?.completion_tokens ?? before?.numTokens ?? 0;
   if (!num) return before;

@@ -1,4 +1,4 @@
-// The chat panel: what is written and pasted, the turns on the screen, send, stop and again.
+// The chat panel: the composer, the turns, and sending, stopping and regenerating.
 
 import { Advice, errorBox, isAborted } from "../api.js";
 import { byId, el, fill, icon, onFiles, show } from "../dom.js";
@@ -77,7 +77,7 @@ class ChatPanel {
         {},
         this.seeing.size
           ? "Paste or drop an image to ask about it."
-          : "Answers appear while they are written.",
+          : "Answers appear while they are generated.",
       ),
     );
     this.log.replaceChildren(hello);
@@ -90,7 +90,7 @@ class ChatPanel {
     try {
       if (!this.seeing.size)
         throw new Advice(
-          "No model here sees images. Serve one that does, for example triptych-vision.",
+          "No served model takes images. Serve a vision model, for example triptych-vision.",
         );
       for (const file of files) this.images.push(await dataUrlOf(file));
       if (!this.seeing.has(this.model.value)) this.model.value = [...this.seeing][0];
@@ -128,7 +128,7 @@ class ChatPanel {
     if (this.stopping || (!text && !this.images.length)) return;
     if (isWaiting(this.turns.at(-1))) {
       this.#complain(
-        new Advice("The model waits for the result of a call. Give it above, or answer again."),
+        new Advice("The model waits for a tool result. Enter it above, or regenerate the answer."),
       );
       return;
     }
@@ -153,7 +153,7 @@ class ChatPanel {
     return view;
   }
 
-  /** Forget the turns from `turn` on. */
+  /** Remove `turn` and all later turns. */
   #dropFrom(turn) {
     this.stopping?.abort();
     for (const dropped of this.turns.splice(this.turns.indexOf(turn))) {

@@ -1,4 +1,4 @@
-// The drawer of the chat: system prompt, sampling, tools, the form of answers.
+// The chat settings: system prompt, sampling, tools, response format.
 
 import { Advice } from "../api.js";
 import { byId, show } from "../dom.js";
@@ -21,33 +21,33 @@ export function openDrawer() {
   byId("chat-settings").addEventListener("submit", (event) => event.preventDefault());
 }
 
-/** What the drawer says: {system, fields}. Throws with words for the user. */
+/** Return the settings: {system, fields}. Throws `Advice` for invalid ones. */
 export function readSettings() {
   const form = byId("chat-settings");
   if (!form.checkValidity()) {
     show(byId("chat-drawer"));
     form.reportValidity();
-    throw new Advice("A setting of the chat is out of range.");
+    throw new Advice("A chat setting is out of range.");
   }
   const values = Object.fromEntries(new FormData(form));
   const fields = {};
   for (const name of NUMBERS) if (values[name] !== "") fields[name] = Number(values[name]);
   if (values.thinking) fields.enable_thinking = values.thinking === "true";
   if (values.tools.trim()) {
-    fields.tools = parsed(values.tools, "Tools");
+    fields.tools = parse(values.tools, "Tools");
     if (values.tool_choice) fields.tool_choice = values.tool_choice;
   }
   if (values.schema.trim()) {
-    const schema = parsed(values.schema, "Form of the answer");
+    const schema = parse(values.schema, "Response format");
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   return { system: values.system.trim(), fields };
 }
 
-function parsed(text, label) {
+function parse(text, label) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Advice(`${label} in the settings is not JSON: ${error.message}`);
+    throw new Advice(`${label} in the settings is not valid JSON: ${error.message}`);
   }
 }

@@ -1,11 +1,11 @@
-// How a turn of a conversation looks. `actions` are what its buttons do.
+// Elements of a conversation's turns. `actions` are the handlers of their buttons.
 
 import { errorBox } from "../api.js";
 import { copy, el, iconButton, show } from "../dom.js";
 import { showMarkdown } from "../markdown/blocks.js";
 import { isWaiting, wholeCalls } from "./conversation.js";
 
-/** The element of a turn of the user. */
+/** Create the element of a user turn. */
 export function userView(turn, actions) {
   const images = turn.images.map((url, index) =>
     el("img", { src: url, alt: `Image ${index + 1} of the message` }),
@@ -27,7 +27,7 @@ export function userView(turn, actions) {
   return element;
 }
 
-/** Put a field in the place of a message, to send it again. */
+/** Replace a message by a field to edit and resend it. */
 function edit(element, turn, actions) {
   const before = [...element.childNodes];
   const area = el("textarea", { rows: "4", "aria-label": "The message" });
@@ -53,7 +53,7 @@ function edit(element, turn, actions) {
   area.focus();
 }
 
-/** A turn of the assistant, which grows. */
+/** The element of an assistant turn, which grows. */
 export class AssistantView {
   #frame = 0;
 
@@ -62,7 +62,7 @@ export class AssistantView {
     this.actions = actions;
     this.text = el("div", { class: "markdown" });
     this.reasoning = el("div", { class: "markdown" });
-    this.reasoning = el(
+    this.reasoningFold = el(
       "details",
       { class: "fold", hidden: true },
       el("summary", {}, "Reasoning"),
@@ -73,7 +73,7 @@ export class AssistantView {
     this.element = el(
       "article",
       { class: "turn assistant", "aria-label": turn.model, "aria-busy": "true" },
-      this.reasoning,
+      this.reasoningFold,
       this.text,
       this.calls,
       this.foot,
@@ -83,7 +83,7 @@ export class AssistantView {
     );
   }
 
-  /** Show what the turn has become, at the next frame. */
+  /** Show the turn's current state at the next frame. */
   update() {
     this.#frame ||= requestAnimationFrame(() => this.show());
   }
@@ -94,14 +94,14 @@ export class AssistantView {
     const { text, reasoning, calls } = this.turn;
     if (text) showMarkdown(this.text, text);
     if (reasoning) showMarkdown(this.reasoning, reasoning);
-    show(this.reasoning, Boolean(reasoning));
+    show(this.reasoningFold, Boolean(reasoning));
     if (reasoning || calls.length) this.text.querySelector(".waiting")?.remove();
     calls.forEach((made, index) => this.#showCall(made, index));
     this.foot.replaceChildren(el("span", { class: "stats" }, statsText(this.turn)));
     this.actions.grown();
   }
 
-  /** The answer is complete, stopped or failed. */
+  /** Show the turn after its answer completed, stopped or failed. */
   finish() {
     this.show();
     const { turn, actions } = this;
@@ -110,7 +110,7 @@ export class AssistantView {
     const copying = iconButton("copy", "Copy the answer", () => copy(turn.text, copying));
     this.foot.prepend(
       copying,
-      iconButton("again", "Answer again", () => actions.regenerate(turn)),
+      iconButton("again", "Regenerate", () => actions.regenerate(turn)),
     );
     if (turn.error)
       this.element.insertBefore(
@@ -136,7 +136,7 @@ export class AssistantView {
       );
   }
 
-  /** Fields for the results of tools, which the user gives in the place of a program. */
+  /** Show fields for tool results, which the user enters in place of a program. */
   #askForResults() {
     const { turn, actions } = this;
     const calls = wholeCalls(turn);
@@ -175,9 +175,9 @@ function indented(json) {
 function statsText({ stats, finish, isStopped }) {
   if (!stats) return isStopped ? "stopped" : "";
   const parts = [`${stats.numTokens} tokens`];
-  if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} a second`);
-  parts.push(`first after ${(stats.firstMs / 1000).toFixed(2)} s`);
+  if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} per second`);
+  parts.push(`first token after ${(stats.firstMs / 1000).toFixed(2)} s`);
   if (isStopped) parts.push("stopped");
-  else if (finish === "length") parts.push("ended at the limit of tokens");
+  else if (finish === "length") parts.push("ended at the token limit");
   return parts.join(" · ");
 }

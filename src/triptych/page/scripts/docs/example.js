@@ -1,4 +1,4 @@
-// A call of a route in the shell, with the fields that it requires.
+// A shell example of a route with its required fields.
 
 import { contentsOf } from "./schema.js";
 
@@ -9,7 +9,7 @@ const SAMPLES = {
   messages: [{ role: "user", content: "Hello!" }],
 };
 
-/** The words of the command. */
+/** Return the curl command. */
 export function curlOf({ path, method, operation, schemas }) {
   const parts = [
     `curl ${location.origin}${path.replace(/\{(\w+)[^}]*\}/g, (_, name) => name.toUpperCase())}`,

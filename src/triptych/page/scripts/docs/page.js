@@ -1,4 +1,4 @@
-// The API reference: the routes of /openapi.json, each opened where it is wanted.
+// The API reference: the routes of /openapi.json, rendered when they are opened.
 
 import { call, errorBox, isAborted } from "../api.js";
 import { byId, copy, el, show } from "../dom.js";
@@ -34,7 +34,7 @@ class Route {
     );
   }
 
-  /** What a search looks at. */
+  /** The text that is searched. */
   get words() {
     this.cachedWords ??=
       `${this.path} ${this.operation.description ?? ""} ${this.#fieldNames().join(" ")}`.toLowerCase();
@@ -83,7 +83,7 @@ class Route {
       ),
     );
     body.append(
-      el("h3", {}, "Answers"),
+      el("h3", {}, "Responses"),
       ...Object.entries(operation.responses ?? {}).map(([status, response]) =>
         answerOf(status, response, schemas),
       ),
@@ -127,7 +127,7 @@ function routesOf(document_) {
   );
 }
 
-/** The routes under what they are for, in the order of `TAGS`. */
+/** Show the routes grouped by tag, in the order of `TAGS`. */
 function showRoutes(routes) {
   const groups = Map.groupBy(routes, (route) => route.operation.tags?.[0] ?? "other");
   const tags = [...new Set([...Object.keys(TAGS), ...groups.keys()])].filter((tag) =>
@@ -165,13 +165,13 @@ async function start() {
     const text = await (await call("/openapi.json")).text();
     const document_ = JSON.parse(text);
     byId("about").textContent =
-      `Version ${document_.info.version}. Any OpenAI client works with ${location.origin}/v1 as its base address.`;
+      `Version ${document_.info.version}. Any OpenAI client works with the base URL ${location.origin}/v1.`;
     const raw = URL.createObjectURL(new Blob([text], { type: "application/json" })); // a link cannot send a key
     byId("raw").href = raw;
     const routes = routesOf(document_);
     showRoutes(routes);
     byId("find").addEventListener("input", () => search(routes));
-    search(routes); // of what was typed meanwhile
+    search(routes); // for input during loading
     const wanted = routes.find((route) => route.id === location.hash.slice(1));
     if (wanted) wanted.element.open = true;
     wanted?.element.scrollIntoView();

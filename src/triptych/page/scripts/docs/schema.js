@@ -1,4 +1,4 @@
-// JSON schemas in words: what a field may be, and the fields of an object.
+// JSON schemas in words: the type of a field, and the fields of an object.
 
 import { el } from "../dom.js";
 import { inline } from "../markdown/inline.js";
@@ -16,13 +16,13 @@ export class Schemas {
     this.byName = document_.components?.schemas ?? {};
   }
 
-  /** The schema that a reference stands for. */
+  /** Resolve a reference. */
   resolve(schema) {
     const name = schema?.$ref?.split("/").pop();
     return name ? { title: name, ...this.byName[name] } : (schema ?? {});
   }
 
-  /** The kinds that a value may be of, without null. */
+  /** Return the alternatives of a schema, without null. */
   branches(schema, depth = 0) {
     const found = this.resolve(schema);
     const several = found.anyOf ?? found.oneOf ?? (found.allOf?.length === 1 ? found.allOf : null);
@@ -32,7 +32,7 @@ export class Schemas {
       .filter((branch) => branch.type !== "null");
   }
 
-  /** The objects whose fields a value has, or entries of it have. */
+  /** Return the object schemas of a value or of its entries. */
   objects(schema, depth = 0) {
     return this.branches(schema).flatMap((branch) => {
       if (branch.properties) return [branch];
@@ -42,13 +42,13 @@ export class Schemas {
     });
   }
 
-  /** The names of the fields of a body. */
+  /** Return the names of a body's fields. */
   names(schema) {
     return this.objects(schema).flatMap((found) => Object.keys(found.properties));
   }
 }
 
-/** The contents of a body or an answer: [{type, schema}]. A stream's schema is that of its events. */
+/** Return the contents of a body or response: [{type, schema}]. A stream has its events' schema. */
 export function contentsOf(holder) {
   return Object.entries(holder?.content ?? {}).map(([type, { schema, itemSchema }]) => ({
     type,
@@ -56,7 +56,7 @@ export function contentsOf(holder) {
   }));
 }
 
-/** The fields of a value as a table; several tables where it may be one of several objects. */
+/** Show the fields of a value as a table; several tables for several possible objects. */
 export function fieldsOf(schema, schemas, depth = 0) {
   const objects = schemas.objects(schema);
   if (!objects.length) return el("p", { class: "note" }, kindOf(schema, schemas));
@@ -109,7 +109,7 @@ function aboutField(field, schemas, depth) {
   return about;
 }
 
-/** `integer, 0 to 20`, `a list of text`, `"low" or "high"`. */
+/** Describe a type: `integer, 0 to 20`, `a list of text`, `"low" or "high"`. */
 export function kindOf(schema, schemas, depth = 0) {
   const kinds = [
     ...new Set(schemas.branches(schema).map((branch) => oneKind(branch, schemas, depth))),
@@ -135,7 +135,7 @@ function oneKind(schema, schemas, depth) {
   return kind + bounds(schema);
 }
 
-/** `, 1 to 20 entries` of a schema with such bounds. */
+/** Describe bounds: `, 1 to 20 entries`. */
 function bounds(schema) {
   const parts = BOUNDS.map(([low, high, unit]) => [schema[low], schema[high], unit]);
   return parts

@@ -1,4 +1,4 @@
-// Images of one request: previews while they are drawn, then the image and what to do with it.
+// An image in the gallery: previews during generation, then the image and its buttons.
 
 import { el, iconButton, icon } from "../dom.js";
 import { blobOf } from "../images.js";
@@ -7,18 +7,18 @@ export class ImageView {
   blob = null;
   #url = null;
 
-  /** `place` is said where a request has several: "2 of 4". */
+  /** `place` is shown if a request has several images: "2 of 4". */
   constructor(prompt, place, actions) {
     Object.assign(this, { prompt, place, actions });
     this.image = el("img", { alt: `Preview: ${prompt}`, hidden: true });
     this.bar = el("progress", { max: "1", "aria-label": "Steps done" });
     this.note = el("figcaption", { class: "note" }, "Waiting");
-    this.frame = el("div", { class: "image drawing" }, this.image);
+    this.frame = el("div", { class: "generated generating" }, this.image);
     this.element = el("figure", {}, this.frame, this.bar, this.note);
   }
 
   progress({ step, num_steps: numSteps, queue_position: place }) {
-    if (place > 0) this.note.textContent = `${place} before this one`;
+    if (place > 0) this.note.textContent = `${place} ahead in the queue`;
     else if (numSteps) this.note.textContent = `Step ${step} of ${numSteps}`;
     if (numSteps) Object.assign(this.bar, { max: numSteps, value: step });
   }
@@ -34,7 +34,7 @@ export class ImageView {
   finish(base64, type, { seed, size }) {
     this.preview(base64, type);
     this.image.alt = this.prompt;
-    this.frame.classList.remove("drawing");
+    this.frame.classList.remove("generating");
     this.bar.remove();
     this.seed = seed;
     const save = el(
@@ -62,7 +62,7 @@ export class ImageView {
     );
   }
 
-  /** It will not be finished. */
+  /** Remove an unfinished image. */
   drop() {
     if (this.bar.isConnected) this.element.remove();
   }

@@ -1,6 +1,6 @@
 // A mask painted on an image, with the pointer or with keys.
 
-import { colour } from "../dom.js";
+import { color } from "../dom.js";
 
 const STEP_PX = 8;
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -10,7 +10,7 @@ export class MaskPainter {
   #last = null;
   #cursor = null;
 
-  /** `below` shows the image, `paint` is painted on; `brush` is the input of the brush's size. */
+  /** `below` shows the image, `paint` is the painted canvas, `brush` the input of its size. */
   constructor(below, paint, brush) {
     Object.assign(this, { below, paint, brush });
     paint.addEventListener("pointerdown", (event) => this.#begin(event));
@@ -21,7 +21,7 @@ export class MaskPainter {
     paint.addEventListener("blur", () => this.#showCursor(false));
   }
 
-  /** Show another image, with nothing painted. */
+  /** Show another image with an empty mask. */
   open(bitmap) {
     for (const canvas of [this.below, this.paint])
       Object.assign(canvas, { width: bitmap.width, height: bitmap.height });
@@ -36,12 +36,12 @@ export class MaskPainter {
     this.#show();
   }
 
-  /** The image as PNG. */
+  /** Return the image as PNG. */
   image() {
     return new Promise((resolve) => this.below.toBlob(resolve, "image/png"));
   }
 
-  /** The mask as PNG: transparent where the image may change. */
+  /** Return the mask as PNG: transparent where the image may change. */
   mask() {
     const canvas = new OffscreenCanvas(this.paint.width, this.paint.height);
     const context = canvas.getContext("2d");
@@ -99,19 +99,19 @@ export class MaskPainter {
     const context = this.paint.getContext("2d");
     context.globalAlpha = 1;
     context.globalCompositeOperation = "source-over";
-    Object.assign(context, { lineWidth: 2, strokeStyle: colour("ink") });
+    Object.assign(context, { lineWidth: 2, strokeStyle: color("ink") });
     context.beginPath();
     context.arc(this.#cursor.x, this.#cursor.y, this.#brushSize() / 2, 0, 7);
     context.stroke();
   }
 
-  /** What is painted, in colour. */
+  /** Show the painted area in color. */
   #show() {
     const context = this.paint.getContext("2d");
     context.globalCompositeOperation = "source-over";
     context.clearRect(0, 0, this.paint.width, this.paint.height);
     context.globalAlpha = 0.55;
-    context.fillStyle = colour("image");
+    context.fillStyle = color("image");
     context.fillRect(0, 0, this.paint.width, this.paint.height);
     context.globalAlpha = 1;
     context.globalCompositeOperation = "destination-in";

@@ -1,4 +1,4 @@
-// The images panel: what is asked for, previews while it is drawn, edits of an image.
+// The images panel: generation with previews, and edits of an image.
 
 import { call, errorBox, events, isAborted } from "../api.js";
 import { byId, el, fill, onFiles, show } from "../dom.js";
@@ -6,7 +6,7 @@ import { bitmapOf } from "../images.js";
 import { ImageView } from "./gallery.js";
 import { MaskPainter } from "./mask.js";
 
-const NUM_PREVIEWS = 3; // the most there may be
+const NUM_PREVIEWS = 3; // the maximum
 const SHAPES = [
   [1, 1],
   [4, 3],
@@ -34,7 +34,7 @@ class ImagesPanel {
     this.actions = {
       useSeed: (seed) => {
         byId("image-seed").value = seed;
-        this.status.textContent = `Seed ${seed} is used again.`;
+        this.status.textContent = `Seed ${seed} is set.`;
       },
       edit: (blob) => this.#open(blob),
     };
@@ -42,7 +42,7 @@ class ImagesPanel {
   }
 
   #listen() {
-    byId("image-form").addEventListener("submit", (event) => (event.preventDefault(), this.draw()));
+    byId("image-form").addEventListener("submit", (event) => (event.preventDefault(), this.generate()));
     byId("image-stop").addEventListener("click", () => this.stopping?.abort());
     byId("image-open").addEventListener("click", () => byId("image-file").click());
     byId("image-file").addEventListener("change", ({ target }) => {
@@ -58,14 +58,14 @@ class ImagesPanel {
     onFiles(byId("images"), ([file]) => this.#open(file));
   }
 
-  /** Take an image to edit. */
+  /** Open an image to edit. */
   async #open(blob) {
     try {
       show(byId("image-source"));
       this.painter.open(await bitmapOf(blob));
-      this.status.replaceChildren(); // what was wrong with the file before
+      this.status.replaceChildren(); // clears an earlier error
       this.isEdit = true;
-      byId("image-go").textContent = "Draw the edit";
+      byId("image-go").textContent = "Generate edit";
       byId("image-source").scrollIntoView({ block: "nearest" });
     } catch (error) {
       this.#leaveEdit();
@@ -76,10 +76,10 @@ class ImagesPanel {
   #leaveEdit() {
     this.isEdit = false;
     show(byId("image-source"), false);
-    byId("image-go").textContent = "Draw";
+    byId("image-go").textContent = "Generate";
   }
 
-  async draw() {
+  async generate() {
     const stopping = (this.stopping = new AbortController());
     const fields = this.#fields();
     const views = Array.from(
@@ -98,10 +98,10 @@ class ImagesPanel {
     const startedMs = performance.now();
     try {
       await this.#receive(await this.#ask(fields, stopping.signal), views);
-      this.status.textContent = `Drawn in ${((performance.now() - startedMs) / 1000).toFixed(1)} s.`;
+      this.status.textContent = `Generated in ${((performance.now() - startedMs) / 1000).toFixed(1)} s.`;
     } catch (error) {
       if (isAborted(error)) this.status.textContent = "Stopped.";
-      else this.status.replaceChildren(errorBox(error, () => this.draw()));
+      else this.status.replaceChildren(errorBox(error, () => this.generate()));
     }
     views.forEach((view) => view.drop());
     this.#setBusy(false);
@@ -151,7 +151,7 @@ class ImagesPanel {
     }
   }
 
-  /** Sizes as large as the one that the model chose by itself, in other shapes. */
+  /** Suggest sizes with other aspect ratios and as many pixels as the model's default. */
   #suggestSizes(size) {
     if (byId("image-size").value !== "auto") return;
     const [width, height] = size.split("x").map(Number);
@@ -170,6 +170,6 @@ class ImagesPanel {
   #setBusy(isBusy) {
     show(byId("image-stop"), isBusy);
     byId("image-go").disabled = isBusy;
-    if (isBusy) this.status.textContent = "Drawing";
+    if (isBusy) this.status.textContent = "Generating";
   }
 }

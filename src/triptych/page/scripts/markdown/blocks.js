@@ -1,9 +1,9 @@
-// Markdown as DOM nodes, again and again while a text grows: blocks that did not change stay.
+// Markdown as DOM nodes, for text that grows: unchanged blocks keep their nodes.
 
 import { copy, el } from "../dom.js";
 import { inline } from "./inline.js";
 
-const MAX_DEPTH = 8; // quotes and lists within each other
+const MAX_DEPTH = 8; // of nested quotes and lists
 const MAX_RULE_CHARS = 1000; // of a table
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
@@ -12,9 +12,9 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( {1,4}|$)/;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
-const shown = new WeakMap(); // the source that an element was made of
+const shown = new WeakMap(); // the source of each element
 
-/** Show `text` in `container`, keeping the elements whose source is the same. */
+/** Show `text` in `container`, keeping elements with an unchanged source. */
 export function showMarkdown(container, text) {
   const sources = split(text.split("\n"));
   sources.forEach((block, index) => {
@@ -29,7 +29,7 @@ export function showMarkdown(container, text) {
   while (container.children.length > sources.length) container.lastElementChild.remove();
 }
 
-/** The blocks of some lines: {kind, lines}. */
+/** Return the blocks of some lines: {kind, lines}. */
 function split(lines) {
   const blocks = [];
   for (let at = 0; at < lines.length;) {

@@ -1,5 +1,5 @@
-// Markdown within a paragraph, as DOM nodes: code, emphasis, links. Images become links: showing
-// one would tell its host what is read here.
+// Markdown within a paragraph, as DOM nodes: code, emphasis, links. Images become links: loading
+// one would disclose the reader to its host.
 
 import { el } from "../dom.js";
 
@@ -11,18 +11,18 @@ const ADDRESS = /https?:\/\/[^\s<>"'`]{1,1500}/y;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ELEMENTS = { "*1": "em", _1: "em", "*2": "strong", _2: "strong", "~2": "del" };
 
-/** The nodes of a text. */
+/** Return the nodes of a text. */
 export function inline(text, { hasLinks = true } = {}) {
   if (text.length > MAX_CHARS) return [document.createTextNode(text)];
-  return emphasized(pieces(text, hasLinks));
+  return emphasize(pieces(text, hasLinks));
 }
 
-/** The address of a link if a browser may follow it, else null. */
+/** Return the URL of a link if a browser may follow it, else null. */
 export function safeAddress(address) {
   return /^(https?:\/\/|mailto:)/i.test(address) ? address : null;
 }
 
-/** Nodes and runs of delimiters, in order. */
+/** Return nodes and delimiter runs, in order. */
 function pieces(text, hasLinks) {
   const found = [];
   const unclosed = new Set(); // lengths of backtick runs that no other follows
@@ -89,7 +89,7 @@ function codeAt(text, at, unclosed) {
   return { text: ticks, end: start };
 }
 
-/** Code without the space at both its ends that keeps it from its backticks. */
+/** Strip the spaces that separate code from its backticks. */
 function bare(code) {
   const line = code.replaceAll("\n", " ");
   return line.startsWith(" ") && line.endsWith(" ") && line.trim() ? line.slice(1, -1) : line;
@@ -136,8 +136,8 @@ function delimitersAt(text, at) {
   };
 }
 
-/** Pair delimiters, innermost first, and wrap what is between them. */
-function emphasized(found) {
+/** Pair delimiters, innermost first, and wrap the nodes between them. */
+function emphasize(found) {
   const out = [];
   const openers = []; // [index in out, delimiter]
   for (const piece of found) {

@@ -1,4 +1,4 @@
-// Speech to text: a recording or a file, its words with their times, and a click to hear one.
+// Speech to text: a recording or a file, and its words with times, which play on click.
 
 import { call, errorBox, isAborted } from "../api.js";
 import { byId, copy, el, fill, icon, onFiles, show } from "../dom.js";
@@ -11,7 +11,7 @@ const EXTENSIONS = {
   "audio/wav": "wav",
 };
 
-/** Gives what takes a finished speech, to be heard again. */
+/** Open the panel; returns a function that accepts generated speech for transcription. */
 export function openHear(models) {
   fill(
     byId("hear-model"),
@@ -48,7 +48,7 @@ class Hearer {
     if (!canRecord()) {
       byId("hear-record").disabled = true;
       byId("hear-note").textContent =
-        "Recording needs https, or the address 127.0.0.1. A file can be dropped here.";
+        "Recording requires https or the address 127.0.0.1. You can drop a file here.";
     }
   }
 
@@ -81,7 +81,7 @@ class Hearer {
     );
   }
 
-  /** Transcribe `blob`, and show its words. */
+  /** Transcribe `blob` and show its words. */
   async hear(blob, name) {
     URL.revokeObjectURL(this.url);
     this.audio.src = this.url = URL.createObjectURL(blob);
@@ -98,7 +98,7 @@ class Hearer {
     try {
       const found = await (await call("/v1/audio/transcriptions", { form })).json();
       const elapsedS = (performance.now() - startedMs) / 1000;
-      this.status.textContent = `${found.duration.toFixed(1)} s of sound in ${elapsedS.toFixed(1)} s. Click a word to hear it.`;
+      this.status.textContent = `${found.duration.toFixed(1)} s of audio in ${elapsedS.toFixed(1)} s. Click a word to play it.`;
       this.#show(found);
     } catch (error) {
       this.status.textContent = "";
@@ -115,7 +115,7 @@ class Hearer {
     }));
     this.text.replaceChildren(...this.words.flatMap(({ button }) => [button, " "]));
     if (this.words.length) this.words[0].button.tabIndex = 0;
-    else this.text.append(this.plain || "No words were heard.");
+    else this.text.append(this.plain || "No words were recognized.");
     show(this.text);
     show(byId("hear-copy"), Boolean(this.plain));
   }
@@ -138,14 +138,14 @@ class Hearer {
     );
   }
 
-  /** The word that is heard. */
+  /** Highlight the word that is playing. */
   #mark() {
     const now = this.audio.currentTime;
     for (const { start, end, button } of this.words)
       button.classList.toggle("now", !this.audio.paused && start <= now && now < end);
   }
 
-  /** Arrow keys go from word to word. */
+  /** Move from word to word with arrow keys. */
   #move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const at = this.words.findIndex(({ button }) => button === document.activeElement);

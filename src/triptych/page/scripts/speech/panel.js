@@ -1,4 +1,4 @@
-// The speech panel: a half that speaks, a half that hears, each where a model does.
+// The speech panel: synthesis and transcription, each if a model serves it.
 
 import { openHear } from "./hear.js";
 import { openSpeak } from "./speak.js";

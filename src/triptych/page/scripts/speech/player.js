@@ -1,10 +1,10 @@
-// Plays 16-bit sound while it arrives, and again from any moment of it.
+// Plays 16-bit audio while it arrives, and again from any position.
 
-const LEAD_S = 0.08; // between a piece's arrival and its start
+const LEAD_S = 0.08; // between the arrival of a piece and its playback
 
 export class PcmPlayer {
   #context;
-  #planned = []; // pieces given to the device: {node, at, from, to} in seconds
+  #planned = []; // scheduled pieces: {node, at, from, to} in seconds
   #nextS = 0;
   #rest = new Uint8Array(0); // half a sample
   #plannedS = 0;
@@ -22,7 +22,7 @@ export class PcmPlayer {
     return this.numSamples / this.sampleRate;
   }
 
-  /** The moment of the sound that is heard now, in seconds. */
+  /** The playback position in seconds. */
   get positionS() {
     const now = this.#context.currentTime;
     let found = this.#planned[0]?.from ?? this.#plannedS;
@@ -35,7 +35,7 @@ export class PcmPlayer {
     return !this.isPaused && this.positionS < this.lengthS - 0.001;
   }
 
-  /** Take the next bytes, little-endian samples. */
+  /** Append the next bytes, little-endian samples. */
   push(bytes) {
     const joined = new Uint8Array(this.#rest.length + bytes.length);
     joined.set(this.#rest);
@@ -58,7 +58,7 @@ export class PcmPlayer {
     this.samples = larger;
   }
 
-  /** Give the device what it does not have yet. */
+  /** Schedule samples that are not scheduled yet. */
   #plan() {
     const from = Math.round(this.#plannedS * this.sampleRate);
     const num = this.numSamples - from;
@@ -74,7 +74,7 @@ export class PcmPlayer {
     this.#plannedS = this.lengthS;
   }
 
-  /** Go on from a moment of the sound, in seconds. */
+  /** Play from a position in seconds. */
   playFrom(moment) {
     this.#silence(Math.min(Math.max(0, moment), this.lengthS));
     this.isPaused = false;
@@ -106,7 +106,7 @@ export class PcmPlayer {
     this.#context.close();
   }
 
-  /** All of it as a WAV file. */
+  /** Return all samples as a WAV file. */
   wav() {
     const head = new DataView(new ArrayBuffer(44));
     const numBytes = this.numSamples * 2;
@@ -119,7 +119,7 @@ export class PcmPlayer {
     words.forEach(([at, word]) => head.setUint32(at, word));
     head.setUint32(4, 36 + numBytes, true);
     head.setUint32(16, 16, true);
-    head.setUint16(20, 1, true); // whole numbers
+    head.setUint16(20, 1, true); // integer PCM
     head.setUint16(22, 1, true); // one channel
     head.setUint32(24, this.sampleRate, true);
     head.setUint32(28, this.sampleRate * 2, true);

@@ -1,7 +1,7 @@
-// Recording from the microphone, with its level.
+// Recording from the microphone with a level meter.
 
 import { Advice } from "../api.js";
-import { colour, sharp } from "../dom.js";
+import { color, sharp } from "../dom.js";
 
 const KINDS = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
 const BAR_PX = 5;
@@ -9,7 +9,7 @@ const BAR_PX = 5;
 export const canRecord = () =>
   Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
-/** Begin. The recording's `stop` gives its blob. */
+/** Start a recording; its `stop` returns the blob. */
 export async function record(canvas) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch(() => {
     throw new Advice(
@@ -37,12 +37,12 @@ export async function record(canvas) {
 
 function showLevel(stream, canvas) {
   const context = new AudioContext();
-  const analyzer = new AnalyzerNode(context, { fftSize: 1024 });
-  context.createMediaStreamSource(stream).connect(analyzer);
-  const samples = new Float32Array(analyzer.fftSize);
+  const analyser = new AnalyserNode(context, { fftSize: 1024 });
+  context.createMediaStreamSource(stream).connect(analyser);
+  const samples = new Float32Array(analyser.fftSize);
   const levels = [];
   const timer = setInterval(() => {
-    analyzer.getFloatTimeDomainData(samples);
+    analyser.getFloatTimeDomainData(samples);
     levels.push(Math.sqrt(samples.reduce((sum, value) => sum + value * value, 0) / samples.length));
     draw(canvas, levels);
   }, 60);
@@ -52,7 +52,7 @@ function showLevel(stream, canvas) {
 function draw(canvas, levels) {
   const context = sharp(canvas);
   const { clientWidth: width, clientHeight: height } = canvas;
-  context.fillStyle = colour("transcription");
+  context.fillStyle = color("transcription");
   levels.slice(-Math.floor(width / BAR_PX)).forEach((level, index) => {
     const size = Math.max(2, Math.min(1, Math.sqrt(level) * 1.6) * height);
     context.fillRect(index * BAR_PX, (height - size) / 2, BAR_PX - 2, size);

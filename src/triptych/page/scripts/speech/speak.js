@@ -1,4 +1,4 @@
-// Text to speech: voices and speed, a wave form that plays while it arrives.
+// Text to speech: voice, speed, and a waveform that plays while it arrives.
 
 import { call, errorBox, getJson, isAborted } from "../api.js";
 import { byId, fill, relabel, show } from "../dom.js";
@@ -6,10 +6,10 @@ import { PcmPlayer } from "./player.js";
 import { drawWave } from "./wave.js";
 
 const SAMPLE_RATE = 24000; // of `pcm`
-const EXPECTED_S = 4; // the wave's least width
+const EXPECTED_S = 4; // minimum width of the waveform
 const STEP_S = 2;
 
-/** `onSpoken` gets each finished speech as a WAV blob. */
+/** `onSpoken` receives each finished speech as a WAV blob. */
 export function openSpeak(models, onSpoken) {
   const speaker = new Speaker(onSpoken);
   fill(
@@ -53,7 +53,7 @@ class Speaker {
     ).catch(() => ({ data: [] }));
     const named = (voice) => (voice.language ? `${voice.name} (${voice.language})` : voice.name);
     fill(byId("speak-voice"), [
-      ["", "the model's own"],
+      ["", "default"],
       ...data.map((voice) => [voice.id, named(voice)]),
     ]);
   }
@@ -99,11 +99,11 @@ class Speaker {
     const elapsedS = (performance.now() - startedMs) / 1000;
     const share = Number(response.headers.get("x-speech-coverage") ?? 1);
     const missed =
-      share < 0.99 ? ` ${Math.round(share * 100)} % of these letters are pronounced right.` : "";
-    this.status.textContent = `${player.lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, the first after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
+      share < 0.99 ? ` ${Math.round(share * 100)} % of these letters are pronounced correctly.` : "";
+    this.status.textContent = `${player.lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, first audio after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
   }
 
-  /** The finished speech can be kept. */
+  /** Offer the finished speech for download and transcription. */
   #offer(player) {
     const wav = player.wav();
     URL.revokeObjectURL(this.savedUrl);

@@ -1,18 +1,18 @@
-// A wave form on a canvas.
+// A waveform on a canvas.
 
-import { colour, sharp } from "../dom.js";
+import { color, sharp } from "../dom.js";
 
 const BAR_PX = 3;
 const GAP_PX = 2;
 
-/** Draw the peaks of `samples`; the first `playedShare` of it in colour. At least `minSamples` wide. */
+/** Draw the peaks of `samples`, the first `playedShare` in color, at least `minSamples` wide. */
 export function drawWave(canvas, samples, { playedShare = 0, minSamples = 0 } = {}) {
   const context = sharp(canvas);
   const { clientWidth: width, clientHeight: height } = canvas;
   const numBars = Math.max(1, Math.floor(width / (BAR_PX + GAP_PX)));
   const perBar = Math.max(samples.length, minSamples) / numBars;
   const played = playedShare * samples.length;
-  const [ahead, behind] = [colour("wave"), colour("speech")];
+  const [ahead, behind] = [color("wave"), color("speech")];
   for (let bar = 0; bar < numBars; bar += 1) {
     const start = Math.floor(bar * perBar);
     const size = Math.max(

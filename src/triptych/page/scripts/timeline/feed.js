@@ -1,4 +1,4 @@
-// What the engine told: the last steps, its state, and its clock.
+// The feed of engine events: recent steps, state, and clock.
 
 import { call, events, isAborted } from "../api.js";
 
@@ -6,20 +6,20 @@ const KEEP_S = 65;
 const RETRY_MS = 2000;
 
 export class Feed {
-  steps = []; // by their start
+  steps = []; // in order of their start
   running = null;
   state = null; // the last engine.state
   device = "";
   trouble = "Connecting";
   numDropped = 0;
   #stopping = null;
-  #behindS = Infinity; // our clock less the server's, where the way was shortest
+  #behindS = Infinity; // the browser's clock minus the server's, at the lowest latency
 
   constructor(onState) {
     this.onState = onState;
   }
 
-  /** The server's clock now, as far as it is known. */
+  /** The estimated current time of the server's clock. */
   get nowS() {
     return performance.now() / 1000 - this.#behindS;
   }
@@ -67,7 +67,7 @@ export class Feed {
     else if (old < 0) this.steps = [];
   }
 
-  /** Seconds of device time in the last `windowS`, and how many steps began in it. */
+  /** Return the busy share of the device and the steps per second of the last `windowS`. */
   busy(windowS) {
     const since = this.nowS - windowS;
     let [busyS, numSteps] = [0, 0];

@@ -1,8 +1,8 @@
-// A lane for each model: who it is, how it is, and its steps as they pass.
+// A lane of the timeline for each model: its name, state and steps.
 
-import { colour, el, sharp } from "../dom.js";
+import { color, el, sharp } from "../dom.js";
 
-const DELAY_S = 0.35; // steps are told four times a second: so they come in smoothly
+const DELAY_S = 0.35; // steps arrive four times a second; the delay keeps the motion smooth
 const LABEL_PX = 46;
 const SHADES = {
   prefill: 0.55,
@@ -18,7 +18,7 @@ const SHADES = {
 };
 
 export class Lane {
-  /** `hue` is the colour of its modality. */
+  /** `hue` is the name of its modality's color. */
   constructor(model, hue, onPoint) {
     Object.assign(this, { model, hue });
     this.note = el("span", { class: "lane-note" });
@@ -72,7 +72,7 @@ export class Lane {
     const scale = width / windowS;
     this.shown = { feed, startS: endS - windowS, endS, scale };
     drawGrid(context, this.shown, width, height);
-    context.fillStyle = colour(this.hue);
+    context.fillStyle = color(this.hue);
     context.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     for (const step of feed.steps) {
       if (step.model !== this.model.model || step.start_s + step.length_s < this.shown.startS)
@@ -91,20 +91,20 @@ export class Lane {
     const share = step.busy_s && lengthS ? Math.max(0.3, Math.min(1, step.busy_s / lengthS)) : 1;
     const tall = (height - 10) * share;
     context.globalAlpha = SHADES[step.kind] ?? 1;
-    if (step.is_failed) context.fillStyle = colour("bad");
+    if (step.is_failed) context.fillStyle = color("bad");
     context.beginPath();
     context.roundRect(left, 5 + (height - 10 - tall) / 2, width, tall, Math.min(3, width / 2));
     context.fill();
     context.globalAlpha = 1;
     const fill = context.fillStyle;
     if (width > LABEL_PX) {
-      context.fillStyle = colour((SHADES[step.kind] ?? 1) > 0.7 ? "surface" : "ink");
+      context.fillStyle = color((SHADES[step.kind] ?? 1) > 0.7 ? "surface" : "ink");
       context.fillText(step.kind, left + 6, height / 2 + 4, width - 10);
     }
-    context.fillStyle = step.is_failed ? colour(this.hue) : fill;
+    context.fillStyle = step.is_failed ? color(this.hue) : fill;
   }
 
-  /** The step at a place of the canvas. */
+  /** Return the step at a position of the canvas. */
   #at(x) {
     if (!this.shown) return null;
     const { feed, startS, scale } = this.shown;
@@ -121,15 +121,15 @@ export class Lane {
   }
 }
 
-/** A line each second, which moves with the steps. */
+/** Draw a line per second, which moves with the steps. */
 function drawGrid(context, { startS, endS, scale }, width, height) {
   const every = endS - startS > 20 ? 5 : 1;
-  context.fillStyle = colour("line");
+  context.fillStyle = color("line");
   for (let second = Math.ceil(startS / every) * every; second < endS; second += every)
     context.fillRect(Math.round((second - startS) * scale), 0, 1, height);
 }
 
-/** A step in words. */
+/** Describe a step in words. */
 export function describe(step) {
   const rows = `${step.num_rows} ${step.num_rows === 1 ? "row" : "rows"}`;
   const many = step.num_steps > 1 ? `${step.num_steps} × ` : "";

@@ -1,4 +1,4 @@
-// The timeline panel: what the engine does now, step by step, with its pages, memory and queues.
+// The timeline panel: the engine's live steps, cache pages, memory and queues.
 
 import { byId, el } from "../dom.js";
 import { Feed } from "./feed.js";
@@ -6,8 +6,8 @@ import { describe, Lane } from "./lanes.js";
 
 const NUM_LISTED = 25;
 const NUM_OWNERS = 8;
-const CALM_MS = 1000; // between drawings for those who want less motion
-const HINT = "Point at a step to see what it was.";
+const CALM_MS = 1000; // between redraws for users who prefer reduced motion
+const HINT = "Point at a step to see its details.";
 
 export function openTimeline(models) {
   const hue = (model) => (model.input_modalities?.includes("image") ? "vision" : model.task);
@@ -19,7 +19,7 @@ class TimelinePanel {
   isShown = false;
   isPaused = false;
 
-  /** `hues` are the colours of models by their names. */
+  /** `hues` are the names of the models' colors, by model. */
   constructor(hues) {
     this.hues = hues;
     this.feed = new Feed(() => this.#showState());
@@ -46,7 +46,7 @@ class TimelinePanel {
 
   #pause() {
     this.isPaused = !this.isPaused;
-    byId("timeline-pause").textContent = this.isPaused ? "Go on" : "Pause";
+    byId("timeline-pause").textContent = this.isPaused ? "Resume" : "Pause";
     this.pausedS = this.feed.nowS;
   }
 
@@ -77,7 +77,7 @@ class TimelinePanel {
     if (state) {
       facts.Jobs = String(state.num_jobs);
       facts["Device busy"] = `${Math.round(share * 100)} %`;
-      facts["Steps a second"] = perSecond.toFixed(1);
+      facts["Steps per second"] = perSecond.toFixed(1);
     }
     if (numDropped) facts["Not shown"] = `${numDropped} steps`;
     const shown = Object.entries(facts).map(([name, value]) =>
@@ -104,7 +104,7 @@ class TimelinePanel {
     byId("timeline-owners").replaceChildren(...rows, row("", "free", Math.max(0, budget - used)));
   }
 
-  /** The colour of what a model, or somebody for it, holds. */
+  /** Return the color name of a memory owner's model. */
   #hue(owner) {
     return this.hues.get(owner.split("/")[0]) ?? "shared";
   }
