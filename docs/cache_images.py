@@ -1,9 +1,9 @@
-"""What docs/images.md shows of step caches, made anew: the diagram's lines, and the image.
+"""Make the diagram and the image of step caches in docs/images.md.
 
 python docs/cache_images.py
 
-Owns the prompts, the caches and the budgets that are shown; how caches compare is measured by
-samples/benchmarks/image_caches.py.
+Owns the prompts, the caches and the budgets of both; samples/benchmarks/image_caches.py compares
+caches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CACHES = {
     "first-block": StepCache(name="first-block", threshold=0.1),
     "magcache": StepCache(name="magcache"),
 }
-"""Those of the diagram."""
+"""Caches of the diagram."""
 SIDE, GAP, HEAD_HEIGHT, FONT_SIZE = 128, 9, 44, 13
 
 
@@ -48,43 +48,46 @@ def psnr_db(image: Image.Image, other: Image.Image) -> float:
     return min(99.0, float(10 * np.log10(255**2 / max((error**2).mean(), 1e-9))))
 
 
-def trace(draw: ImagePipeline, cache: StepCache) -> str:
-    """A mark for each step of the first prompt's image; skips are told with what follows."""
+def trace(pipeline: ImagePipeline, cache: StepCache) -> str:
+    """A mark for each step of the first prompt's image; skips are reported with the next run."""
     marks, num_before = "", 0
-    for progress in draw.stream(PROMPTS[0][0], seed=0, num_steps=DIAGRAM_STEPS, cache=cache):
+    for progress in pipeline.stream(PROMPTS[0][0], seed=0, num_steps=DIAGRAM_STEPS, cache=cache):
         if num_new := progress.step - len(marks):
             mark = "#" if progress.num_computed > num_before else "."
             marks, num_before = marks + mark.rjust(num_new, "."), progress.num_computed
-    assert marks.count("#") == num_before, "an event told of two steps that compute"
+    assert marks.count("#") == num_before, "an event reported two computed steps"
     return marks
 
 
-def of_seeds(draw: ImagePipeline, cache: StepCache) -> list[Image.Image]:
+def of_seeds(pipeline: ImagePipeline, cache: StepCache) -> list[Image.Image]:
     """Images of the first two prompts, some seeds each."""
     return [
         made.image
         for prompt, _ in PROMPTS[:2]
-        for made in draw(prompt, seed=0, num_images=NUM_SEEDS, num_steps=DIAGRAM_STEPS, cache=cache)
+        for made in pipeline(
+            prompt, seed=0, num_images=NUM_SEEDS, num_steps=DIAGRAM_STEPS, cache=cache
+        )
     ]
 
 
-def columns(draw: ImagePipeline) -> Iterator[tuple[str, list[GeneratedImage]]]:
-    """Each column's head, and its images: all steps, plans, and as many steps without a cache."""
+def columns(pipeline: ImagePipeline) -> Iterator[tuple[str, list[GeneratedImage]]]:
+    """Each column's head and images: all steps, plans, and the same numbers without a cache."""
 
-    def drawn(num_steps: int, cache: StepCache) -> list[GeneratedImage]:
+    def generated(num_steps: int, cache: StepCache) -> list[GeneratedImage]:
         return [
-            draw(prompt, seed=seed, num_steps=num_steps, cache=cache)[0] for prompt, seed in PROMPTS
+            pipeline(prompt, seed=seed, num_steps=num_steps, cache=cache)[0]
+            for prompt, seed in PROMPTS
         ]
 
-    yield f"{NUM_STEPS} steps", drawn(NUM_STEPS, OFF)
+    yield f"{NUM_STEPS} steps", generated(NUM_STEPS, OFF)
     for budget in BUDGETS:
         plan = StepCache(name="planned", num_computed=budget)
-        yield f"{budget} of {NUM_STEPS}", drawn(NUM_STEPS, plan)
-        yield f"{budget} steps", drawn(budget, OFF)
+        yield f"{budget} of {NUM_STEPS}", generated(NUM_STEPS, plan)
+        yield f"{budget} steps", generated(budget, OFF)
 
 
 def sheet(made: list[tuple[str, list[GeneratedImage]]]) -> Image.Image:
-    """All columns beside each other, below their heads with the median PSNR to the first one."""
+    """All columns side by side, below their heads with the median PSNR to the first one."""
     exact = made[0][1]
     size = len(made) * (SIDE + GAP) - GAP, HEAD_HEIGHT + len(exact) * (SIDE + GAP) - GAP
     whole, font = Image.new("RGB", size, "white"), ImageFont.load_default(FONT_SIZE)
@@ -104,13 +107,13 @@ def sheet(made: list[tuple[str, list[GeneratedImage]]]) -> Image.Image:
 
 def main() -> None:
     """Print the diagram, write the image."""
-    with ImagePipeline.from_pretrained() as draw:
-        exact = of_seeds(draw, OFF)
+    with ImagePipeline.from_pretrained() as pipeline:
+        exact = of_seeds(pipeline, OFF)
         for name, cache in CACHES.items():
-            marks, made = trace(draw, cache), of_seeds(draw, cache)
+            marks, made = trace(pipeline, cache), of_seeds(pipeline, cache)
             error_db = median(psnr_db(*pair) for pair in zip(made, exact, strict=True))
             print(f"{name:13} {marks}   {marks.count('#'):2}   {error_db:.0f} dB")
-        sheet(list(columns(draw))).save(FILE, quality=88)
+        sheet(list(columns(pipeline))).save(FILE, quality=88)
 
 
 if __name__ == "__main__":

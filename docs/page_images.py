@@ -1,8 +1,8 @@
-"""The images of docs/page.md, made anew of a running server.
+"""Make the images of docs/page.md from a running server.
 
 PYTHONPATH=tests python docs/page_images.py http://127.0.0.1:8000
 
-Owns what is shown in each. Needs a Chromium, Playwright and a server of all embedded models.
+Owns the scene of each image. Needs a Chromium, Playwright and a server of all embedded models.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def chat(page: Any, text: str = QUESTION, num_tokens: int = 220) -> None:
 
 
 def speak(page: Any) -> None:
-    """Speak the text that is there, and transcribe it."""
+    """Speak the example text, and transcribe it."""
     go(page, "speech")
     page.get_by_role("button", name="Speak").click()
     page.get_by_role("button", name="Use generated speech").click(timeout=60_000)
@@ -78,7 +78,7 @@ def speak(page: Any) -> None:
     page.wait_for_timeout(1500)
 
 
-def draw(page: Any) -> None:
+def generate(page: Any) -> None:
     """Generate some images, and paint a mask on one."""
     go(page, "images")
     for prompt, seed in (("two green frogs", 2), ("a penguin next to a house", 2)):
@@ -105,7 +105,7 @@ def work(page: Any) -> None:
     page.wait_for_timeout(8500)
 
 
-SCENES = {"chat": chat, "speech": speak, "images": draw, "timeline": work}
+SCENES = {"chat": chat, "speech": speak, "images": generate, "timeline": work}
 
 
 def main(url: str) -> None:

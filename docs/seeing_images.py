@@ -1,8 +1,8 @@
-"""The image of docs/vision.md, made anew: what the image model draws, and the vision model says.
+"""Make the image of docs/vision.md: generated images, and answers of the vision model about them.
 
 python docs/seeing_images.py
 
-Owns what is drawn and asked. Answers are as they come, right or wrong.
+Owns the prompts and questions. Answers are unselected, right or wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASKED = (
     ("a purple heart", "What colour is the heart?"),
     ("a rocket", "Which object is in the picture?"),
 )
-"""Each image's prompt, and what is asked about it."""
+"""Each image's prompt, and the question about it."""
 COLUMNS, SIDE, GAP, TEXT_HEIGHT = 4, 192, 16, 170
 LINE_LENGTH, FONT_SIZE = 25, 15
 
@@ -41,9 +41,11 @@ def tile(image: Image.Image, text: str) -> Image.Image:
 
 
 def main() -> None:
-    """Draw, ask, and put all together."""
-    with ImagePipeline.from_pretrained() as draw:
-        images = [draw(prompt, seed=number)[0].image for number, (prompt, _) in enumerate(ASKED, 1)]
+    """Generate, ask, and combine the results."""
+    with ImagePipeline.from_pretrained() as pipeline:
+        images = [
+            pipeline(prompt, seed=number)[0].image for number, (prompt, _) in enumerate(ASKED, 1)
+        ]
     tiles = []
     with VisionPipeline.from_pretrained() as see:
         for image, (prompt, question) in zip(images, ASKED, strict=True):

@@ -5,7 +5,7 @@
 Starts `triptych serve` with the embedded models and measures five phases:
 
 - a chat alone, as the baseline
-- the chat beside eight concurrent image requests
+- the chat with eight concurrent image requests
 - the chat and listeners, without image requests
 - all three
 - image requests alone

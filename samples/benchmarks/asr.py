@@ -3,7 +3,7 @@
     python samples/benchmarks/asr.py talk.wav --repeats 5
 
 Both run in this process and take turns, on one thread each by default. Prints CPU seconds per
-second of audio: on a busy machine wall-clock time says little.
+second of audio: on a busy machine wall-clock time has little meaning.
 """
 
 from __future__ import annotations

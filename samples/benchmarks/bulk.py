@@ -1,11 +1,11 @@
-"""Bulk work in one process and over Ray Data: the same results, also where a run was killed.
+"""Bulk work in one process and over Ray Data: the same results, also after a killed run.
 
     pip install 'triptych[ray]'
     python samples/benchmarks/bulk.py --output docs/bulk.md
 
-Each command answers its rows in one process; then over two engines of a Ray cluster, where it gets
-SIGKILL once some rows are written down and is run again. Results are compared byte for byte but for
-the seconds that images took.
+Each command processes its rows in one process; then over two engines of a Ray cluster, where it
+gets SIGKILL once some results are written and is run again. Results are compared byte for byte,
+except the durations of images.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIMES = frozenset({"elapsed_s"})
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A command over the rows that `write` leaves in a folder; `results` is what it writes."""
+    """A command over the rows that `write` puts into a folder; `results` is its output."""
 
     write: Callable[[Path, int], Sequence[str]]
     results: str
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run printed, and the seconds it took."""
+    """The output of a run, and its seconds."""
 
     num_asked: int
     num_before: int
@@ -53,7 +53,7 @@ class Run:
 
 
 def generate(folder: Path, num_rows: int) -> Sequence[str]:
-    """Chats, greedy and drawn."""
+    """Chats, greedy and sampled."""
     rows = [
         {
             "prompt": f"Tell a story of {n} animals.",
@@ -124,7 +124,7 @@ def run(words: Sequence[str], output: Path, *more: str) -> Run:
 
 
 def kill_midway(words: Sequence[str], output: Path, *more: str) -> None:
-    """Start a command, and kill it once something is written down."""
+    """Start a command, and kill it once some results are written."""
     records = output if output.suffix else output / "results.jsonl"
     with start(words, output, *more) as process:
         while not (records.exists() and records.stat().st_size):
@@ -151,7 +151,7 @@ def results_of(output: Path) -> dict[str, object]:
 
 
 def compare(name: str, address: str) -> list[str]:
-    """A row of the table. Raises `SystemExit` where results differ."""
+    """A row of the table. Raises `SystemExit` if results differ."""
     task = TASKS[name]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -172,7 +172,7 @@ def compare(name: str, address: str) -> list[str]:
 
 
 def main() -> None:
-    """Compare the commands that were asked for, and print the table."""
+    """Compare the selected commands, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--output", type=Path)

@@ -1,14 +1,14 @@
-"""Pages of one byte a cell: memory, closeness and decode speed beside bfloat16's.
+"""Pages of one byte a cell: memory, closeness and decode speed compared with bfloat16's.
 
-For each format: tokens that a GiB holds; perplexity of a GGUF file's model, its logits' error and
-how often the likeliest token is another, beside the same weights over bfloat16 pages; and decode
-steps over a past, all formats in turns. Figures are medians of turns, and of the ratios within a
-turn.
+For each format: tokens in a GiB; perplexity of a GGUF file's model, its logits' error and
+how often the likeliest token differs, compared with the same weights over bfloat16 pages; and
+decode steps over a context, all formats in turns. Figures are medians of turns, and of the ratios
+within a turn.
 
     python samples/benchmarks/cache_formats.py MODEL.gguf
     python samples/benchmarks/cache_formats.py MODEL.gguf --turns 0 --tokens 8192 --isa avx2
 
-On a machine that others use, `--cpu-time` with one thread counts the seconds of processors.
+On a shared machine, `--cpu-time` with one thread counts processor seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+import triptych  # noqa: F401  # sets how torch's threads wait, before torch is loaded
 
 # isort: split
 
@@ -46,7 +46,7 @@ FORMATS = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
-"""The first is what the others are compared with."""
+"""The first is the baseline."""
 LONGEST = PAGES_PER_ROW * PAGE_SIZE
 
 
@@ -63,7 +63,7 @@ class Agreement:
     num_others: int = 0
 
     def add(self, own_TV: torch.Tensor, reference_TV: torch.Tensor, ids_T: torch.Tensor) -> None:
-        """One window's."""
+        """Add the counts of one window."""
         self.loss += cross_entropy(own_TV[:-1], ids_T[1:]).item()
         self.reference_loss += cross_entropy(reference_TV[:-1], ids_T[1:]).item()
         self.error += (own_TV - reference_TV).square().sum().item()
@@ -73,7 +73,7 @@ class Agreement:
         self.num_others += int((own_TV.argmax(-1) != reference_TV.argmax(-1)).sum())
 
     def figures(self) -> dict[str, float]:
-        """What is printed."""
+        """The printed figures."""
         perplexity, reference = (
             math.exp(total / self.num_windows) for total in (self.loss, self.reference_loss)
         )
@@ -103,7 +103,7 @@ def compare(
 def filled_cache(
     decoder: Decoder, dtype: torch.dtype, num_rows: int, native: NativeKernels
 ) -> KvCache:
-    """Random keys and values near 1 for so many rows."""
+    """Random keys and values near 1 for `num_rows` rows."""
     kv = KvCache(decoder.config.kv_layout(PAGE_SIZE, dtype), num_rows * PAGES_PER_ROW, CPU, native)
     for pages in kv.pages:
         for cells in (pages.k_NPKD, pages.v_NPKD):
@@ -119,7 +119,7 @@ def filled_cache(
 def time_steps(
     decoder: Decoder, num_rows: int, native: NativeKernels, args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Decode steps of so many rows by format: milliseconds, and bfloat16's time by it."""
+    """Decode steps by format: milliseconds, and bfloat16's time divided by the format's."""
     clock = getattr(time, args.clock)
 
     def elapsed_s(step: Callable[[], object]) -> float:
@@ -147,13 +147,13 @@ def time_steps(
 
 
 def tokens_per_gib(decoder: Decoder) -> dict[str, int]:
-    """By format."""
+    """The tokens in a GiB, by format."""
     layouts = {name: decoder.config.kv_layout(PAGE_SIZE, each) for name, each in FORMATS.items()}
     return {name: 2**30 // layout.page_bytes * PAGE_SIZE for name, layout in layouts.items()}
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--isa", choices=supported_levels(), default=supported_levels()[0])

@@ -7,7 +7,7 @@ Starts `triptych serve` with the embedded models and measures four phases:
 - chats alone, each streaming answer after answer
 - listeners alone, each requesting text after text and playing the audio as it arrives
 - both at once
-- both at once beside a series of long prompts
+- both at once with a series of long prompts
 
 Prints gaps between tokens, time to first audio, and underruns.
 """

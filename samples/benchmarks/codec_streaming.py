@@ -7,7 +7,7 @@ Random weights at published sizes: speed and exactness do not depend on training
 Markdown tables.
 
 - Exactness: the largest difference, relative to the peak sample, between decoding in random chunks
-  and decoding at once; beside it the same for transformers' own chunked call, if a model has one.
+  and decoding at once; also for transformers' own chunked call, if a model has one.
 - Work: operations of streaming five seconds and flushing, relative to decoding them at once.
 - Speed: one frame pushed to a warm stream, against decoding a window of that frame and the 72
   before it, as a stateless server does. Both take turns within each repeat.

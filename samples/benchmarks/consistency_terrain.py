@@ -1,14 +1,14 @@
-"""A trained network that nobody here trained, through our sampler and step caches.
+"""A third party's trained network through our sampler and step caches.
 
     python samples/benchmarks/consistency_terrain.py --folder FOLDER
 
 `adaptive-terrain-diffusion` 0.4.2 from the package index (MIT): a U-Net of 10.5 M parameters in
-ONNX, distilled to draw height maps of 128 x 128 in one step. It is asked by the denoiser like any
-other model whose blocks cannot be run apart.
+ONNX, distilled to generate height maps of 128 x 128 in one step. The denoiser runs it like any
+other model whose blocks cannot be run separately.
 
-- What more steps make of its maps: how rough they are (mean difference of neighbours), and how far
-  from those of one step. Only if they stay as smooth is there anything that a cache could save.
-- What a plan and TaylorSeer keep of the uncached maps at half of the computed steps.
+- The effect of more steps on its maps: their roughness (mean difference of neighbours), and their
+  distance from maps of one step. Only if they stay smooth can a cache save anything.
+- The quality of a plan and of TaylorSeer at half of the computed steps.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def euler(num_steps: int) -> Program:
 
 
 class Terrain:
-    """Draws maps, all of a call together."""
+    """Generates maps, all of a call together."""
 
     def __init__(self, path: Path, num_maps: int, num_threads: int) -> None:
         family = DenoiserFamily(sample="noisy", time="sigma")
@@ -113,7 +113,7 @@ class Terrain:
             rows.append(row)
         return rows
 
-    def draw(self, num_steps: int, cache: CacheMethod | None = None) -> Tensor:
+    def generate(self, num_steps: int, cache: CacheMethod | None = None) -> Tensor:
         """Maps in -1..1."""
         with ExitStack() as stack:
             rows = self.rows(stack, num_steps, cache)
@@ -162,13 +162,15 @@ def measure(terrain: Terrain, steps: Sequence[int]) -> Table:
     """A row for each number of steps."""
     heads = ("steps", "roughness", "PSNR to one step", "half computed: planned", "TaylorSeer")
     table = Table(*heads)
-    one = terrain.draw(1)
+    one = terrain.generate(1)
     for num_steps in steps:
-        whole = terrain.draw(num_steps)
+        whole = terrain.generate(num_steps)
         kept = ["", ""]
         if num_steps >= 8:
             caches = (terrain.plan(num_steps, num_steps // 2), taylorseer(interval=2, warmup=1))
-            found = [psnr_db(_in_unit(terrain.draw(num_steps, c)), _in_unit(whole)) for c in caches]
+            found = [
+                psnr_db(_in_unit(terrain.generate(num_steps, c)), _in_unit(whole)) for c in caches
+            ]
             kept = [f"{float(np.mean(psnrs)):.1f} dB" for psnrs in found]
         distance = float(np.mean(psnr_db(_in_unit(whole), _in_unit(one))))
         table.add_row(str(num_steps), f"{roughness(whole):.4f}", f"{distance:.1f} dB", *kept)

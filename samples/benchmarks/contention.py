@@ -1,10 +1,10 @@
-"""Chat on two cores beside other busy processes: how much of its fair share it gets.
+"""Chat on two cores with other busy processes: how much of its fair share it gets.
 
     pip install -e '.[bench]' 'transformers[serving]'
     python samples/benchmarks/contention.py --output docs/benchmarks
 
 Starts `triptych serve` and `transformers serve` with default options on the first two cores, then
-as many busy-looping processes as `--busy` says. One chat at a time streams from one server after
+`--busy` busy-looping processes. One chat at a time streams from one server after
 the other. Writes contention.md; its text below the second heading is kept.
 
 Another OpenAI-compatible server replaces transformers with `--command`, in which {port} and {model}

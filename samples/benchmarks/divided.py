@@ -1,4 +1,4 @@
-"""A model divided over ranks beside the same model whole: what it yields, and how fast.
+"""A model divided over ranks compared with the same model whole: results and speed.
 
     python samples/benchmarks/divided.py --tensor-parallel-size 2 --dtype float32
     python samples/benchmarks/divided.py --cfg-parallel-size 2
@@ -7,9 +7,9 @@
 Asks both the same questions, greedily, one at a time and all at once. Prints how many answers are
 equal token for token, the largest difference of a token's log-probability among those, and tokens
 per second. In float32 all answers are equal, and the exit code is 1 if one is not; in bfloat16 a
-whole model on a CPU rounds less often than a divided one, and near ties may fall otherwise.
+whole model on a CPU rounds less often than a divided one, and near ties may fall differently.
 
-Images are drawn uncached, by the calibrated plan, and by a cache that decides on the way. In
+Images are generated uncached, by the calibrated plan, and by a cache that decides on the way. In
 float32 those of divided branches are equal; of those of divided tokens, bytes may differ by one.
 """
 
@@ -47,7 +47,7 @@ class Run:
 
 
 def run(num_ranks: int, num_tokens: int, dtype: str) -> Run:
-    """Ask a model of so many ranks."""
+    """Query a model of this many ranks."""
     options: dict[str, Any] = {"temperature": 0, "max_tokens": num_tokens, "top_logprobs": 0}
     with ChatPipeline.from_pretrained(tensor_parallel_size=num_ranks, dtype=dtype) as chat:
         chat(PROMPTS[0], **options)
@@ -70,28 +70,28 @@ class ImageGeneration:
     image_s: float
 
 
-def draw(num_images: int, dtype: str, **ranks: int) -> ImageGeneration:
-    """Draw by a model of so many ranks."""
+def generate(num_images: int, dtype: str, **ranks: int) -> ImageGeneration:
+    """Generate with a model of this many ranks."""
     with ImagePipeline.from_pretrained(dtype=dtype, **ranks) as images:
         images(SUBJECTS[0], seed=0, cache="off")
         begun_s = time.perf_counter()
-        drawn = [
+        generated = [
             images(SUBJECTS[seed % len(SUBJECTS)], seed=seed, cache=cache)
             for seed in range(num_images)
             for cache in CACHES
         ]
         took_s = time.perf_counter() - begun_s
-    return ImageGeneration([each[0].image.tobytes() for each in drawn], took_s / len(drawn))
+    return ImageGeneration([each[0].image.tobytes() for each in generated], took_s / len(generated))
 
 
 def compare_images(given: argparse.Namespace) -> bool:
-    """Whether all images of a divided model are as close to the whole one's as they should be."""
+    """Whether all images of a divided model are close enough to the whole one's."""
     ranks = {
         "cfg_parallel_size": given.cfg_parallel_size,
         "ulysses_degree": given.ulysses_degree,
     }
-    whole = draw(given.num_images, given.dtype)
-    divided = draw(given.num_images, given.dtype, **ranks)
+    whole = generate(given.num_images, given.dtype)
+    divided = generate(given.num_images, given.dtype, **ranks)
     pairs = list(zip(whole.images, divided.images, strict=True))
     apart = [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in pairs]
     print(f"equal images: {apart.count(0)} of {len(pairs)}")
@@ -127,8 +127,8 @@ def main() -> None:
     parser.add_argument("--num-images", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
-    draws = given.cfg_parallel_size * given.ulysses_degree > 1
-    is_equal = (compare_images if draws else compare_answers)(given)
+    is_image = given.cfg_parallel_size * given.ulysses_degree > 1
+    is_equal = (compare_images if is_image else compare_answers)(given)
     sys.exit(given.dtype == "float32" and not is_equal)
 
 

@@ -33,7 +33,7 @@ Embed = Callable[[list[str]], Vectors]
 
 def make_texts(number: int) -> list[str]:
     """Texts of a few to a few hundred words, most of them short."""
-    draw = random.Random(0)
+    random_source = random.Random(0)
     words = [
         "the",
         "a",
@@ -49,8 +49,8 @@ def make_texts(number: int) -> list[str]:
         "seven",
         "house",
     ]
-    lengths = [min(180, 2 + int(draw.lognormvariate(2.8, 0.9))) for _ in range(number)]
-    return [" ".join(draw.choices(words, k=length)) for length in lengths]
+    lengths = [min(180, 2 + int(random_source.lognormvariate(2.8, 0.9))) for _ in range(number)]
+    return [" ".join(random_source.choices(words, k=length)) for length in lengths]
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""One API key that asks for much, and another that asks for little, on one server.
+"""One API key with many requests, and another with few, on one server.
 
     triptych serve --api-key one --api-key two
     python samples/benchmarks/fairness.py --keys one two
 
 The second key streams an answer several times, first alone, then while the first key has three
-requests of 64 samples and a hundred background responses under way. Prints the seconds to its
-first token, the gaps between its tokens, and what the first key alone brings in tokens a second,
-which compares two versions of the server.
+requests of 64 samples and a hundred background responses in flight. Prints the seconds to its
+first token, the gaps between its tokens, and the first key's tokens a second when alone,
+to compare two versions of the server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Heard:
 
 
 class Client:
-    """One key's way to the server."""
+    """One key's connection to the server."""
 
     def __init__(self, url: str, key: str, model: str) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class Client:
         )
 
     def chat(self, max_tokens: int, **more: object) -> dict[str, object]:
-        """The body of a chat that goes on to its last token."""
+        """The body of a chat that runs to its last token."""
         messages = [{"role": "user", "content": PROMPT}]
         return {
             "model": self.model,
@@ -72,13 +72,13 @@ class Client:
         return Heard(times_s[0] - started_s, tuple(gaps_s))
 
     def many(self, num_samples: int, max_tokens: int) -> int:
-        """One request of many samples; the tokens that came."""
+        """One request of many samples; returns the number of received tokens."""
         body = self.chat(max_tokens, n=num_samples)
         reply = self._http.post("/v1/chat/completions", json=body)
         return int(reply.json()["usage"]["completion_tokens"]) if reply.is_success else 0
 
     def background(self, max_tokens: int) -> str:
-        """A response that is made behind the client's back; its id."""
+        """Start a background response; returns its id."""
         body = {
             "model": self.model,
             "input": PROMPT,

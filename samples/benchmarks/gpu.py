@@ -1,8 +1,8 @@
 """One GPU against its own limits and against diffusers: tokens, images, codecs.
 
-    python samples/benchmarks/gpu.py --output figures.json            # some ten minutes on an H100
+    python samples/benchmarks/gpu.py --output figures.json            # about ten minutes on an H100
     python samples/benchmarks/gpu.py --parts tokens
-    python samples/benchmarks/gpu.py --tiny --device cpu              # that it runs, anywhere
+    python samples/benchmarks/gpu.py --tiny --device cpu              # a test run on any machine
 
 Models have random weights and published shapes. Limits are measured in the same run.
 
@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+import triptych  # noqa: F401  # sets how torch's threads wait, before torch is loaded
 
 # isort: split
 
@@ -86,7 +86,7 @@ FLUX_1 = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What everything is measured on. `tiny`: small shapes, to see that it runs."""
+    """The measured device. `tiny`: small shapes, for a test run."""
 
     device: torch.device
     tiny: bool
@@ -94,12 +94,12 @@ class Machine:
     repeats: int
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def median_s(self, work: Callable[[], object], num_calls: int = 1) -> float:
-        """Of so many calls, seconds of one, after a first turn that warms up."""
+        """Median seconds of a call, after a first call that warms up."""
         turns = []
         for _ in range(self.repeats + 1):
             self.wait()
@@ -131,7 +131,8 @@ def limits(machine: Machine) -> Figures:
 class RandomFiles:
     """Shards of a checkpoint with random values.
 
-    One block of them serves all tensors: drawing twelve billion takes minutes, and changes no time.
+    One block of them serves all tensors: generating twelve billion takes minutes, without effect on
+    the results.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -141,7 +142,7 @@ class RandomFiles:
         self._files: dict[str, str] = {}
 
     def write(self, module: torch.nn.Module) -> None:
-        """Values for all that a module on the meta device has."""
+        """Write values for all tensors of a module on the meta device."""
         for name, empty in module.state_dict().items():
             repeats = -(-empty.numel() // self._block.numel())
             values = self._block.repeat(repeats)[: empty.numel()].view(empty.shape)
@@ -172,7 +173,7 @@ def write_llama(folder: Path, tiny: bool) -> transformers.LlamaConfig:
 
 @dataclass(slots=True)
 class Row:
-    """When a row's tokens came."""
+    """The arrival times of a row's tokens."""
 
     times_s: list[float]
 
@@ -290,7 +291,7 @@ def token_config(machine: Machine) -> Config:
 
 
 def measure_codecs(machine: Machine, names: Sequence[str] = ("mimi", "snac")) -> dict[str, Figures]:
-    """A push of one frame for all streams, beside a window for all streams."""
+    """A push of one frame for all streams, compared with a window for all streams."""
     num_rows = 4 if machine.tiny else 64
     found = {}
     for name in names:
@@ -348,8 +349,8 @@ def measure_images(machine: Machine) -> dict[str, Figures]:
     found = {}
     try:
         for cache in ("off", "taylorseer"):
-            draw = partial(own, "a red apple", seed=1, cache=cache, **asked)
-            found[f"ours, cache {cache}"] = machine.median_s(draw)
+            call = partial(own, "a red apple", seed=1, cache=cache, **asked)
+            found[f"ours, cache {cache}"] = machine.median_s(call)
     finally:
         own.close()
     found["diffusers, compiled"] = machine.median_s(theirs(machine, folder, num_steps, side))
@@ -358,7 +359,7 @@ def measure_images(machine: Machine) -> dict[str, Figures]:
 
 
 def theirs(machine: Machine, folder: Path, num_steps: int, side: int) -> Callable[[], object]:
-    """Diffusers' own pipeline, with its transformer compiled where that is quick."""
+    """Diffusers' own pipeline, with its transformer compiled if that is fast."""
     pipe: Any = diffusers.FluxPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16)
     pipe = pipe.to(machine.device)
     pipe.set_progress_bar_config(disable=True)
@@ -380,7 +381,7 @@ def theirs(machine: Machine, folder: Path, num_steps: int, side: int) -> Callabl
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """What the figures hold for."""
+    """The device and the versions of the figures."""
     is_cuda = machine.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(machine.device) if is_cuda else platform.processor(),
@@ -402,7 +403,7 @@ PARTS = ("tokens", "codecs", "images")
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--device", default="cuda")

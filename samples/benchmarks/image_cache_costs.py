@@ -1,12 +1,12 @@
-"""What step caches cost, on large models with random weights: no images, processor time alone.
+"""The costs of step caches on large models with random weights: only processor time, no images.
 
     python samples/benchmarks/image_cache_costs.py --blocks 6 --repeats 5
 
 Layers are as wide as those of FLUX.1, Stable Diffusion 3 and Wan 2.1 (1.3B), in bfloat16; there are
 fewer of them, as memory allows. For each cache, a step that it computes and one that it skips,
-over a step without a cache, taking turns. What a cache adds (a pass through what surrounds the
-blocks, through the first block, and its own arithmetic) does not grow with the number of blocks: at
-the whole model's size its share is smaller in proportion, which the last two columns reckon.
+relative to a step without a cache, taking turns. The cost of a cache (a pass through the layers
+around the blocks, through the first block, and its own arithmetic) does not grow with the number of
+blocks: at the whole model's size its share is smaller, which the last two columns estimate.
 """
 
 from __future__ import annotations

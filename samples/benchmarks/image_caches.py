@@ -8,15 +8,15 @@ the image recipe, or an empty one, for its classifier. For each number of steps,
 guidance, and each share of them that computes:
 
 - planned caching, TeaCache, FBCache, TaylorSeer and MagCache, each at the best settings that the
-  same number of trials finds on prompts and seeds of their own
+  same number of trials finds on separate prompts and seeds
 - the same number of steps without a cache
 
 against the uncached images: PSNR, SSIM, distance in features, what the classifier names right,
 and processor time. All in float32, so that only the cache makes a difference.
 
-Finished cells are kept in image_caches.json of the output folder: a run that was stopped, or that
-`--minutes` ended, goes on there. The table and the plot are made at the end of each run, of what
-there is; `--report` makes them alone.
+Finished cells are stored in image_caches.json of the output folder: a run that was stopped, or
+that `--minutes` ended, continues from there. The table and the plot are made at the end of each
+run, from the finished cells; `--report` makes only them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from step_caches.methods import METHODS, CacheMethod, Method, Setting
 from step_caches.report import markdown, save_plot
 from step_caches.results import FEWER_STEPS, Cell, Reference, Results, Terms
 from step_caches.search import Search
-from step_caches.subject import Drawn, Sampling, Subject, Wish
+from step_caches.subject import GeneratedImages, ImageSpec, Sampling, Subject
 from torch import Tensor
 
 from triptych.modalities.diffusion.source import FOLDER
@@ -54,14 +54,14 @@ class Wanted:
 
 
 class OutOfTime(Exception):
-    """The run ends here, and can go on."""
+    """The time limit is reached; a later run continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uncached:
     """Uncached images to compare with, and their features."""
 
-    whole: Drawn
+    whole: GeneratedImages
     features: Tensor
 
 
@@ -76,13 +76,13 @@ class Benchmark:
         self._subject = Subject(args.model, guidance=args.guidance, batch_size=args.batch)
         results.of_model(self._subject.digest)
         captions = self._judge.captions(self._terms.num_tuning + self._terms.num_images)
-        wishes = [Wish(prompt, index, shows) for index, (prompt, shows) in enumerate(captions)]
+        specs = [ImageSpec(prompt, index, shows) for index, (prompt, shows) in enumerate(captions)]
         first = self._terms.num_tuning
-        self._tuning = [Wish(w.prompt, w.seed + _TUNING_SEED, w.shows) for w in wishes[:first]]
-        self._wishes = wishes[first:]
+        self._tuning = [ImageSpec(w.prompt, w.seed + _TUNING_SEED, w.shows) for w in specs[:first]]
+        self._specs = specs[first:]
 
     def run(self) -> None:
-        """Every cell that is missing; raises `OutOfTime` between two of them."""
+        """Measure every missing cell; raises `OutOfTime` between two of them."""
         for num_steps in self._terms.steps:
             for is_guided in (True, False):
                 self._run_sampling(Sampling(num_steps, is_guided))
@@ -100,7 +100,7 @@ class Benchmark:
             started_s = time.process_time()
             if each.method is None:
                 fewer = Sampling(each.num_computed, sampling.is_guided)
-                cell = self._cell(uncached, sampling, self._subject.draw(self._wishes, fewer))
+                cell = self._cell(uncached, sampling, self._subject.generate(self._specs, fewer))
             else:
                 if search is None:
                     search = self._search(sampling)
@@ -124,12 +124,12 @@ class Benchmark:
                     yield Wanted(method, num_computed)
 
     def _reference(self, sampling: Sampling) -> Uncached:
-        """Uncached images; and how far those of another seed are, which is a distribution's."""
-        whole = self._subject.draw(self._wishes, sampling)
+        """Uncached images, and the distance of those of another seed, as a scale."""
+        whole = self._subject.generate(self._specs, sampling)
         features = self._judge.features(whole.images_BCHW)
-        (others, *_) = self._subject.batches(self._wishes)
-        others = [Wish(w.prompt, w.seed + _OTHER_SEED, w.shows) for w in others]
-        images = self._subject.draw(others, sampling).images_BCHW
+        (others, *_) = self._subject.batches(self._specs)
+        others = [ImageSpec(w.prompt, w.seed + _OTHER_SEED, w.shows) for w in others]
+        images = self._subject.generate(others, sampling).images_BCHW
         count = len(others)
         is_right = self._judge.is_right(whole.images_BCHW, self._names)
         between = feature_distances(self._judge.features(images), features[:count])
@@ -155,22 +155,22 @@ class Benchmark:
         if best is None:
             return None
         cache = method.open(best.setting, search.known)
-        drawn = self._subject.draw(self._wishes, sampling, cache)
-        return self._cell(uncached, sampling, drawn, cache, best.setting)
+        generated = self._subject.generate(self._specs, sampling, cache)
+        return self._cell(uncached, sampling, generated, cache, best.setting)
 
     def _cell(
         self,
         uncached: Uncached,
         sampling: Sampling,
-        drawn: Drawn,
+        generated: GeneratedImages,
         cache: CacheMethod | None = None,
         setting: Setting | None = None,
     ) -> Cell:
-        images, whole = drawn.images_BCHW, uncached.whole.images_BCHW
+        images, whole = generated.images_BCHW, uncached.whole.images_BCHW
         is_right = self._judge.is_right(images, self._names)
         return Cell(
             setting=dict(setting or {}),
-            num_runs=drawn.num_runs,
+            num_runs=generated.num_runs,
             psnr_db=psnr_db(images, whole),
             ssim=ssim(images, whole),
             features=feature_distances(self._judge.features(images), uncached.features),
@@ -179,14 +179,14 @@ class Benchmark:
         )
 
     def _cpu_share(self, sampling: Sampling, cache: CacheMethod) -> float:
-        """Processor time by that of uncached images, drawn right before."""
-        few = self._wishes[:_NUM_TIMED]
-        plain = self._subject.draw(few, sampling)
-        return self._subject.draw(few, sampling, cache).cpu_s / plain.cpu_s
+        """Processor time relative to uncached images, generated just before."""
+        few = self._specs[:_NUM_TIMED]
+        plain = self._subject.generate(few, sampling)
+        return self._subject.generate(few, sampling, cache).cpu_s / plain.cpu_s
 
     @property
     def _names(self) -> Sequence[str]:
-        return [wish.shows for wish in self._wishes]
+        return [spec.shows for spec in self._specs]
 
     def _check_time(self) -> None:
         if time.monotonic() > self._ends_at_s:
@@ -194,7 +194,7 @@ class Benchmark:
 
 
 def main() -> None:
-    """Measure what is missing, and report."""
+    """Measure the missing cells, and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=FOLDER, help="a folder in the hub's layout")
     parser.add_argument("--run", type=Path, help="folder of the image recipe, for its classifier")
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def _measure(args: argparse.Namespace, path: Path) -> Results:
-    """What there is by the end, or after the minutes that were given."""
+    """The results at the end, or after the given minutes."""
     args.output.mkdir(parents=True, exist_ok=True)
     terms = Terms(
         steps=args.steps,

@@ -35,7 +35,7 @@ from chat_cpu import free_port, server, wait_until_ready
 from rich.console import Console
 from rich.table import Table
 from step_caches.measures import psnr_db
-from step_caches.subject import Wish
+from step_caches.subject import ImageSpec
 
 from triptych import ImagePipeline
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage
@@ -43,7 +43,7 @@ from triptych.modalities.diffusion.source import FOLDER
 
 STEPS = (50, 28, 20, 50, 28, 20, 50, 28)
 ASKED = tuple(
-    Wish(f"{thing} on a white background", seed)
+    ImageSpec(f"{thing} on a white background", seed)
     for seed, thing in enumerate(
         ("a red apple", "a penguin", "a house", "a blue car", "a dog", "a cat", "a tree", "a sun")
     )
@@ -75,36 +75,36 @@ class Ours:
     """Our pipeline, with concurrent or sequential requests."""
 
     def __init__(self, model: str = "embedded", dtype: str = "auto") -> None:
-        self._draw = ImagePipeline.from_pretrained(model, progress=False, dtype=dtype)
+        self._pipeline = ImagePipeline.from_pretrained(model, progress=False, dtype=dtype)
 
     def at_once(
-        self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
+        self, asked: Sequence[ImageSpec], steps: Sequence[int], cache: str, **options: Any
     ) -> list[GeneratedImage]:
         """All images, requested concurrently."""
 
-        async def draw() -> list[list[GeneratedImage]]:
+        async def generate() -> list[list[GeneratedImage]]:
             calls = [
-                self._draw.acall(
-                    wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options
+                self._pipeline.acall(
+                    spec.prompt, seed=spec.seed, num_steps=number, cache=cache, **options
                 )
-                for wish, number in zip(asked, steps, strict=True)
+                for spec, number in zip(asked, steps, strict=True)
             ]
             return await asyncio.gather(*calls)
 
-        return [images[0] for images in asyncio.run(draw())]
+        return [images[0] for images in asyncio.run(generate())]
 
     def in_turn(
-        self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
+        self, asked: Sequence[ImageSpec], steps: Sequence[int], cache: str, **options: Any
     ) -> list[GeneratedImage]:
         """All images, each requested when the one before it is done."""
         return [
-            self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options)[0]
-            for wish, number in zip(asked, steps, strict=True)
+            self._pipeline(spec.prompt, seed=spec.seed, num_steps=number, cache=cache, **options)[0]
+            for spec, number in zip(asked, steps, strict=True)
         ]
 
     def close(self) -> None:
         """Stop its engine."""
-        self._draw.close()
+        self._pipeline.close()
 
 
 class Theirs:
@@ -116,18 +116,18 @@ class Theirs:
         )
         self.pipe.set_progress_bar_config(disable=True)
 
-    def in_turn(self, asked: Sequence[Wish], steps: Sequence[int]) -> None:
+    def in_turn(self, asked: Sequence[ImageSpec], steps: Sequence[int]) -> None:
         """All images, one after the other."""
-        for wish, number in zip(asked, steps, strict=True):
+        for spec, number in zip(asked, steps, strict=True):
             self.pipe(
-                wish.prompt,
+                spec.prompt,
                 negative_prompt="",
                 true_cfg_scale=GUIDANCE,
                 height=SIDE,
                 width=SIDE,
                 num_inference_steps=number,
                 max_sequence_length=self.pipe.tokenizer_2.model_max_length,
-                generator=torch.Generator().manual_seed(wish.seed),
+                generator=torch.Generator().manual_seed(spec.seed),
             )
 
     def run(self, num_rows: int) -> None:
@@ -208,7 +208,7 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
     """One image of the larger model through the engine, against bare calls of its transformer."""
     num_steps, side = 12, 512
     build_larger(folder)
-    draw = ImagePipeline.from_pretrained(str(folder), progress=False)
+    pipeline = ImagePipeline.from_pretrained(str(folder), progress=False)
     bare = diffusers.FluxTransformer2DModel.from_pretrained(
         folder / "transformer", torch_dtype=torch.bfloat16
     )
@@ -223,7 +223,7 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
         """From the first step's end to the last one's, scaled to all of them."""
         times = [
             time.perf_counter()
-            for progress in draw.stream(
+            for progress in pipeline.stream(
                 "a", size=(side, side), num_steps=num_steps, cache="off", guidance_scale=1.0
             )
             if progress.step and progress.image is None
@@ -236,7 +236,7 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
     for _ in range(repeats):
         found["engine"].append(steps_only())
         found["bare"].append(seconds_of(run_bare))
-    draw.close()
+    pipeline.close()
     return found
 
 

@@ -1,7 +1,7 @@
 """Decode steps of llama.cpp, timed on request: a child process of quantized.py.
 
-Needs llama-cpp-python and nothing else. Reads lines "ROWS STEPS" and answers each with the seconds
-of a step of so many rows, a token each, over CONTEXT tokens of past: the mean of so many.
+Needs only llama-cpp-python. Reads lines "ROWS STEPS" and answers each with the mean seconds
+of a step of ROWS rows, a token each, over CONTEXT tokens of context: the mean of STEPS steps.
 
     python llama_steps.py MODEL.gguf THREADS CONTEXT MAX_ROWS CLOCK
 
@@ -50,7 +50,7 @@ class Model:
 
 
 def fill(model: Model, context: int, num_rows: int) -> None:
-    """A past for every row, computed once and copied."""
+    """Fill a context for every row, computed once and copied."""
     memory = llama_cpp.llama_get_memory(model.context)
     for first in range(0, context, 512):
         end = min(first + 512, context)

@@ -112,7 +112,7 @@ async def ask(client: httpx.AsyncClient, path: str, content: bytes) -> tuple[int
 
 
 async def measure(url: str, args: argparse.Namespace) -> None:
-    """Every kind of text on every route, and the latencies of other requests meanwhile."""
+    """Send every kind of text to every route; print the latencies of other requests."""
     for name in args.texts:
         for path, sent in bodies((TEXTS[name] * CHARS)[:CHARS]):
             content = json.dumps(sent).encode()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+import triptych  # noqa: F401  # sets how torch's threads wait, before torch is loaded
 
 # isort: split
 
@@ -150,7 +150,7 @@ def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isa", choices=supported_levels(), action="append")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")

@@ -1,7 +1,7 @@
 """Resources that a server and its child processes use: CPU time, memory, descriptors, threads.
 
 Owns the reading of `/proc` by `psutil`, and detection of other processes that used the machine
-meanwhile. Knows nothing of what is measured.
+at the same time. Knows nothing of the measurements.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Weights in blocks of integers: memory, closeness and decode speed, beside bfloat16 and llama.cpp.
+"""Weights in blocks of integers: memory, closeness and decode speed, with bfloat16 and llama.cpp.
 
-Writes SmolLM2-135M as GGUF files of the types asked for, from the embedded model's, and for each:
-loaded memory beside the file's; logits and perplexity beside those of the same file taken apart
-into float32, and how far these are from the given model's: the format's own error; decode steps of
-1, 8 and 32 rows over 512 tokens of past, in turns with our bfloat16 decoder and, given a Python
-that has llama-cpp-python, with llama.cpp on the same file. Figures are medians of turns, and of the
-ratios within a turn.
+Writes SmolLM2-135M as GGUF files of the given types, from the embedded model's, and measures for
+each: loaded memory and the file's size; logits and perplexity compared with the same file unpacked
+to float32, and the distance of these from the given model's: the format's own error; decode steps
+of 1, 8 and 32 rows over 512 tokens of context, in turns with our bfloat16 decoder and, given a
+Python that has llama-cpp-python, with llama.cpp on the same file. Figures are medians of turns, and
+of the ratios within a turn.
 
     python samples/benchmarks/quantized.py MODEL.gguf --kinds q8_0 q4_0
     python samples/benchmarks/quantized.py MODEL.gguf --llama ~/peers/llama/bin/python
     python samples/benchmarks/quantized.py MODEL.gguf --turns 0 --windows windows.jsonl
 
-`--windows` is a file that keeps what was computed of each window of text: an interrupted run goes
-on from there.
+`--windows` is a file for the results of each window of text: an interrupted run continues from
+there.
 
-On a machine that others use, `--cpu-time` with one thread counts the seconds of processors, which
-waiting for one does not lengthen.
+On a shared machine, `--cpu-time` with one thread counts processor seconds, which exclude
+waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+import triptych  # noqa: F401  # sets how torch's threads wait, before torch is loaded
 
 # isort: split
 
@@ -64,7 +64,7 @@ Figures = dict[str, float]
 
 
 def write_as(kind: str, source: Path, target: Path) -> None:
-    """The GGUF file `source` with its matrices in blocks of `kind`, or what stands in for it."""
+    """The GGUF file `source` with its matrices in blocks of `kind`, or in its fallback format."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, entry in reader.fields.items():
@@ -108,7 +108,7 @@ def load(folder: Path, encoding: str, dtype: torch.dtype, native: NativeKernels 
 
 
 def weight_bytes(decoder: Decoder) -> int:
-    """Bytes that the projections and norms of a decoder hold."""
+    """Bytes of the projections and norms of a decoder."""
     linears = [decoder.head]
     norms = [decoder.norm]
     for layer in decoder.layers:
@@ -159,7 +159,7 @@ COMPUTED_IN = ("float32", "bfloat16")
 def closeness(decoders: dict[str, Decoder], ids_T: torch.Tensor, native: NativeKernels) -> Figures:
     """Of one window: mean negative log-likelihoods, and squares of logits' differences.
 
-    `error_*` is what our kernels add to the file's values computed in float32, the reference;
+    `error_*` is the error of our kernels against the reference, the file computed in float32;
     `format_error` is the reference's own distance from the original weights.
     """
     logits = {name: score(decoder, ids_T, native) for name, decoder in decoders.items()}
@@ -205,7 +205,7 @@ def compare(
 
 
 def read_windows(file: Path | None, kind: str) -> dict[int, Figures]:
-    """What an earlier run found, by window."""
+    """The results of an earlier run, by window."""
     if file is None or not file.is_file():
         return {}
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -242,7 +242,7 @@ class Llama:
 
 @contextmanager
 def llama(python: str, model: Path, clock: str) -> Iterator[Llama | None]:
-    """The peer, where there is one."""
+    """The peer, if there is one."""
     if not python:
         yield None
         return
@@ -284,7 +284,7 @@ def time_steps(
 
 
 def report(kind: str, steps: dict[int, Any]) -> dict[str, dict[str, float]]:
-    """Print and return medians in milliseconds, and the ratios of others' time to ours."""
+    """Print and return medians in milliseconds, and the ratios of the other times to ours."""
     figures = {}
     for num_rows, seconds in steps.items():
         medians, ratios = np.median(seconds, axis=0), np.median(seconds / seconds[:, :1], axis=0)
@@ -323,7 +323,7 @@ def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file to make the others from")
     parser.add_argument("--kinds", nargs="+", default=("q8_0", "q4_0", "q4_1", "q4_k", "q6_k"))

@@ -4,8 +4,8 @@
     python samples/benchmarks/repeatable.py
 
 Sends the README's question and 24 others to any OpenAI-compatible server, greedily and with a seed,
-five times each alone and five times beside at least 47 others. Counts distinct texts and distinct
-log-probabilities per prompt. The exit code is 1 if a prompt had two.
+five times each alone and five times together with at least 47 others. Counts distinct texts and
+distinct log-probabilities per prompt. The exit code is 1 if a prompt had two.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What must not change: the text, and every log-probability as it was sent."""
+    """The invariant parts of a reply: the text, and every log-probability as sent."""
 
     text: str
     logprobs: tuple[float, ...]

@@ -1,12 +1,12 @@
-"""Two replicas on Ray on this machine: cached prefixes, a replica that is killed, an upgrade.
+"""Two replicas on Ray on this machine: cached prefixes, a killed replica, an upgrade.
 
     pip install 'triptych[ray]'
     python samples/benchmarks/replicas.py --output docs/benchmarks/replicas.md
 
 Each replica has one thread. `prefixes`: groups of three chats share a long beginning, six groups
-at a time; by predicted seconds and in turn. `kill`: SIGKILL of an engine under load. `upgrade`: the
-same command once more, with `--ray-address`, under load. `scale`: `--replicas 1..2`, with more work
-than one can do, then with little.
+at a time; with prediction and with round-robin. `kill`: SIGKILL of an engine under load. `upgrade`:
+the same command again, with `--ray-address`, under load. `scale`: `--replicas 1..2`, with more work
+than one replica can do, then with little.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DOWNSCALE_DELAY_S = 20
 
 @dataclass(kw_only=True)
 class Server:
-    """`triptych serve --replicas 2`, and what it may be asked."""
+    """`triptych serve --replicas 2`, and requests to it."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def num_ready(self) -> int:
-        """Replicas that are ready; 0 while nobody answers."""
+        """The number of ready replicas; 0 while the server does not answer."""
         try:
             health = httpx.get(f"{self.url}/readyz", timeout=5).json()
         except (httpx.TransportError, json.JSONDecodeError):
@@ -66,7 +66,7 @@ class Server:
         return int(health.get("num_replicas", 0)) if health.get("is_ready") else 0
 
     def wait(self, num_replicas: int) -> float:
-        """Wait until so many are ready; the seconds that took."""
+        """Wait until `num_replicas` are ready; returns the seconds."""
         begun_s = time.monotonic()
         while self.num_ready() < num_replicas:
             if self.process.poll() is not None or time.monotonic() - begun_s > START_S:
@@ -80,7 +80,7 @@ class Server:
             time.sleep(0.05)
 
     def engines(self) -> list[psutil.Process]:
-        """The processes with engines."""
+        """The processes that run engines."""
         tree = psutil.Process(self.process.pid).children(recursive=True)
         return [each for each in tree if "ServeReplica:triptych:engine" in _name(each)]
 
@@ -93,7 +93,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def command(port: int, *more: str) -> list[str]:
-    """The command line of a server; what comes last of an option is what counts."""
+    """The command line of a server; the last value of an option applies."""
     serve = [sys.executable, "-m", "triptych", "serve", "--port", str(port), "--replicas", "2"]
     return [*serve, *OPTIONS, *more]
 
@@ -164,7 +164,7 @@ def prefixes(folder: str) -> list[list[str]]:
         with serving(folder, *more) as server:
             warm = [f"Warm up number {number}. " * 20 for number in range(8)]
             asyncio.run(cached_share(server.url, warm))
-            time.sleep(2)  # reports of what was learned
+            time.sleep(2)  # the next reports of the replicas
             share, seconds = asyncio.run(cached_share(server.url, questions(0)))
         shares.append(share)
         rows.append([routing, f"{share:.1%}", f"{share / shares[0]:.2f}", f"{seconds:.1f}"])
@@ -175,7 +175,7 @@ def prefixes(folder: str) -> list[list[str]]:
 
 
 class Load:
-    """Streaming chats, so many at once, and what became of them."""
+    """Concurrent streaming chats, and their outcomes."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -184,7 +184,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, num_clients: int) -> AsyncIterator[None]:
-        """Clients ask until the end of the block, and get their last answers."""
+        """Clients send requests until the end of the block, and get their last answers."""
         async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
             tasks = [asyncio.create_task(self._ask(client, n)) for n in range(num_clients)]
             try:
@@ -217,7 +217,7 @@ class Load:
 
 
 async def kill(server: Server) -> list[list[str]]:
-    """SIGKILL one engine under load: what became of requests, and when it was back."""
+    """SIGKILL one engine under load: outcomes of requests, and the time until it was back."""
     load = Load(server.url)
     async with load.running(8):
         await asyncio.sleep(8)
@@ -235,7 +235,7 @@ async def kill(server: Server) -> list[list[str]]:
 
 
 async def upgrade(server: Server, folder: str) -> list[list[str]]:
-    """Deploy again with another option under load: what became of requests."""
+    """Deploy again with another option under load: outcomes of requests."""
     load = Load(server.url)
     async with load.running(4):
         await asyncio.sleep(3)
@@ -252,7 +252,7 @@ async def upgrade(server: Server, folder: str) -> list[list[str]]:
 
 
 async def scale(server: Server) -> list[list[str]]:
-    """More work than one replica can do, then little: when the second comes, and when it goes."""
+    """More work than one replica can do, then little: when the second starts, and when it ends."""
     much, little = Load(server.url), Load(server.url)
     async with little.running(1):
         begun_s = time.monotonic()
@@ -307,7 +307,7 @@ def scaled(folder: str) -> str:
 
 
 def main() -> None:
-    """Run the parts that were asked for, print them, and write their sections."""
+    """Run the selected parts, print them, and write their sections."""
     parts = ("prefixes", "kill", "upgrade", "scale")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)

@@ -4,12 +4,12 @@
     python samples/benchmarks/roles.py --model tiny --kills 50 --output docs/benchmarks/roles.md
     python samples/benchmarks/roles.py --model triptych-vision --output docs/benchmarks/roles.md
 
-Of a model that sees, one process encodes images and the other does the rest. First the same
-requests, greedy and seeded, of one engine and of two. Then requests one after another, while one of
-the two processes gets SIGKILL at a random moment of each, in turn, and is started again; a request
-that the process which answers took along is asked once more. Exits with 1 where an answer differs,
+For a vision model, one process encodes images and the other does the rest. First the same
+requests, greedy and seeded, go to one engine and to two. Then requests are sent one after another,
+while one of the two processes gets SIGKILL at a random moment of each, in turn, and is restarted;
+a request lost with the answering process is repeated once. Exits with 1 if an answer differs,
 or bytes exceed the pages' by more than 5 %. `tiny` is a Llama with random weights. Processes are
-forked from this one, which has imported all there is.
+forked from this one, which has imported everything.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ class Setup:
 
     @property
     def roles(self) -> tuple[str, str]:
-        """Of the process that is asked by the other, and of that."""
+        """The roles of the helper and of the answering process."""
         return (ENCODE, WHOLE) if self.sees else (PREFILL, DECODE)
 
     @property
     def prefix(self) -> str:
-        """Of the names of series."""
+        """Prefix of the names of series."""
         return "feature_" if self.sees else ""
 
     def config(self, role: str, *, is_alone: bool = False) -> Config:
-        """Of an engine of a role, on one thread."""
+        """The configuration of an engine of a role, on one thread."""
         meets = () if is_alone else (self.address,)
         limit = "encoder_timeout_s" if self.sees else "prefill_timeout_s"
         return Config(
@@ -116,7 +116,7 @@ class Setup:
 
 @dataclass(kw_only=True)
 class Engine:
-    """A process with an engine, and the line to it."""
+    """A process with an engine, and the connection to it."""
 
     setup: Setup
     role: str
@@ -136,18 +136,18 @@ class Engine:
         self.line = ours
 
     def wait_ready(self) -> None:
-        """Until it says so."""
+        """Wait until the engine reports that it is ready."""
         self.line.settimeout(START_S)
         if self.line.recv(1) != b"r":
             raise RuntimeError(f"the {self.role} process did not start")
 
     def ask(self, request: TokenRequest, timeout_s: float = START_S) -> list[int] | None:
-        """The ids of its answer; none where it died. Raises `TimeoutError`."""
+        """The token ids of the answer; none if the process died. Raises `TimeoutError`."""
         self._send(base64.b64encode(msgspec.msgpack.encode(request)))
         return self.answer(timeout_s)
 
     def answer(self, timeout_s: float = START_S) -> Any:
-        """The rest of what it says; none where it died."""
+        """The rest of the answer; none if the process died."""
         self.line.settimeout(timeout_s)
         found = b""
         with suppress(ConnectionError):
@@ -164,12 +164,12 @@ class Engine:
             self.line.sendall(line + b"\n")
 
     def series(self, name: str) -> float:
-        """A figure of the engine's."""
+        """A metric of the engine."""
         self._send(f"?{name}".encode())
         return float(self.answer() or 0)
 
     def wait_for(self, name: str, least: float) -> float:
-        """A figure, once it is so high."""
+        """Wait until a metric is at least this high; returns it."""
         while (value := self.series(name)) < least:
             time.sleep(0.1)
         return value
@@ -191,7 +191,7 @@ def _child(setup: Setup, config: Config, line: socket.socket) -> int:
 
 
 async def _serve(setup: Setup, config: Config, line: socket.socket) -> None:
-    """Answer what comes on the line until it ends: names of series, and requests."""
+    """Answer messages on the connection until it ends: names of series, and requests."""
     client = LocalClient(compose.build_engine(config, [setup.model]))
     await client.load(setup.model.name)
     reader, writer = await asyncio.open_connection(sock=line, limit=2**26)
@@ -220,14 +220,14 @@ async def _complete(client: LocalClient, model: str, request: TokenRequest) -> l
 
 
 def sampling_of(num: int, num_tokens: int) -> SamplingParams:
-    """Every other answer is drawn with a seed."""
+    """Every other answer is sampled with a seed."""
     if num % 2:
         return SamplingParams(temperature=0.8, top_p=0.95, seed=num, max_tokens=num_tokens)
     return SamplingParams(temperature=0.0, max_tokens=num_tokens)
 
 
 def texts(rng: random.Random, num: int, length: int, num_tokens: int) -> list[TokenRequest]:
-    """Requests with prompts that nobody had before."""
+    """Requests with new prompts."""
     return [
         TokenRequest(
             prompt_ids=tuple(rng.randrange(20, 250) for _ in range(length)),
@@ -240,7 +240,7 @@ def texts(rng: random.Random, num: int, length: int, num_tokens: int) -> list[To
 def chats(
     model: ResolvedModel, rng: random.Random, num: int, num_tokens: int
 ) -> list[TokenRequest]:
-    """Requests with an image that nobody had before."""
+    """Requests with new images."""
     config = Config()
     images = ImageProcessorCache.from_config(InProcessPreparation(model), config)
     facts = read_facts(model.folder)
@@ -276,14 +276,14 @@ def running(*engines: Engine) -> Iterator[None]:
 
 
 def expected(setup: Setup, asked: Sequence[TokenRequest]) -> list[list[int] | None]:
-    """The answers of one engine that does all."""
+    """The answers of a single engine."""
     alone = Engine(setup=setup, role=WHOLE, is_alone=True)
     with running(alone):
         return [alone.ask(each) for each in asked]
 
 
 def compare(setup: Setup, asked: Sequence[TokenRequest]) -> tuple[list[list[str]], bool]:
-    """Answers of two engines beside one's, and what crossed; whether that is as it should be."""
+    """Answers of two engines compared with one's, and the transfers; whether both are right."""
     want, prefix = expected(setup, asked), setup.prefix
     helper, front = (Engine(setup=setup, role=role) for role in setup.roles)
     with running(helper, front):
@@ -344,7 +344,7 @@ def kill(
 def _ask_and_kill(
     front: Engine, victim: Engine, asked: TokenRequest, after_s: float, counts: Counter[str]
 ) -> Any:
-    """Ask; kill the victim in between; start it again, and ask again where need be."""
+    """Ask; kill the victim during the request; restart it, and repeat the request if necessary."""
     answer = None
     try:
         answer = front.ask(asked, after_s)
@@ -394,7 +394,7 @@ def resolved_model(name: str) -> ResolvedModel:
 
 
 def main() -> int:
-    """Run both parts, and write what they found."""
+    """Run both parts, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--requests", type=int, default=8)

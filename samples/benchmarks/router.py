@@ -1,9 +1,9 @@
-"""What the router itself costs: seconds and bytes of a request, by the number of replicas.
+"""The cost of the router: seconds and bytes of a request, by the number of replicas.
 
     python samples/benchmarks/router.py
 
-Every prompt is new to the router beyond its first 512 tokens, which 50 applications share: what it
-has to remember of each is then at its largest.
+Every prompt is new to the router beyond its first 512 tokens, which 50 applications share: its
+record of each prompt is then at its largest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARED_TOKENS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one request: microseconds of its keys and of the router, bytes that are kept of it."""
+    """Costs of one request: microseconds of its keys and of the router, stored bytes."""
 
     keys_us: float
     route_us: float
@@ -38,7 +38,7 @@ class Cost:
 
 
 def request(number: int, num_tokens: int) -> TokenRequest:
-    """A prompt of an application's words and of its own."""
+    """A prompt of an application's words and of new ones."""
     first = number % NUM_APPLICATIONS * 10_000
     own = 10_000_000 + number * 50_000
     ids = (*range(first, first + SHARED_TOKENS), *range(own, own + num_tokens - SHARED_TOKENS))
@@ -46,7 +46,7 @@ def request(number: int, num_tokens: int) -> TokenRequest:
 
 
 def router_of(num_replicas: int) -> ReplicaRouter:
-    """A router of replicas that have all said what they hold."""
+    """A router with a report of every replica."""
     router = ReplicaRouter(seed=0)
     names = [f"replica-{number}" for number in range(num_replicas)]
     router.update(names)
@@ -64,7 +64,7 @@ def router_of(num_replicas: int) -> ReplicaRouter:
 
 
 def measure(num_replicas: int, num_tokens: int, num_requests: int) -> Cost:
-    """Route so many requests, of which 8 a replica are always in flight."""
+    """Route `num_requests` requests, of which 8 a replica are always in flight."""
     router = router_of(num_replicas)
     asked = [request(number, num_tokens) for number in range(num_requests)]
     keys_s, route_s = [], []
@@ -89,7 +89,7 @@ def measure(num_replicas: int, num_tokens: int, num_requests: int) -> Cost:
 
 
 def kept_bytes(num_replicas: int, num_tokens: int, num_requests: int) -> float:
-    """Bytes the router holds more for each request, while all of them are in flight."""
+    """Growth of the router in bytes for each request, while all of them are in flight."""
     router = router_of(num_replicas)
     asked = [RoutedRequest.of(MODEL, request(n, num_tokens)) for n in range(num_requests)]
     names = [str(number) for number in range(num_requests)]

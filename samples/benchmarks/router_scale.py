@@ -44,7 +44,7 @@ POLICIES: tuple[RoutingPolicy, ...] = ("predicted", "round-robin")
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far, and how many turns are to come."""
+    """The history of a conversation, and the number of turns to come."""
 
     tokens: tuple[int, ...]
     num_left: int
@@ -52,7 +52,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a run."""
+    """The outcome of a run."""
 
     policy: str
     num_replicas: int
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Device:
-    """A replica: its pages, what it has learned, and until when it has work."""
+    """A replica: its pages, its learned costs, and the end of its work."""
 
     pool: PagePool = field(
         default_factory=lambda: PagePool(num_pages=NUM_PAGES, page_size=PAGE_SIZE)
@@ -79,7 +79,7 @@ class Device:
     num_waiting: int = 0
 
     def run(self, tokens: tuple[int, ...], answer_tokens: int, now_s: float) -> tuple[float, int]:
-        """Do a job's work behind what there is: when it begins, and how many tokens were held."""
+        """Do a job's work after the queued work: its start, and the number of cached tokens."""
         keys = page_keys(tokens)
         lease = self.pool.acquire(keys)
         num_held = len(lease) * PAGE_SIZE
@@ -97,7 +97,7 @@ class Device:
         return begins_s, num_held
 
     def report(self) -> LoadReport:
-        """What a replica would say now."""
+        """The current report of the replica."""
         token_s = {}
         if self.costs.is_timed("chunk", {"tokens": 0}):
             token_s[MODEL] = self.costs.trend("chunk", {"tokens": 256}) / 256
@@ -120,7 +120,7 @@ def page_keys(tokens: tuple[int, ...]) -> list[bytes]:
 
 
 class Traffic:
-    """Turns of conversations, as they come."""
+    """Turns of conversations in the order of arrival."""
 
     def __init__(self, num_replicas: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -138,7 +138,7 @@ class Traffic:
         return Conversation(tuple(range(first, first + length)), turns)
 
     def say(self, conversation: Conversation) -> int:
-        """Add what the user says and the answer to come; the length of the answer."""
+        """Add the user's text and the coming answer; returns the length of the answer."""
         said = int(self._random.lognormvariate(4.0, 0.8)) + 1
         conversation.tokens += tuple(range(self._next_token, self._next_token + said))
         self._next_token += 20_000
@@ -146,7 +146,7 @@ class Traffic:
         return min(1000, int(self._random.lognormvariate(4.8, 0.6)) + 1)
 
     def pause_s(self, rate: float) -> float:
-        """Seconds until the next event of so many a second."""
+        """Seconds until the next event at `rate` events a second."""
         return self._random.expovariate(rate)
 
 
@@ -159,7 +159,7 @@ def simulate(
 
 
 class World:
-    """Conversations, a router and its replicas, in the order of what happens."""
+    """Conversations, a router and its replicas, as a queue of events."""
 
     def __init__(self, policy: RoutingPolicy, num_replicas: int, rate: float, seed: int) -> None:
         self.policy = policy
@@ -176,7 +176,7 @@ class World:
         self.keys_s: list[float] = []
 
     def run(self, num_requests: int) -> Outcome:
-        """Until so many requests were sent; the first fifth warms the caches up."""
+        """Run until all requests are sent; the first fifth warms up the caches."""
         self._at(0.0, "report", None)
         self._at(0.0, "arrival", None)
         now_s = 0.0

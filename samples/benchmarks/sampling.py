@@ -1,9 +1,9 @@
-"""What drawing tokens costs on a CPU: our kernel beside torch's operations.
+"""The cost of sampling tokens on a CPU: our kernel compared with torch's operations.
 
     python samples/benchmarks/sampling.py
     python samples/benchmarks/sampling.py --vocabulary 151936 --rows 1 32 --threads 1
 
-Both draw from the same logits with the same random numbers, turn by turn, in one process. Medians
+Both sample from the same logits with the same random numbers, turn by turn, in one process. Medians
 of processor time, which other work on the machine changes little, and of wall time. The logits are
 random, a hundredth of them raised, so that a few tokens have most of the mass, as in a model.
 """
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+import triptych  # noqa: F401  # sets how torch's threads wait, before torch is loaded
 
 # isort: split
 
@@ -41,7 +41,7 @@ KINDS = {
 def sampler_of(
     params: SamplingParams, logits: torch.Tensor, native: NativeKernels | None
 ) -> Sampler:
-    """A sampler whose slots all draw by `params`."""
+    """A sampler whose slots all sample by `params`."""
     num_rows, vocab_size = logits.shape
     cpu = torch.device("cpu")
     sampler = Sampler(vocab_size=vocab_size, max_batch_size=num_rows, device=cpu, native=native)
@@ -59,7 +59,9 @@ def sampler_of(
     return sampler
 
 
-def draw(sampler: Sampler, logits: torch.Tensor, position: int, mask: bytes) -> tuple[float, float]:
+def sample(
+    sampler: Sampler, logits: torch.Tensor, position: int, mask: bytes
+) -> tuple[float, float]:
     """Milliseconds of one step: of the processors, and by the clock."""
     num_rows = len(logits)
     masks = [mask] * num_rows if mask else ()
@@ -80,7 +82,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         native = NativeKernels.open("native", Path(folder))
-    print("rows draws            torch ms (wall)      kernel ms (wall)   of it")
+    print("rows sampling         torch ms (wall)      kernel ms (wall)   of it")
     for num_rows in args.rows:
         logits = torch.randn(num_rows, args.vocabulary, generator=generator) * 2.5
         logits += 6.0 * (torch.rand(logits.shape, generator=generator) < 0.01)
@@ -88,7 +90,7 @@ def main() -> None:
             mask = b"\xfe\xff\xff\x7f" * -(-args.vocabulary // 32) if name == "grammar" else b""
             samplers = [sampler_of(params, logits, kernels) for kernels in (None, native)]
             turns = [
-                [draw(sampler, logits, 64 + turn, mask) for sampler in samplers]
+                [sample(sampler, logits, 64 + turn, mask) for sampler in samplers]
                 for turn in range(args.turns)
             ]
             (theirs, theirs_wall), (ours, ours_wall) = (

@@ -96,7 +96,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "/api/chat": {"options": {"num_predict": MOST["max_tokens"]}},
     "/api/generate": {"options": {"num_predict": MOST["max_tokens"]}},
 }
-"""What adapted requests have unless they say otherwise: an answer would fill the context."""
+"""Defaults of adapted requests: without them an answer would fill the context."""
 OPTIONS = frozenset(
     {
         *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
@@ -107,7 +107,7 @@ OPTIONS = frozenset(
 )
 """Optional fields of adapted requests; more would rarely be valid together."""
 ENDLESS = frozenset({"/v1/engine/events"})
-"""Routes whose answers end when the client leaves: they are not asked."""
+"""Routes whose answers end when the client leaves: they get no requests."""
 NUM_SHOWN = 20
 LONGEST_S = 300
 """Timeout of a response, in seconds; a slower one ends the run."""
@@ -249,7 +249,7 @@ class Fuzzer:
 
 
 def _code_of(reply: Any) -> str:
-    """The code of an error, or what other APIs than OpenAI's have in its place."""
+    """The code of an error, or its equivalent in other APIs than OpenAI's."""
     if reply.headers.get("content-type") in (["application/json"], "application/json"):
         document = reply.json()
         if "error" in document:

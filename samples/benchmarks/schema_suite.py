@@ -3,9 +3,9 @@
     git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite suite
     python samples/benchmarks/schema_suite.py suite/tests/draft2020-12
 
-Of each schema that is taken, the grammar takes no invalid instance; a valid one that it does not
-take is listed as narrower (another spelling of a number, properties that the schema does not name).
-Prints what is wrong, narrower and refused; the exit code is 1 if anything was wrong. Formats that
+The grammar of each accepted schema must reject invalid instances; a valid instance that it rejects
+is listed as narrower (another spelling of a number, properties that the schema does not name).
+Prints wrong, narrower and refused ones; the exit code is 1 if any was wrong. Formats that
 are annotations to us count as wrong where the suite asserts them (`optional/format`).
 """
 
@@ -28,7 +28,7 @@ from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 
 MAX_SPELLINGS = 96
-"""Most orders of properties that are tried: grammars have the order of the schema."""
+"""Maximum number of orders of properties to try: grammars have the order of the schema."""
 
 
 class Checker:

@@ -46,7 +46,7 @@ class Users:
             "speech": (2, self.speak),
             "transcription": (1, self.transcribe),
             "embeddings": (3, self.embed),
-            "image": (1, self.draw),
+            "image": (1, self.imagine),
         }
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class Users:
         body = {"model": EMBEDDINGS, "input": texts}
         (await self._http.post("/v1/embeddings", json=body)).raise_for_status()
 
-    async def draw(self) -> None:
+    async def imagine(self) -> None:
         """Generate an image or two; a third are cancelled."""
         body = {
             "model": IMAGES,
@@ -184,11 +184,11 @@ def image(number: int) -> bytes:
     """A PNG that is unique to its number."""
     source = random.Random(number)
     canvas = Image.new("RGB", (source.randint(64, 640), source.randint(64, 480)), "white")
-    draw = ImageDraw.Draw(canvas)
+    brush = ImageDraw.Draw(canvas)
     for _ in range(source.randint(1, 6)):
         left, top = source.randrange(canvas.width - 20), source.randrange(canvas.height - 20)
         box = (left, top, left + source.randint(10, 200), top + source.randint(10, 200))
-        draw.ellipse(box, fill=source.choice(COLOURS))
+        brush.ellipse(box, fill=source.choice(COLOURS))
     file = io.BytesIO()
     canvas.save(file, "PNG")
     return file.getvalue()

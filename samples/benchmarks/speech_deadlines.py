@@ -209,7 +209,7 @@ def table(name: str, results: Sequence[Result]) -> Table:
     return sheet
 
 
-def draw(results: dict[str, list[Result]], path: Path) -> None:
+def plot(results: dict[str, list[Result]], path: Path) -> None:
     """Listeners held, by workload and policy."""
     figure = require_matplotlib()(figsize=(9, 3.6), layout="constrained")
     held, first = figure.subplots(1, 2)
@@ -261,7 +261,7 @@ def main() -> int:
     stem.with_suffix(".json").write_text(
         json.dumps(document(results, costs, args.seeds), indent=1) + "\n", encoding="utf-8"
     )
-    draw(results, stem.with_suffix(".png"))
+    plot(results, stem.with_suffix(".png"))
     return 0
 
 

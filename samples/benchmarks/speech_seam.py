@@ -77,7 +77,7 @@ def windowed(model: VoiceCodec, codes_1QF: Tensor) -> Tensor:
     return torch.cat([*audio, decoder.flush([0]).row(0)])
 
 
-def draw(
+def plot(
     path: Path, whole_S: np.ndarray, ours_S: np.ndarray, theirs_S: np.ndarray, hop: int
 ) -> None:
     """Waveforms around the worst boundary above, spectrograms below."""
@@ -120,7 +120,7 @@ def main() -> None:
         error = float((pcm_S - whole_S).abs().max() / whole_S.abs().max())
         print(f"{name}: largest difference from decoding at once {error:.1e} of the loudest sample")
     sounds = (whole_S.numpy(), ours_S.numpy(), theirs_S.numpy())
-    draw(args.output / "speech_seam.png", *sounds, hop=decoder.hop)
+    plot(args.output / "speech_seam.png", *sounds, hop=decoder.hop)
 
 
 if __name__ == "__main__":

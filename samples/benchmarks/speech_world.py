@@ -1,7 +1,7 @@
 """A simulated speech server in virtual time: the cost of its steps, and its listeners.
 
 Owns the simulation in which `speech_deadlines.py` compares policies: the real engine and timeline,
-a device with a linear cost model, and listeners. Beside them there may be files: long texts without
+a device with a linear cost model, and listeners. There may also be files: long texts without
 a listener.
 """
 
@@ -163,11 +163,11 @@ class Runner:
         return self
 
     def result(self) -> StepResult:
-        """The result of the plan launched last: nothing runs beside it."""
+        """The result of the plan launched last: nothing else runs at the same time."""
         plan, elapsed_s = self.plan, self.cost_s(self.plan)
         if isinstance(plan, TokenPlan):
-            drawn = ((next(self.ids),) if row.is_sampled else () for row in plan.rows)
-            rows = tuple(TokenDelta(token_ids=ids) for ids in drawn)
+            sampled = ((next(self.ids),) if row.is_sampled else () for row in plan.rows)
+            rows = tuple(TokenDelta(token_ids=ids) for ids in sampled)
             return StepResult(elapsed_s=elapsed_s, rows=rows)
         if isinstance(plan, AudioPlan):
             sounds = tuple(map(self.decode, plan.rows))

@@ -1,11 +1,11 @@
-"""What an answer in a form costs: the first token and decoding, with and without a grammar.
+"""The cost of constrained answers: the first token and decoding, with and without a grammar.
 
     python samples/benchmarks/structured.py --output docs/benchmarks
     python samples/benchmarks/structured.py --model FILE.gguf --llama llama-env/bin/python
 
-Three kinds of answers take turns in one process, each turn beginning with another, on the same
+Three kinds of answers take turns in one process, each turn in a different order, on the same
 model, with the same prompts and seeds: free ones; ones by a schema of free strings, in which no
-token is forced (all that a grammar costs, and nothing gained); and ones by a schema of long names,
+token is forced (only the costs of a grammar); and ones by a schema of long names,
 where forced tokens are computed together. A first turn, which compiles, does not count. Medians of
 the turns, and of their ratios to the free answer of the same turn; how many tokens were
 forced. With `--llama`, an interpreter that has llama-cpp-python, llama.cpp takes its turns between
@@ -56,13 +56,13 @@ class Turn:
 
 
 class Asker:
-    """Asks one pipeline, on the loop of its service."""
+    """Sends requests to one pipeline, on the loop of its service."""
 
     def __init__(self, chat: ChatPipeline) -> None:
         self._chat = chat
 
     async def answer(self, index: int, options: Mapping[str, Any]) -> tuple[list[float], int]:
-        """The moments of an answer's tokens, the first being that of the question; how many."""
+        """The times of the question and of the answer's tokens, and the number of forced ones."""
         moments, num_tokens = [time.perf_counter()], 0
         call, requests = await self._chat._prepare([f"Tell me story number {index}."], options)
         async for delta in self._chat._service.generate(call, requests):
@@ -72,7 +72,7 @@ class Asker:
         return moments, num_tokens
 
     async def batch(self, size: int, num_tokens: int, options: Mapping[str, Any]) -> Turn:
-        """So many answers at once."""
+        """Concurrent answers, one for each row."""
         given = {"temperature": 1.0, "max_tokens": num_tokens, **options}
         answers = await asyncio.gather(
             *(self.answer(index, {**given, "seed": index}) for index in range(size))
@@ -86,7 +86,7 @@ class Asker:
 
 
 class Llama:
-    """llama.cpp in a child process that answers when it is asked."""
+    """llama.cpp in a child process that answers on request."""
 
     def __init__(self, python: str, model: str, num_threads: int) -> None:
         command = [python, str(LLAMA), model, str(num_threads), json.dumps(STRINGS)]
@@ -108,7 +108,7 @@ class Llama:
 
 
 def take_turns(kinds: Mapping[str, Callable[[], Turn]], num_turns: int) -> dict[str, list[Turn]]:
-    """Turns of each kind, but for the first; every turn begins with the next kind."""
+    """Turns of each kind without the first; every turn begins with the next kind."""
     names = list(kinds)
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     for number in range(num_turns + 1):

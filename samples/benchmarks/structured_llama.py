@@ -1,6 +1,6 @@
 """Answers of llama.cpp, timed on request: a child process of structured.py.
 
-Needs llama-cpp-python and nothing else. Reads lines "KIND TOKENS" and answers each with the tokens
+Needs only llama-cpp-python. Reads lines "KIND TOKENS" and answers each with the tokens
 per second after the first and the seconds until it, of an answer that is free or by the schema.
 
     python structured_llama.py MODEL.gguf THREADS SCHEMA
@@ -27,8 +27,8 @@ def main() -> None:
     for line in sys.stdin:
         kind, num_tokens = line.split()
         started_s = time.perf_counter()
-        drawn = model.generate(prompt, temp=1.0, grammar=None if kind == "free" else grammar)
-        moments_s = [time.perf_counter() for _ in islice(drawn, int(num_tokens))]
+        generated = model.generate(prompt, temp=1.0, grammar=None if kind == "free" else grammar)
+        moments_s = [time.perf_counter() for _ in islice(generated, int(num_tokens))]
         rate = (len(moments_s) - 1) / (moments_s[-1] - moments_s[0])
         print(rate, moments_s[0] - started_s, flush=True)
 

@@ -1,11 +1,11 @@
-"""Answers in a form under fire: hostile schemas beside others' answers, and schemas of every kind.
+"""Constrained answers under stress: hostile schemas during other answers, and random schemas.
 
     python samples/benchmarks/structured_schemas.py --stall
     python samples/benchmarks/structured_schemas.py --schemas 1000
     python samples/benchmarks/structured_schemas.py --suite suite/tests/draft2020-12
 
-`--stall` measures how long the event loop and free answers stand still while hostile schemas are
-checked. `--schemas` counts how many of so many random schemas end with an answer that validates,
+`--stall` measures how long the event loop and free answers stall while hostile schemas are
+checked. `--schemas` counts how many random schemas end with an answer that validates,
 at temperature 1; `--suite` does so with the schemas in a folder of the JSON Schema test suite
 (https://github.com/json-schema-org/JSON-Schema-Test-Suite).
 """
@@ -37,9 +37,9 @@ HOSTILE: Sequence[Mapping[str, Any]] = (
 
 
 async def stall(asker: Asker) -> dict[str, float]:
-    """The longest the event loop stood still, and the longest gap of a free answer, in ms.
+    """The longest stall of the event loop, and the longest gap of a free answer, in ms.
 
-    On a busy machine most of the former is time that others had: `loop_work_ms` is the loop's own.
+    On a busy machine other processes cause most of the former: `loop_work_ms` is the loop's own.
     """
     gaps, work = [0.0], [0.0]
 
@@ -75,7 +75,7 @@ async def stall(asker: Asker) -> dict[str, float]:
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """A schema of the keywords that people use."""
+    """A schema of common keywords."""
     kind = rng.choice([*_PLAIN, "object", *_COMBINED] if depth else list(_PLAIN))
     return _PLAIN[kind](rng) if kind in _PLAIN else _COMBINED[kind](rng, depth - 1)
 
@@ -99,7 +99,7 @@ def _named(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _extended(rng: random.Random, depth: int) -> dict[str, Any]:
-    """Properties, and others of which one group or the other must be there, too."""
+    """Properties, and further ones of which one group or the other is required."""
     others = [_object(rng, depth, letters) for letters in ("ef", "gh")]
     word = rng.choice(["anyOf", "allOf"])
     return {**_object(rng, depth, "abcd"), word: others}
@@ -157,7 +157,7 @@ def suite_schemas(folder: Path) -> list[Any]:
 
 
 async def validate(asker: ChatPipeline, schemas: Sequence[Any]) -> dict[str, Any]:
-    """What became of answers to these schemas, and which of them are wrong."""
+    """The outcomes of answers to these schemas, and the wrong ones."""
     import jsonschema
     from jsonschema import validators
 

@@ -5,7 +5,7 @@
 
 Starts the real server with a small vision model with random weights (the measured path is that of
 an image to the engine), and a coroutine on the event loop of its API process that records stalls
-(`ticking_server.py`). In each round every request has a different photograph of about 8 MB. Beside
+(`ticking_server.py`). In each round every request has a different photograph of about 8 MB. Next to
 the longest stall is the maximum CPU time of the loop's thread in a stall: the rest is time of other
 processes on the same cores. Memory is that of the API process, and of all processes: before, at its
 peak, and when all requests are answered. Image caches are part of it (`--options

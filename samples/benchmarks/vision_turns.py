@@ -8,8 +8,8 @@ all on the same weights. A conversation about an image grows turn by turn. Each 
 every server before the next one; the time is that of a one-token answer. Each repeat has a new
 image.
 
-The embedded model encodes an image in no time, so this one has the shape of SmolVLM-256M and
-random weights: speed depends on shapes alone. Its answers are meaningless.
+The embedded model's encoding time is negligible, so this model has the shape of SmolVLM-256M and
+random weights: speed depends only on shapes. Its answers are meaningless.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ def photograph(number: int, width: int, height: int, quality: int = 85) -> bytes
 @lru_cache(maxsize=1)
 def _landscape(width: int, height: int) -> NDArray[np.uint8]:
     """Smooth colours, and grain."""
-    draw = np.random.default_rng(0)
-    coarse = Image.fromarray(draw.integers(0, 256, (height // 50, width // 50, 3), dtype=np.uint8))
+    noise = np.random.default_rng(0)
+    coarse = Image.fromarray(noise.integers(0, 256, (height // 50, width // 50, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
-    grain = draw.integers(-24, 25, (height, width, 1), dtype=np.int16)
+    grain = noise.integers(-24, 25, (height, width, 1), dtype=np.int16)
     return np.clip(smooth + grain, 0, 255).astype(np.uint8)
 
 

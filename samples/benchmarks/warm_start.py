@@ -6,7 +6,8 @@
 Each repeat begins with an empty cache folder, so the first start fetches, converts and compiles as
 it does for a new user. The bundle is moved, and the start from it gets another empty folder.
 Seconds are from the start of the command until `/readyz` would answer. CPU seconds are those of all
-its processes, which others on the machine lengthen less. Files stay in the system's page cache.
+its processes, which other work on the machine lengthens less. Files stay in the system's page
+cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PHASE = re.compile(r"^ +(\S.*?) +(\d+\.\d\d) s  (.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How long it took, and the CPU seconds and neighbours meanwhile."""
+    """Duration, CPU seconds, and the use of the machine by other processes."""
 
     seconds: float
     busy_s: float

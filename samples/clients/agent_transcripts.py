@@ -1,12 +1,12 @@
 # /// script
 # dependencies = ["langchain==1.4.7", "langchain-openai==1.7.3", "openai-agents==0.24.0"]
 # ///
-"""Five questions to an agent with two tools, through LangChain and OpenAI's SDK: what was said.
+"""Transcripts of five questions to an agent with two tools, through LangChain and OpenAI's SDK.
 
     triptych serve --model qwen2.5-coder-0.5b
     uv run samples/clients/agent_transcripts.py --output docs/agents.md
 
-What follows the mark in the file is written anew. The exit status is 1 if an answer is wrong.
+Replaces the text after the mark in the file. The exit status is 1 if an answer is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARK = "<!-- made by samples/clients/agent_transcripts.py -->\n"
 
 
 def with_langchain(server: Server, question: str) -> Iterator[str]:
-    """What LangChain's agent does, line by line; the last is its answer."""
+    """The steps of LangChain's agent, line by line; the last line is its answer."""
     asked = {"messages": [{"role": "user", "content": question}]}
     for message in calling_agent(server).invoke(asked)["messages"]:
         if isinstance(message, AIMessage):
@@ -75,7 +75,7 @@ FRAMEWORKS: dict[str, Callable[[Server, str], Iterator[str]]] = {
 
 
 def transcripts(server: Server) -> Iterator[tuple[str, bool]]:
-    """Lines of Markdown, and whether all is well with them."""
+    """Lines of Markdown, and whether all answers are right."""
     for package, ask in FRAMEWORKS.items():
         yield f"\n### {package} {version(package)}\n", True
         for question, expected in QUESTIONS.items():
@@ -92,7 +92,7 @@ def one_line(text: str) -> str:
 
 
 def main() -> None:
-    """Ask, and write down what was said."""
+    """Ask all questions, and write the transcripts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")

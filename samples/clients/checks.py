@@ -1,7 +1,7 @@
-"""What the scripts of the clients share: where the server is, and a line for each thing tried.
+"""Shared code of the clients' scripts: the server's address, and a line for each check.
 
-A check takes a `Server` and returns what came of it, or is a coroutine that does. It fails by
-raising; `TooSmall` says that client and server did their parts, and the model did not.
+A check takes a `Server` and returns a result, or is a coroutine that does. It fails by
+raising; `TooSmall` means that client and server worked, and the model was too weak.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TooSmall(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A running `triptych serve`. Its keys are whatever it was started with; by default none."""
+    """A running `triptych serve`, by default without API keys."""
 
     url: str
     model: str
@@ -34,12 +34,12 @@ class Server:
 
     @property
     def v1(self) -> str:
-        """What OpenAI's clients call the base URL."""
+        """The base URL of OpenAI's clients."""
         return f"{self.url}/v1"
 
 
 def run_checks(package: str, *checks: Callable[[Server], object]) -> None:
-    """Run what a script checks, print a line for each, and exit with 1 if one failed."""
+    """Run a script's checks, print a line for each, and exit with 1 if one failed."""
     parser = argparse.ArgumentParser(description=f"Try {package} against a running server.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="without /v1")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
@@ -57,7 +57,7 @@ def run_checks(package: str, *checks: Callable[[Server], object]) -> None:
 
 
 def said(text: str | None, expected: str) -> str:
-    """`text`, which has to contain what is `expected`."""
+    """Return `text`, which must contain `expected`."""
     if expected.lower() not in (text or "").lower():
         raise TooSmall(f"{expected!r} is not in {text!r}")
     return text or ""
@@ -65,7 +65,7 @@ def said(text: str | None, expected: str) -> str:
 
 @contextmanager
 def too_small_if(*errors: type[Exception]) -> Iterator[None]:
-    """What the client raises where a model goes on and on, or answers in no form it knows."""
+    """Translate the client's error for a model that never stops, or answers in no known format."""
     try:
         yield
     except errors as error:

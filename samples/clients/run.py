@@ -1,12 +1,12 @@
-"""Try every client against a running server, each in an environment of its own, and print a table.
+"""Try every client against a running server, each in its own environment, and print a table.
 
 Start `triptych serve --model qwen2.5-coder-0.5b --model all-minilm-l6-v2`, then:
 
     python samples/clients/run.py --environments ~/clients            # all of them
     python samples/clients/run.py --environments ~/clients langchain  # those of this name
 
-An environment is made of what the script's first lines say, as `uv run` and `pipx run` read them.
-Node's clients are installed beside their scripts.
+An environment has the packages in the script's first lines, as `uv run` and `pipx run` read them.
+Node's clients are installed next to their scripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S = 900
 
 @dataclass
 class Outcome:
-    """What a script's lines say."""
+    """The results in a script's output."""
 
     client: str
     version: str = ""
@@ -62,7 +62,7 @@ def scripts_of(names: Sequence[str]) -> list[Path]:
 
 
 def requirements_of(script: Path) -> list[str]:
-    """The packages that its first lines name."""
+    """The packages named in the script's first lines."""
     match = METADATA.search(script.read_text())
     assert match is not None, f"{script.name} names no packages"
     lines = (line.removeprefix("#").removeprefix(" ") for line in match["lines"].splitlines())
@@ -70,7 +70,7 @@ def requirements_of(script: Path) -> list[str]:
 
 
 def python_of(script: Path, environments: Path) -> Path:
-    """The interpreter of the script's environment, which is made if it is not there."""
+    """The interpreter of the script's environment, which is created if necessary."""
     folder = environments / script.stem
     python = folder / "bin" / "python"
     wanted = requirements_of(script)
@@ -83,7 +83,7 @@ def python_of(script: Path, environments: Path) -> Path:
 
 
 def command_of(script: Path, environments: Path) -> list[str]:
-    """What runs the script."""
+    """The command that runs the script."""
     if script.suffix == ".py":
         return [str(python_of(script, environments)), str(script)]
     if not (NODE / "node_modules").exists():
@@ -103,7 +103,7 @@ def try_client(script: Path, environments: Path, arguments: Sequence[str]) -> Ou
 
 
 def main() -> None:
-    """Try what is named, or all."""
+    """Try the named clients, or all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("client", nargs="*", help="as in with_CLIENT; default: all")
     parser.add_argument("--environments", type=Path, required=True, help="a folder for them")

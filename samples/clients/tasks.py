@@ -1,7 +1,7 @@
-"""What the clients are asked to do: a question, two tools and questions for them, an extraction.
+"""The tasks of the clients: a question, two tools and questions for them, an extraction.
 
-The tools are plain functions: each framework makes its own kind of tool of their names, types and
-docstrings.
+The tools are plain functions: each framework makes its own kind of tool from their names, types
+and docstrings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUESTIONS = {
     "What is the price of a desk?": "189",
     "What is 3.25 * 12?": "39",
 }
-"""What is asked of agents, and what the answer has to contain."""
+"""Questions to agents, and the text that each answer must contain."""
 INSTRUCTIONS = (
     "Use the tools: calculate for arithmetic, look_up_price for prices."
     " Then answer in one short sentence."
@@ -42,7 +42,7 @@ SEA = "Which animals live in the sea?"
 
 MAX_TOKENS = 200
 MAX_STEPS = 3
-"""Of an agent: small models do not always stop by themselves."""
+"""Limit of an agent's turns: small models do not always stop by themselves."""
 
 
 class Answer(BaseModel):

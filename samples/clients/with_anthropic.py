@@ -31,7 +31,7 @@ def client_of(server: Server) -> Anthropic:
 
 
 def asking(server: Server) -> dict[str, Any]:
-    """What every request says."""
+    """The fields of every request."""
     return {"model": server.model, "max_tokens": MAX_TOKENS, "extra_body": {"temperature": 0}}
 
 

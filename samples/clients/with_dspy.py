@@ -19,7 +19,7 @@ class Extract(dspy.Signature):
 
 
 def set_up(server: Server, adapter: dspy.Adapter | None = None) -> None:
-    """Have DSPy ask the server, and remember nothing."""
+    """Configure DSPy for the server, without a cache."""
     model = dspy.LM(
         f"openai/{server.model}",
         api_base=server.v1,

@@ -25,7 +25,7 @@ from tasks import (
 
 
 async def ask(server: Server, question: str, **options: Any) -> str:
-    """What an agent says in the end."""
+    """The final answer of an agent."""
     model = LiteLlm(model=f"hosted_vllm/{server.model}", api_base=server.v1, api_key=server.key)
     config = GenerateContentConfig(temperature=0, max_output_tokens=MAX_TOKENS)
     made = Agent(name="shop", model=model, generate_content_config=config, **options)

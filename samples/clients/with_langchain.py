@@ -59,7 +59,7 @@ def forced_call(server: Server) -> str:
 
 @wrap_model_call
 def call_first(request: Any, handler: Any) -> Any:
-    """Require a call in the first step of an agent, and nothing but the form later."""
+    """Require a call in the first step of an agent, and only the response format later."""
     is_first = not any(isinstance(message, ToolMessage) for message in request.messages)
     return handler(
         request.override(tool_choice="required", response_format=None) if is_first else request
@@ -67,9 +67,9 @@ def call_first(request: Any, handler: Any) -> Any:
 
 
 def calling_agent(server: Server) -> Any:
-    """An agent that has to call one of two tools first, and then to answer in a form.
+    """An agent that must call one of two tools first, and then answer in a format.
 
-    The form keeps a small model from calling on and on.
+    The format keeps a small model from calling again and again.
     """
     return create_agent(
         model_of(server),

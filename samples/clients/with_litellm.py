@@ -23,7 +23,7 @@ from tasks import (
 
 
 def asking(server: Server, provider: str = "openai") -> dict[str, Any]:
-    """What every request says."""
+    """The fields of every request."""
     return {
         "model": f"{provider}/{server.model}",
         "api_base": server.v1,

@@ -78,7 +78,7 @@ def structured(server: Server) -> str:
 
 
 def models(server: Server) -> str:
-    """What is served, and what is known of it."""
+    """The served models, and their details."""
     client = Client(host=server.url)
     names = [model.model for model in client.list().models]
     assert server.model in {(name or "").removesuffix(":latest") for name in names}

@@ -47,10 +47,10 @@ def agent_of(server: Server, kind: Any = OpenAIChatCompletionsModel, **options: 
 
 
 def calling_agent(server: Server, kind: Any = OpenAIChatCompletionsModel) -> Agent[Any]:
-    """An agent that has to call one of two tools first, and then to answer in a form.
+    """An agent that must call one of two tools first, and then answer in a format.
 
-    The SDK takes the requirement back after the first call. The form keeps a small model from
-    calling on and on.
+    The SDK resets the requirement after the first call. The format keeps a small model from
+    calling again and again.
     """
     agent = agent_of(server, kind, instructions=INSTRUCTIONS, output_type=Answer)
     agent.tools = [function_tool(calculate), function_tool(look_up_price)]

@@ -49,7 +49,7 @@ def as_sglang_regex(server: Server) -> str:
 
 
 def as_sglang_schema(server: Server) -> str:
-    """A schema, as SGLang has it."""
+    """A schema, in SGLang's form."""
     model = outlines.from_sglang(client(server), server.model)
     text = model(PERSON_TEXT, Person, max_tokens=MAX_TOKENS, temperature=0)
     return said(repr(Person.model_validate_json(text)), "age=36")

@@ -18,7 +18,7 @@ def model_of(server: Server) -> OpenAIModel:
 
 
 def answer(agent: MultiStepAgent, question: str, expected: str) -> str:
-    """What the agent says in the end; a model that answers in no known form is too small."""
+    """The agent's final answer; a model that answers in no known format is too small."""
     with too_small_if(AgentError):
         return said(str(agent.run(question)), expected)
 

@@ -1,6 +1,6 @@
-"""Step caches measured on one model: how near their images come to uncached ones, at what cost.
+"""Step caches measured on one model: the distance of their images to uncached ones, and the costs.
 
-`subject` draws, `methods` are what is compared, `search` finds the settings of each, `measures`
-compare images, `report` makes the table and the plot. `image_caches.py` beside this folder runs
-them, `image_cache_costs.py` the costs on large models.
+`subject` generates images, `methods` are the compared caches, `search` finds the settings of each,
+`measures` compares images, `report` makes the table and the plot. `image_caches.py` in the parent
+folder runs them, `image_cache_costs.py` measures costs on large models.
 """

@@ -1,4 +1,4 @@
-"""How near one image is to another: PSNR, SSIM, features of a network; and what it shows.
+"""Similarity of two images: PSNR, SSIM, features of a network; and the content of an image.
 
 Owns the measures. The network and the judge are the image recipe's (samples/training/image), and
 are fetched or fitted at their first use.
@@ -23,7 +23,7 @@ _SIGMA, _WINDOW = 1.5, 11
 
 
 def psnr_db(images_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
-    """Peak signal-to-noise ratios of images in 0..1; 99 where they are equal."""
+    """Peak signal-to-noise ratios of images in 0..1; 99 for equal ones."""
     errors = (images_BCHW - others_BCHW).double().square().flatten(1).mean(1)
     return (-10 * errors.log10()).clamp(max=_PEAK_DB).tolist()
 
@@ -79,7 +79,7 @@ class Judge:
 
     @torch.inference_mode()
     def is_right(self, images_BCHW: Tensor, names: Sequence[str]) -> list[bool]:
-        """Whether each image shows what it should."""
+        """Whether each image shows the requested object."""
         seen = self._judges.eye.see(images_BCHW * 2 - 1)
         found = self._judges.things(seen, [1] * len(names))
         return [{name} == things for name, things in zip(names, found, strict=True)]

@@ -1,8 +1,8 @@
-"""The step caches that are compared, and the settings that a search may give each.
+"""The compared step caches, and the settings that a search may give each.
 
-Owns what is open in each method: where the prediction acts, its degree, and what the method itself
-decides by. All are wider than what a request may set, so that none is held back. The rules are the
-product's own (`caches.methods`), which decide for each image and branch by itself.
+Owns the free parameters of each method: where the prediction acts, its degree, and the method's
+own criterion. All ranges are wider than those of a request, so that no method is restricted. The
+rules are the product's own (`caches.methods`), which decide for each image and branch separately.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from triptych.modalities.diffusion.engine.caches.methods import (
 from triptych.modalities.diffusion.engine.calibration.planning import Measured, all_plans
 
 Setting: TypeAlias = Mapping[str, str | float]
-"""What a search found, as it is written down. Numbers of steps are floats there, too."""
+"""The stored result of a search. Numbers of steps are also floats."""
 THRESHOLD = "threshold"
 LOW, HIGH = 1e-3, 10.0
-"""Between these lie all thresholds."""
+"""The bounds of all thresholds."""
 _ORDERS = (0, 1, 2)
 _DAMPINGS = tuple(float(rate) for rate in np.linspace(0, 7, 8))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Calibrated:
-    """What is known of a model beforehand: measured on the images that settings are sought on.
+    """The calibration of a model, measured on the images of the search.
 
     `ratios` are MagCache's at each level.
     """
@@ -70,10 +70,10 @@ class Method(ABC):
 
     @abstractmethod
     def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
-        """All that could compute about as many steps; all but the threshold, where it has one."""
+        """All settings that could compute about `num_computed` steps; any threshold is left out."""
 
     def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
-        """The method with a whole setting. It may skip as long as its own rule does."""
+        """The method with a complete setting. It may skip as long as its own rule does."""
         bounds = Bounds(max_skips=known.num_steps)
         return replace(self._open(setting, known), bounds=bounds)
 
@@ -82,7 +82,7 @@ class Method(ABC):
 
 
 def count_runs(method: CacheMethod, num_steps: int) -> int:
-    """How many of so many steps compute, by a rule that asks nothing of the model."""
+    """How many of `num_steps` steps compute, for a rule that does not need the model."""
     rule = Decisions(method.open_gate, method.bounds, num_steps)
     return sum(rule.may_compute(range(num_steps)))
 
@@ -111,7 +111,7 @@ def _plans(known: Calibrated, order: int, damping: float) -> Mapping[int, tuple[
 
 
 class TaylorSeer(Method):
-    """Every so many steps after a warm-up; expanded in the noise level, or in the step."""
+    """Computes at a fixed interval after a warm-up; expanded in the noise level, or in the step."""
 
     name = "TaylorSeer"
 
@@ -175,7 +175,7 @@ class TeaCache(Method):
 
 
 class FBCache(Method):
-    """By the change of what the first block adds."""
+    """By the change of the first block's residual."""
 
     name = "FBCache"
     has_threshold = True
@@ -196,7 +196,7 @@ class FBCache(Method):
 
 
 class MagCache(Method):
-    """By magnitudes that were measured, of what the blocks add or of the outputs."""
+    """By measured magnitudes, of the blocks' residuals or of the outputs."""
 
     name = "MagCache"
     has_threshold = True

@@ -1,7 +1,7 @@
-"""The table and the plot of what was measured.
+"""The table and the plot of the results.
 
-Owns how cells are put together: means with the spread over prompts, and the computed steps that a
-method needs for a quality, interpolated between those it was measured at. Knows no torch.
+Owns the summary of cells: means with the spread over prompts, and the computed steps that a
+method needs for a quality, interpolated between the measured ones. Knows no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from step_caches.results import Cell, Reference, Results
 
 TARGETS_DB = (20, 25, 30, 35)
-"""Of equal quality."""
+"""Mean PSNR of the tables of equal quality."""
 _PLANNED = "planned"
 _FIRST = ("", "computed", "PSNR, mean (10 %, 90 %)")
 _COLUMNS = (*_FIRST, "SSIM", "features", "named right", "processor time", "planned wins")

@@ -1,4 +1,4 @@
-"""What was measured so far, as a file: a run goes on where the last one ended.
+"""The results so far, as a file: a run continues where the last one ended.
 
 Owns the format. Knows no torch.
 """
@@ -17,7 +17,7 @@ _LEAST = 3
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What is measured. A file is of one set of terms."""
+    """The conditions of a measurement. A file has one set of terms."""
 
     steps: list[int]
     shares: list[float]
@@ -35,13 +35,13 @@ class Terms(msgspec.Struct, frozen=True):
         )
 
     def changed(self, other: Terms) -> list[str]:
-        """Names of what another has differently."""
+        """Names of the fields that differ in `other`."""
         return [
             name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)
         ]
 
     def budgets(self, num_steps: int) -> list[int]:
-        """How many of so many steps compute, from few to many."""
+        """The numbers of computed steps, from few to many."""
         return sorted({max(_LEAST, round(share * num_steps)) for share in self.shares})
 
 
@@ -84,12 +84,12 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """What is in the file, on its own terms. Raises `FileNotFoundError` without one."""
+        """The results in the file, with their terms. Raises `FileNotFoundError` without one."""
         return cls(path, msgspec.json.decode(path.read_bytes(), type=_Document))
 
     @classmethod
     def open(cls, path: Path, terms: Terms) -> Results:
-        """What is in the file, or nothing yet. Raises `SystemExit` for other terms."""
+        """The results in the file, or empty ones. Raises `SystemExit` for other terms."""
         if not path.exists():
             return cls(path, _Document(terms=terms))
         found = cls.read(path)
@@ -99,7 +99,7 @@ class Results:
 
     @property
     def terms(self) -> Terms:
-        """What is measured."""
+        """The terms of the measurement."""
         return self._document.terms
 
     @property
@@ -114,7 +114,7 @@ class Results:
         }
 
     def reference(self, sampling: str) -> Reference:
-        """Of the uncached images."""
+        """The reference of the uncached images."""
         return self._document.references[sampling]
 
     def of_model(self, digest: str) -> None:
@@ -128,13 +128,13 @@ class Results:
         return num_computed in self._document.cells.get(sampling, {}).get(method, {})
 
     def put(self, sampling: str, method: str, num_computed: int, cell: Cell | None) -> None:
-        """Write a finished cell; `None` where no setting computes so few steps."""
+        """Write a finished cell; `None` if no setting computes so few steps."""
         methods = self._document.cells.setdefault(sampling, {})
         methods.setdefault(method, {})[num_computed] = cell
         self._write()
 
     def put_reference(self, sampling: str, reference: Reference) -> None:
-        """Write what the uncached images are like."""
+        """Write the reference of the uncached images."""
         self._document.references[sampling] = reference
         self._write()
 

@@ -1,11 +1,11 @@
-"""The search that gives every method its settings: so many trials, of the same images.
+"""The search for the settings of every method: the same number of trials, with the same images.
 
-Owns the trials, on prompts and seeds apart from those that are measured. A trial draws all of them
-with one setting; its value is their mean PSNR to the uncached ones, and what it costs the mean
-number of model runs. Half of the trials go to settings that are spread over all, the rest to the
-best and to those nearest to it. Methods with a threshold find it for each of their other settings
-by interpolation on a logarithmic scale. No search knows of another, so that one which goes on
-later finds the same.
+Owns the trials, on other prompts and seeds than the measured ones. A trial generates all images
+with one setting; its value is their mean PSNR to the uncached ones, and its cost the mean
+number of model runs. Half of the trials are spread over all settings, the rest go to the
+best setting and its neighbours. Methods with a threshold find it for each of their other settings
+by interpolation on a logarithmic scale. Searches are independent, so that a search which continues
+later finds the same settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from step_caches.measures import psnr_db
 from step_caches.methods import HIGH, LOW, THRESHOLD, Calibrated, Method, Setting
-from step_caches.subject import Sampling, Subject, Wish
+from step_caches.subject import ImageSpec, Sampling, Subject
 from triptych.modalities.diffusion.engine.caches.decisions import Gate
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level, fit_rescaling
@@ -48,7 +48,7 @@ class Trial:
 
 
 Attempt = Callable[[CacheMethod], tuple[float, float]]
-"""Draws all images with a cache: the mean number of runs, and the mean PSNR."""
+"""Generates all images with a cache; returns the mean number of runs and the mean PSNR."""
 
 
 class Search:
@@ -58,20 +58,20 @@ class Search:
         self.known = known
         self._attempt = attempt
         self._num_trials = num_trials
-        self._drawn: dict[tuple[str, tuple[tuple[str, str | float], ...]], Trial] = {}
+        self._trials: dict[tuple[str, tuple[tuple[str, str | float], ...]], Trial] = {}
 
     @classmethod
     def of(
-        cls, subject: Subject, sampling: Sampling, wishes: Sequence[Wish], num_trials: int
+        cls, subject: Subject, sampling: Sampling, specs: Sequence[ImageSpec], num_trials: int
     ) -> Search:
-        """Measures what methods must know, on the images of the search."""
-        wholes = subject.draw(wishes, sampling).images_BCHW
+        """Calibrate the methods on the images of the search."""
+        wholes = subject.generate(specs, sampling).images_BCHW
 
         def attempt(cache: CacheMethod) -> tuple[float, float]:
-            drawn = subject.draw(wishes, sampling, cache)
-            return fmean(drawn.num_runs), fmean(psnr_db(drawn.images_BCHW, wholes))
+            generated = subject.generate(specs, sampling, cache)
+            return fmean(generated.num_runs), fmean(psnr_db(generated.images_BCHW, wholes))
 
-        return cls(calibrated(subject, sampling, wishes), attempt, num_trials)
+        return cls(calibrated(subject, sampling, specs), attempt, num_trials)
 
     def best(self, method: Method, num_computed: int) -> Trial | None:
         """The trial of the highest PSNR among those that are cheap enough; `None` without any."""
@@ -87,12 +87,12 @@ class Search:
         return space.best()
 
     def _try(self, method: Method, setting: Setting) -> Trial:
-        """A trial. Drawing is done once, though the trial counts for each budget it is made for."""
+        """A trial. Images are generated once, though the trial counts for each of its budgets."""
         key = method.name, tuple(sorted(setting.items()))
-        if key not in self._drawn:
+        if key not in self._trials:
             found = self._attempt(method.open(setting, self.known))
-            self._drawn[key] = Trial(setting, *found)
-        return self._drawn[key]
+            self._trials[key] = Trial(setting, *found)
+        return self._trials[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,21 @@ class _Space:
     trials: list[Trial] = field(default_factory=list)
 
     def best(self) -> Trial | None:
-        """Of the trials that were cheap enough."""
+        """The best of the trials that were cheap enough."""
         cheap = [trial for trial in self.trials if trial.num_runs <= self.num_computed]
         return max(cheap, key=lambda trial: trial.psnr_db, default=None)
 
     def spread(self, num_trials: int) -> list[Setting]:
-        """Settings for so many trials, evenly from first to last."""
+        """Settings for `num_trials` trials, evenly from first to last."""
         each = _TRIALS_OF_SETTING if self.has_threshold else 1
         count = min(len(self.settings), max(1, num_trials // each))
         chosen = (self.settings[index * len(self.settings) // count] for index in range(count))
         return [setting for setting in chosen for _ in range(each)]
 
     def promising(self) -> Setting | None:
-        """The best setting by turns with the nearest one that was tried least; `None` at the end.
+        """The best setting in turns with its nearest, least tried neighbour; `None` at the end.
 
-        Where there is no threshold to find, no setting is tried twice.
+        Without a threshold no setting is tried twice.
         """
         best = self.best() or min(self.trials, key=lambda trial: trial.num_runs)
         centre = _without_threshold(best.setting)
@@ -132,7 +132,7 @@ class _Space:
         return min(near[1:], key=lambda setting: len(self._of(setting)) // _TRIALS_OF_SETTING)
 
     def whole(self, setting: Setting) -> Setting:
-        """The setting with the threshold to try next, where the method has one."""
+        """The setting with the threshold to try next, if the method has one."""
         if not self.has_threshold:
             return setting
         tried, best = self._of(setting), self.best()
@@ -164,12 +164,12 @@ def _without_threshold(setting: Setting) -> Setting:
 
 
 @torch.inference_mode()
-def calibrated(subject: Subject, sampling: Sampling, wishes: Sequence[Wish]) -> Calibrated:
-    """What methods must know beforehand, measured on uncached images."""
+def calibrated(subject: Subject, sampling: Sampling, specs: Sequence[ImageSpec]) -> Calibrated:
+    """The calibration of methods, measured on uncached images."""
     total: Calibration | None = None
     model: Measured | None = None
     ratios: list[tuple[float, ...]] = []
-    for part in subject.batches(wishes):
+    for part in subject.batches(specs):
         with ExitStack() as stack:
             rows = subject.rows(stack, part, sampling, None)
             found = calibrate(subject.denoiser, rows, subject.pools)
@@ -180,7 +180,7 @@ def calibrated(subject: Subject, sampling: Sampling, wishes: Sequence[Wish]) -> 
             model = measured(total, rows[0])
         if isinstance(subject.denoiser.model, SpanModel):
             ratios += _span_ratios(subject, sampling, part)
-    assert total is not None, "there is a wish"
+    assert total is not None, "there is a spec"
     assert model is not None
     by_level = {Level.VELOCITY.value: total.magnitude_ratios}
     if ratios:
@@ -190,22 +190,22 @@ def calibrated(subject: Subject, sampling: Sampling, wishes: Sequence[Wish]) -> 
 
 
 class _Always(Gate):
-    """Computes every step, so that what is kept can be read."""
+    """Computes every step, so that the stored tensors can be read."""
 
     def wants_compute(self, step: int, distance: float) -> bool:
         return True
 
 
 def _span_ratios(
-    subject: Subject, sampling: Sampling, wishes: Sequence[Wish]
+    subject: Subject, sampling: Sampling, specs: Sequence[ImageSpec]
 ) -> list[tuple[float, ...]]:
-    """MagCache's ratios of what the blocks add to each prompt's hidden states."""
+    """MagCache's ratios of the blocks' residuals of each prompt's hidden states."""
     method = CacheMethod(
         open_gate=lambda _: _Always(), extrapolator=DividedDifferences(), level=Level.SPAN
     )
     norms: list[Tensor] = []
     with ExitStack() as stack:
-        rows = subject.rows(stack, wishes, sampling, method)
+        rows = subject.rows(stack, specs, sampling, method)
         while not rows[0].is_done:
             subject.denoiser.step(rows)
             norms.append(torch.stack([_kept(row).norm(dim=-1) for row in rows]))
@@ -215,7 +215,7 @@ def _span_ratios(
 
 
 def _kept(row: DenoiseRow) -> Tensor:
-    """What the blocks added last for the prompt of a row."""
+    """The blocks' last residual for the prompt of a row."""
     cache = row.branches[0].cache
     assert cache is not None
     memory = cache.known()
