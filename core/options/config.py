@@ -327,8 +327,7 @@ class ScheduleOptions:
     max_step_s: float = option(
         0.06,
         "While other models have work, prompt chunks and image batches are cut so that a step"
-        " takes about this long, because urgent work of the other models waits for it; 0: no time"
-        " limit.",
+        " takes about this long; 0: no time limit.",
         within=BOUND,
     )
     target_first_token_s: float = option(

@@ -133,9 +133,7 @@ class ImageOptions:
         within=BOUND,
     )
     taylorseer: bool = option(False, "Same as --step-cache taylorseer.")
-    taylorseer_cache_interval: int = option(
-        5, "TaylorSeer computes one step in this many.", within=COUNT
-    )
+    taylorseer_cache_interval: int = option(5, "TaylorSeer computes every Nth step.", within=COUNT)
     taylorseer_max_order: int = option(
         1, "Order of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
     )

@@ -24,9 +24,9 @@ class PipelineOptions:
 
     pipeline_role: str = option(
         WHOLE,
-        "Part of a request that this engine does: all of it; `prefill`: prompts, for decode"
-        " engines; `decode`: the rest, and prompts that do not arrive in time; `encode`: images,"
-        " for all other engines, without loading a language model.",
+        "Role of this engine. `prefill` computes prompts for decode engines; `decode` does the"
+        " rest, and prompts that do not arrive in time; `encode` encodes images for all other"
+        " engines, without a language model; the default does everything.",
         choices=(WHOLE, PREFILL, DECODE, ENCODE),
         is_for_server=True,
     )
