@@ -68,7 +68,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         model or only for a server, for invalid weights, and for too little memory.
         """
         resolved = resolve_keywords({"model": (model,), **options})
-        if resolved.typed & {"log_level", "log_format"}:
+        if resolved.explicit & {"log_level", "log_format"}:
             raise ConfigError(
                 "log_level and log_format are for commands; in Python use"
                 " logging.getLogger('triptych').setLevel('DEBUG')."

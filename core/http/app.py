@@ -34,7 +34,7 @@ from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
 from triptych.core.http.errors import handle_error
 from triptych.core.http.explain import explain_router
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.http.health import health_router
 from triptych.core.http.invocations import INVOCATIONS_ROUTE, Invocations
 from triptych.core.http.metrics import HttpMetrics, metrics_router
@@ -90,7 +90,7 @@ def create_app(
     `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `models_by_task`, `routes` and an empty `shelf` for routes and server.
+    `upload_budget`, `tasks`, `models_by_task`, `routes` and empty `user_files`.
     Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
@@ -116,7 +116,7 @@ def create_app(
     app.state.in_flight = in_flight
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
-    app.state.shelf = FileShelf(None)
+    app.state.user_files = UserFiles(None)
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)

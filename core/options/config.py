@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.options.declaration import (
-    ANSWERS,
     BOUND,
     COUNT,
     DURATION,
+    GENERATIVE,
     SHARE,
     TEXT,
     TOKENS,
@@ -322,7 +322,7 @@ class ScheduleOptions:
         0.5,
         "Share of a step's input tokens that prompts may take while other rows decode.",
         within=SHARE,
-        roles=ANSWERS,
+        roles=GENERATIVE,
     )
     max_step_s: float = option(
         0.06,

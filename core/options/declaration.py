@@ -23,7 +23,7 @@ ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "asr", "imag
 """All kinds of models. A vision model is a chat model that also takes images."""
 TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
 """Text models; embedding models may also be decoders."""
-ANSWERS: tuple[Role, ...] = ("chat", "vision", "speech")
+GENERATIVE: tuple[Role, ...] = ("chat", "vision", "speech")
 """Models that sample one token after another."""
 TOKENS: tuple[Role, ...] = ("chat", "vision", "embedding", "speech")
 """Token models with a paged cache."""

@@ -23,7 +23,7 @@ from triptych.core.options.pipeline import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class PeerEndpoint:
     """The addresses where engines of two roles connect (from `flag`) and the time limit there."""
 
     flag: str
@@ -47,7 +47,7 @@ class PipelinePlan:
     """The role of an engine and the connections it needs."""
 
     role: str
-    pages: Meeting
+    pages: PeerEndpoint
     """The connection between prefill and decode engines."""
     _options: PipelineOptions
 
@@ -57,8 +57,8 @@ class PipelinePlan:
         plan = cls.checked(config)
         plan._refuse_unused_options()
         plan._refuse_missing_options()
-        for meeting in (plan.pages, plan.features):
-            meeting.refuse_idle_timeout()
+        for endpoint in (plan.pages, plan.features):
+            endpoint.refuse_idle_timeout()
         if plan._is_part:
             _refuse_incompatible_options(plan._cause, plan.role, config)
         return plan
@@ -67,7 +67,7 @@ class PipelinePlan:
     def checked(cls, config: Config) -> Self:
         """Return the plan of a configuration that `of` accepted when the server started."""
         options = config.pipeline
-        pages = Meeting(
+        pages = PeerEndpoint(
             flag="--prefill-address",
             addresses=options.prefill_address,
             key_file=options.pipeline_key_file,
@@ -77,10 +77,10 @@ class PipelinePlan:
         return cls(options.pipeline_role, pages, options)
 
     @property
-    def features(self) -> Meeting:
+    def features(self) -> PeerEndpoint:
         """The connection between encode engines and other engines. For vision models only."""
         options = self._options
-        return Meeting(
+        return PeerEndpoint(
             flag="--encoder-address",
             addresses=options.encoder_address,
             key_file=options.pipeline_key_file,

@@ -25,7 +25,7 @@ def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
         for name, option in declared().items()
         if resolved.sources[name] != "default" and not option.is_for(roles)
     ]
-    typed = [option for option in idle if option.name in resolved.typed]
+    typed = [option for option in idle if option.name in resolved.explicit]
     if typed:
         raise ConfigError(
             f"{_describe(typed, resolved)}. No such model runs here: leave it out, or name one with"
@@ -40,7 +40,7 @@ def check_in_process(resolved: Resolved) -> None:
     names = [
         _spell(option, resolved.sources[option.name])
         for option in declared().values()
-        if option.is_for_server and option.name in resolved.typed
+        if option.is_for_server and option.name in resolved.explicit
     ]
     if names:
         raise ConfigError(

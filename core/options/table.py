@@ -213,12 +213,12 @@ def format_value(value: Any) -> str:
 class Resolved:
     """A configuration with the source of each value: a flag, a variable, a file or `default`.
 
-    `typed` names the options given as flags or keywords.
+    `explicit` names the options given as flags or keywords.
     """
 
     config: Config
     sources: Mapping[str, str]
-    typed: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: Config) -> Resolved:

@@ -18,7 +18,7 @@ from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.kv.transfer.nixl_slots import check_nixl
 from triptych.core.kv.transfer.server import PageServer
 from triptych.core.options.pipeline import NIXL
-from triptych.core.options.pipeline_plan import Meeting, PipelinePlan
+from triptych.core.options.pipeline_plan import PeerEndpoint, PipelinePlan
 from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages
 
 if TYPE_CHECKING:
@@ -50,24 +50,24 @@ def open_exchange(
     return client.close
 
 
-def open_server(meeting: Meeting, page_format: PageFormat, memory: PageMemory) -> PageServer:
+def open_server(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageServer:
     """The end that listens. Raises `ConfigError`."""
-    (address,) = _addresses(meeting)
-    secret, met = read_secret(meeting.key_file), _format(meeting, page_format)
-    return PageServer(address, secret, met, memory, timeout_s=meeting.timeout_s)
+    (address,) = _addresses(endpoint)
+    secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
+    return PageServer(address, secret, met, memory, timeout_s=endpoint.timeout_s)
 
 
-def open_client(meeting: Meeting, page_format: PageFormat, memory: PageMemory) -> PageClient:
+def open_client(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageClient:
     """The end that connects. Raises `ConfigError`."""
-    secret, met = read_secret(meeting.key_file), _format(meeting, page_format)
-    return PageClient(_addresses(meeting), secret, met, memory, timeout_s=meeting.timeout_s)
+    secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
+    return PageClient(_addresses(endpoint), secret, met, memory, timeout_s=endpoint.timeout_s)
 
 
-def _format(meeting: Meeting, page_format: PageFormat) -> PageFormat:
-    if meeting.transport == NIXL:
+def _format(endpoint: PeerEndpoint, page_format: PageFormat) -> PageFormat:
+    if endpoint.transport == NIXL:
         check_nixl()
-    return msgspec.structs.replace(page_format, transport=meeting.transport)
+    return msgspec.structs.replace(page_format, transport=endpoint.transport)
 
 
-def _addresses(meeting: Meeting) -> list[PageAddress]:
-    return [PageAddress.parse(address, meeting.flag) for address in meeting.addresses]
+def _addresses(endpoint: PeerEndpoint) -> list[PageAddress]:
+    return [PageAddress.parse(address, endpoint.flag) for address in endpoint.addresses]

@@ -93,7 +93,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.batches.routes import batches_router
     from triptych.core.http.batches.runner import BatchRunner
     from triptych.core.http.files.routes import files_router
-    from triptych.core.http.files.shelf import FileShelf
+    from triptych.core.http.files.user_files import UserFiles
     from triptych.core.http.models import Task
     from triptych.core.http.page import PagesRouter, read_pages
     from triptych.core.media.child import DecodePool
@@ -127,13 +127,13 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]
-    shelf = FileShelf(store)
-    batches = BatchRunner(shelf)
-    routers += [files_router(shelf), batches_router(batches)]
+    user_files = UserFiles(store)
+    batches = BatchRunner(user_files)
+    routers += [files_router(user_files), batches_router(batches)]
     if config.server.page:
         routers.append(PagesRouter(read_pages(_PAGES)))
     app = create_app(config, client, routers, listed, tasks, dialects)
-    app.state.shelf = shelf
+    app.state.user_files = user_files
     batches.serve(app)
     exit_stack.push_async_callback(batches.close)
     app.state.start = batches.start

@@ -24,7 +24,7 @@ from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
 from triptych.core.http.files.routes import files_router
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.http.models import Task
 from triptych.core.media.audio.decode import DECODERS
 from triptych.core.options.config import Config, ModelOptions, ScheduleOptions, ServerOptions
@@ -161,16 +161,16 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
     routers += [asr_router(transcriptions), images_router(images, links)]
-    shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
-    batches = BatchRunner(shelf)
+    user_files = UserFiles(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
+    batches = BatchRunner(user_files)
     routers += [score_router(words), cohere_router(words), tei_router(words)]
-    routers += [files_router(shelf), batches_router(batches)]
+    routers += [files_router(user_files), batches_router(batches)]
     routers += [*other_api_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)
     answering = Answering.open(text, kept, config.server, links.find)
     routers += [responses_router(answering), conversations_router(answering)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
     full_app.app = create_app(config, full_app.chat, routers, cards, tasks, DIALECTS)
-    full_app.app.state.shelf = shelf
+    full_app.app.state.user_files = user_files
     batches.serve(full_app.app)
     return full_app

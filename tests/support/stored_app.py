@@ -16,7 +16,7 @@ from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
 from triptych.core.http.files.routes import files_router
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.options.config import Config, ServerOptions, StoreOptions
 from triptych.core.store.store import DocumentStore
 from triptych.modalities.llm.api.replies import card_of
@@ -31,7 +31,7 @@ class StoredApp:
 
     app: FastAPI
     store: DocumentStore | None
-    shelf: FileShelf
+    user_files: UserFiles
     batches: BatchRunner
 
 
@@ -50,17 +50,17 @@ def make_stored_app(
         folder.mkdir(exist_ok=True)
     service = make_service(folder, engine, **(schedule or {}))
     store = None if place == "off" else DocumentStore(place, max_bytes=max_bytes, ttl_s=3600.0)
-    shelf = FileShelf(store)
-    batches = BatchRunner(shelf)
+    user_files = UserFiles(store)
+    batches = BatchRunner(user_files)
     cards = [card_of(model) for model in service.models.values()]
-    routers = [llm_router(service), files_router(shelf), batches_router(batches)]
+    routers = [llm_router(service), files_router(user_files), batches_router(batches)]
     config = Config(
         server=ServerOptions(**server), store=StoreOptions(batch_concurrency=num_places)
     )
     app = create_app(config, engine, routers, cards)
-    app.state.shelf = shelf
+    app.state.user_files = user_files
     batches.serve(app)
-    return StoredApp(app, store, shelf, batches)
+    return StoredApp(app, store, user_files, batches)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import msgspec
 
 from triptych.core.errors import Overloaded
 from triptych.core.http.batches.lines import Endpoint
-from triptych.core.http.files.shelf import finish, grow
+from triptych.core.http.files.user_files import finish, grow
 from triptych.core.limits import MAX_ACTIVE_BATCHES
 from triptych.core.process.typed import decode_json
 from triptych.core.store.documents import Document, DocumentTable, Key

@@ -24,7 +24,7 @@ from triptych.core.http.batches.dispatch import post
 from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.batches.record import BatchFault, BatchRecord
 from triptych.core.http.batches.work import Ask, BatchWork
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.limits import MAX_FILE_LIFETIME_S
 from triptych.core.store.documents import DocumentTable, Key, Page
 
@@ -33,10 +33,10 @@ STORE_PAUSE_S: Final = 5.0
 
 
 class BatchRunner:
-    """Runs batches with files of `shelf`, through the gate of the app that answers them."""
+    """Runs batches with files of `user_files`, through the gate of the app that answers them."""
 
-    def __init__(self, shelf: FileShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, user_files: UserFiles) -> None:
+        self._user_files = user_files
         self._app: FastAPI | None = None
         self._gate: LineGate | None = None
         self._works: dict[Key, BatchWork] = {}
@@ -50,7 +50,7 @@ class BatchRunner:
     async def start(self) -> None:
         """Resume the batches of an earlier run of the server, once the store is available."""
         assert self._app is not None, "no app to answer"
-        if not self._shelf.is_there:
+        if not self._user_files.is_there:
             return
         try:
             await self._resume()
@@ -67,7 +67,7 @@ class BatchRunner:
 
     async def _resume(self) -> None:
         assert self._app is not None
-        for key, record in await self._shelf.store.call(records.active):
+        for key, record in await self._user_files.store.call(records.active):
             if key in self._works:
                 continue
             principal = self._app.state.keyring.principal_of(key.owner)
@@ -81,7 +81,7 @@ class BatchRunner:
         self, principal: Principal, fields: Mapping[str, Any], *, window_s: float, kept_s: float
     ) -> BatchRecord:
         """Create a batch with these fields of a record. Raises `RequestError`s."""
-        file = await self._shelf.get(principal.owner, fields["input_file_id"])
+        file = await self._user_files.get(principal.owner, fields["input_file_id"])
         if file.about.purpose != "batch":
             raise InvalidRequest(
                 f"The file has the purpose {file.about.purpose}: upload it with purpose batch.",
@@ -97,7 +97,7 @@ class BatchRunner:
         )
         key = Key(records.KIND, record.id, principal.owner)
         expires_s = now_s + window_s + MAX_FILE_LIFETIME_S
-        await self._shelf.store.call(records.create, key, record, expires_s)
+        await self._user_files.store.call(records.create, key, record, expires_s)
         self._begin(key, record, principal)
         return record
 
@@ -106,7 +106,7 @@ class BatchRunner:
         key = Key(records.KIND, batch_id, owner)
         if key in self._works:
             return self._works[key].record
-        found = await self._shelf.store.call(DocumentTable.get, key)
+        found = await self._user_files.store.call(DocumentTable.get, key)
         if found is None:
             raise NotFound(
                 f"You have no batch {batch_id[:80]!a}; GET /v1/batches lists yours.",
@@ -116,7 +116,7 @@ class BatchRunner:
 
     async def listed(self, owner: str, page: Page) -> list[BatchRecord]:
         """Return a page of an owner's batches. Raises `InvalidRequest`."""
-        found = await self._shelf.store.call(DocumentTable.listed, owner, records.KIND, page)
+        found = await self._user_files.store.call(DocumentTable.listed, owner, records.KIND, page)
         return [records.decode(document) for document in found]
 
     async def cancel(self, principal: Principal, batch_id: str) -> BatchRecord:
@@ -146,7 +146,7 @@ class BatchRunner:
     def _work(self, key: Key, record: BatchRecord) -> BatchWork:
         assert self._app is not None
         max_bytes = self._app.state.options.max_request_bytes
-        return BatchWork(self._shelf, key, record, max_line_bytes=max_bytes)
+        return BatchWork(self._user_files, key, record, max_line_bytes=max_bytes)
 
     def _begin(self, key: Key, record: BatchRecord, principal: Principal) -> None:
         work = self._works[key] = self._work(key, record)

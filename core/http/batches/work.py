@@ -28,7 +28,7 @@ from triptych.core.http.batches.lines import (
     result_numbers,
 )
 from triptych.core.http.batches.record import BatchFault, BatchRecord
-from triptych.core.http.files.shelf import FileAbout, FileShelf
+from triptych.core.http.files.user_files import FileAbout, UserFiles
 from triptych.core.limits import MAX_BATCH_LINES
 from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.text.threads import on_text_thread
@@ -53,10 +53,10 @@ class BatchWork:
     """A running batch. Lines over `max_line_bytes` are refused."""
 
     def __init__(
-        self, shelf: FileShelf, key: Key, record: BatchRecord, *, max_line_bytes: int
+        self, user_files: UserFiles, key: Key, record: BatchRecord, *, max_line_bytes: int
     ) -> None:
         self.record = record
-        self._shelf = shelf
+        self._user_files = user_files
         self._key = key
         self._max_line_bytes = max_line_bytes
         self._window: asyncio.Timeout | None = None
@@ -120,7 +120,9 @@ class BatchWork:
         """Create a file for results of this kind, and return its id."""
         about = FileAbout(f"{self.record.id}_{kind}.jsonl", "batch_output")
         expires_s = self.record.files_expire_s
-        made = await self._shelf.add(self._key.owner, about, expires_s=expires_s, is_growing=True)
+        made = await self._user_files.add(
+            self._key.owner, about, expires_s=expires_s, is_growing=True
+        )
         return made.id
 
     async def _done(self) -> set[int]:
@@ -140,7 +142,7 @@ class BatchWork:
 
     async def _answer_all(self, done: set[int], ask: Ask, gate: LineGate) -> None:
         """Answer all lines. Raises `TimeoutError` if the window ends or the batch is cancelled."""
-        now_s = await self._shelf.store.call(DocumentTable.now_s)  # immune to clock changes
+        now_s = await self._user_files.store.call(DocumentTable.now_s)  # immune to clock changes
         rest_s = 0.0 if self.record.is_cancelled else self.record.ends_s - now_s
         own_places = asyncio.Semaphore(gate.num_places)  # also held by lines that pause
         try:
@@ -196,7 +198,7 @@ class BatchWork:
         await self._end(status)
 
     async def _end(self, status: records.Status) -> None:
-        await self._shelf.store.call(records.end, self._key, self.record, status)
+        await self._user_files.store.call(records.end, self._key, self.record, status)
 
     async def _expire(self) -> None:
         """Write an error for each line that was not answered."""
@@ -218,11 +220,11 @@ class BatchWork:
         await asyncio.shield(self._keep(good, bad))
 
     async def _keep(self, good: bytes, bad: bytes) -> None:
-        await self._shelf.store.call(records.write, self._key, self.record, good=good, bad=bad)
+        await self._user_files.store.call(records.write, self._key, self.record, good=good, bad=bad)
         self.record.count(good, bad)
 
     async def _save(self) -> None:
-        await self._shelf.store.call(records.save, self._key, self.record)
+        await self._user_files.store.call(records.save, self._key, self.record)
 
     async def _requests(self) -> AsyncGenerator[tuple[int, LineRequest], None]:
         """Yield line numbers and requests; only the first of several equal ids is valid."""
@@ -245,7 +247,7 @@ class BatchWork:
     async def _parts(self, file_id: str, max_bytes: int) -> AsyncGenerator[list[Line], None]:
         """Yield the non-empty lines of a file, some at a time."""
         splitter = LineSplitter(max_bytes)
-        async with aclosing(self._shelf.content(self._key.owner, file_id)) as pieces:
+        async with aclosing(self._user_files.content(self._key.owner, file_id)) as pieces:
             async for piece in pieces:
                 yield await on_text_thread(0, splitter.push, piece)
         yield splitter.finish()

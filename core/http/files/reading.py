@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from triptych.core.errors import PayloadTooLarge
 from triptych.core.http.context import Context
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.http.upload import UploadShare
 from triptych.core.media.fetch import Fetched
 
@@ -22,7 +22,7 @@ class StoredFiles:
     def __init__(self, request: Request) -> None:
         context, state = Context.of(request), request.app.state
         self._owner = context.principal.owner
-        self._shelf: FileShelf = state.shelf
+        self._user_files: UserFiles = state.user_files
         self._max_bytes = context.options.max_image_request_bytes
         self._share = UploadShare(state.upload_budget, self)
         self._files: dict[str, bytearray] = {}
@@ -34,7 +34,7 @@ class StoredFiles:
         """
         if name in self._files:
             return
-        file = await self._shelf.get(self._owner, file_id)
+        file = await self._user_files.get(self._owner, file_id)
         held = sum(map(len, self._files.values()))
         if held + file.num_bytes > self._max_bytes:
             raise PayloadTooLarge(
@@ -43,7 +43,7 @@ class StoredFiles:
             )
         self._share.take(file.num_bytes)
         data = bytearray()
-        async with aclosing(self._shelf.content(self._owner, file_id)) as pieces:
+        async with aclosing(self._user_files.content(self._owner, file_id)) as pieces:
             async for piece in pieces:
                 data += piece
         self._files[name] = data

@@ -1,6 +1,6 @@
 """The routes `/v1/files`, compatible with OpenAI's.
 
-Owns the form of an upload and the format of responses. `shelf` stores the files.
+Owns the form of an upload and the format of responses. `user_files` stores the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.core.http.byte_stream import ByteStream
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import Strict
-from triptych.core.http.files.shelf import FileAbout, FileShelf, Purpose, StoredFile
+from triptych.core.http.files.user_files import FileAbout, Purpose, StoredFile, UserFiles
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.store.documents import Page
@@ -99,25 +99,25 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-def files_router(shelf: FileShelf) -> APIRouter:
+def files_router(user_files: UserFiles) -> APIRouter:
     """Create the routes of files."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["files"])
-    _add_collection(router, shelf)
-    _add_one(router, shelf)
+    _add_collection(router, user_files)
+    _add_one(router, user_files)
     return router
 
 
-def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
+def _add_collection(router: APIRouter, user_files: UserFiles) -> None:
     @router.post(_ROUTE, openapi_extra=form_body(FileForm, "file"))
     async def upload_file(request: Request) -> FileReply:
         """Store a file."""
-        shelf.check()
+        user_files.check()
         form = await read_form(request)
         wanted, upload = form.parsed(FileForm), form.file("file")
         about = FileAbout(_printable(upload.filename) or "file", wanted.purpose)
         expires_s = math.inf if wanted.seconds is None else time.time() + wanted.seconds
         owner = Context.of(request).principal.owner
-        return FileReply.of(await shelf.add(owner, about, upload.data, expires_s=expires_s))
+        return FileReply.of(await user_files.add(owner, about, upload.data, expires_s=expires_s))
 
     @router.get(_ROUTE)
     async def list_files(
@@ -129,7 +129,7 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
     ) -> FileList:
         """List the caller's files, the latest first."""
         page = Page(limit=limit + 1, after=after, is_descending=order == "desc")
-        files = await shelf.listed(Context.of(request).principal.owner, page, purpose)
+        files = await user_files.listed(Context.of(request).principal.owner, page, purpose)
         data = [FileReply.of(file) for file in files[:limit]]
         return FileList(
             data=data,
@@ -139,11 +139,11 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
         )
 
 
-def _add_one(router: APIRouter, shelf: FileShelf) -> None:
+def _add_one(router: APIRouter, user_files: UserFiles) -> None:
     @router.get(_ROUTE + "/{file_id}")
     async def show_file(file_id: _FileId, request: Request) -> FileReply:
         """Show one file."""
-        return FileReply.of(await shelf.get(Context.of(request).principal.owner, file_id))
+        return FileReply.of(await user_files.get(Context.of(request).principal.owner, file_id))
 
     @router.get(
         _ROUTE + "/{file_id}/content",
@@ -153,7 +153,7 @@ def _add_one(router: APIRouter, shelf: FileShelf) -> None:
     async def file_content(file_id: _FileId, request: Request) -> Response:
         """Send the bytes of a file."""
         owner = Context.of(request).principal.owner
-        file = await shelf.get(owner, file_id)
+        file = await user_files.get(owner, file_id)
 
         async def describe() -> Mapping[str, str]:
             return {
@@ -162,13 +162,13 @@ def _add_one(router: APIRouter, shelf: FileShelf) -> None:
                 "x-content-type-options": "nosniff",
             }
 
-        content = shelf.content(owner, file_id)
+        content = user_files.content(owner, file_id)
         return ByteStream(content, media_type="application/octet-stream", describe=describe)
 
     @router.delete(_ROUTE + "/{file_id}")
     async def delete_file(file_id: _FileId, request: Request) -> FileDeleted:
         """Delete a file."""
-        await shelf.delete(Context.of(request).principal.owner, file_id)
+        await user_files.delete(Context.of(request).principal.owner, file_id)
         return FileDeleted(id=file_id)
 
 

@@ -45,7 +45,7 @@ class VisionEncoderLoader(VisionLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the encoder; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        meeting = PipelinePlan.checked(self._config).features
+        endpoint = PipelinePlan.checked(self._config).features
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
@@ -63,7 +63,7 @@ class VisionEncoderLoader(VisionLoader):
             stack.callback(runner.close)
             max_entries = self._config.cache.max_vision_cache_entries
             features = LeavingFeatures(layout, cache_bytes, max_entries, device)
-            server = open_server(meeting, self._feature_format(blueprint, features), features)
+            server = open_server(endpoint, self._feature_format(blueprint, features), features)
             stack.callback(server.close)
             close = stack.pop_all().close
         scheduler = EncodeScheduler(

@@ -485,7 +485,7 @@ async def test_a_line_that_ends_before_its_first_step_keeps_no_place(tmp_path: P
             files_expire_s=time.time() + 60,
             times={},
         )
-        batch_work = _Endless(made.shelf, Key(KIND, record.id, ""), record, max_line_bytes=100)
+        batch_work = _Endless(made.user_files, Key(KIND, record.id, ""), record, max_line_bytes=100)
         with pytest.raises(OSError, match="begun"):
             await batch_work._answer_all(set(), _never, gate)
         await asyncio.wait_for(gate.enter(), timeout=1)
@@ -554,7 +554,7 @@ async def test_a_store_that_fails_for_a_while_ends_no_batch(
     """Whichever step it is that does not get through."""
     monkeypatch.setattr(runner, "STORE_PAUSE_S", 0.01)
     made = make_stored_app(tmp_path, FakeEngine())
-    store = made.shelf.store
+    store = made.user_files.store
     call, failed = store.call, set()
 
     async def failing(task: Any, *args: Any, **kwargs: Any) -> Any:
@@ -585,14 +585,14 @@ async def test_a_start_waits_for_a_store_that_fails(
         batch = await begin(client, [chat_line("a")])
         await until(lambda: len(engine.running) == 1)
         await made.batches.close()
-        call, failures = made.shelf.store.call, [Unavailable("The disk does not answer.")] * 3
+        call, failures = made.user_files.store.call, [Unavailable("The disk does not answer.")] * 3
 
         async def failing(*args: Any, **kwargs: Any) -> Any:
             if failures:
                 raise failures.pop()
             return await call(*args, **kwargs)
 
-        monkeypatch.setattr(made.shelf.store, "call", failing)
+        monkeypatch.setattr(made.user_files.store, "call", failing)
         await made.batches.start()
         engine.gate.set()
         await until(lambda: not failures)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.http import FakeEngine, in_process, live, refused
 from support.stored_app import make_stored_app, running
-from triptych.core.http.files.shelf import FileAbout, FileShelf
+from triptych.core.http.files.user_files import FileAbout, UserFiles
 from triptych.core.store.documents import Page
 from triptych.core.store.store import DocumentStore
 
@@ -171,15 +171,15 @@ def test_pages_hold_every_file_once(
 ) -> None:
     async def pages() -> tuple[list[str], list[str]]:
         store = DocumentStore("memory", max_bytes=2**20, ttl_s=60.0)
-        shelf = FileShelf(store)
-        made = [await shelf.add("", FileAbout("f", each)) for each in purposes]  # type: ignore[arg-type]
-        await shelf.add("", FileAbout("g", "batch"), is_growing=True)
+        user_files = UserFiles(store)
+        made = [await user_files.add("", FileAbout("f", each)) for each in purposes]  # type: ignore[arg-type]
+        await user_files.add("", FileAbout("g", "batch"), is_growing=True)
         wanted = [file.id for file in made if purpose in (None, file.about.purpose)]
         seen: list[str] = []
         while True:
             after = seen[-1] if seen else ""
             page = Page(limit=limit, after=after, is_descending=is_descending)
-            found = await shelf.listed("", page, purpose)  # type: ignore[arg-type]
+            found = await user_files.listed("", page, purpose)  # type: ignore[arg-type]
             if not found:
                 break
             seen += [file.id for file in found]

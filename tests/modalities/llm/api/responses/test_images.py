@@ -18,7 +18,7 @@ from support.images import image, saved
 from support.responses_app import SeeingEncoder, ask_for, seeing_service
 from triptych.core.http.app import create_app
 from triptych.core.http.files.routes import files_router
-from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.files.user_files import UserFiles
 from triptych.core.options.config import Config, ServerOptions, StoreOptions
 from triptych.core.store.documents import DocumentTable
 from triptych.core.store.store import DocumentStore
@@ -49,10 +49,14 @@ async def seeing(
     assert store is not None
     service = seeing_service(folder, engine, encoder)
     answering = Answering.open(service, store, ServerOptions())
-    shelf = FileShelf(store)
-    routers = [responses_router(answering), conversations_router(answering), files_router(shelf)]
+    user_files = UserFiles(store)
+    routers = [
+        responses_router(answering),
+        conversations_router(answering),
+        files_router(user_files),
+    ]
     app = create_app(Config(), engine, routers)
-    app.state.shelf, app.state.store = shelf, store
+    app.state.user_files, app.state.store = user_files, store
     yield app
     await store.close()
 

@@ -44,7 +44,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float = math.inf
 
 
-class FileShelf:
+class UserFiles:
     """The files in a store; without a store there are none."""
 
     def __init__(self, store: DocumentStore | None) -> None:
