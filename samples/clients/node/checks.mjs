@@ -1,4 +1,4 @@
-// What the scripts of Node's clients share; see ../checks.py, whose lines these are.
+// Shared code of the scripts of Node's clients; prints the same lines as ../checks.py.
 
 import { readFile } from "node:fs/promises";
 import { parseArgs } from "node:util";
@@ -13,7 +13,7 @@ export const INSTRUCTIONS =
   "Use the tools: calculate for arithmetic, look_up_price for prices." +
   " Then answer in one short sentence.";
 export const MAX_TOKENS = 200;
-/** Of an agent: small models do not always stop by themselves. */
+/** Limit of an agent's turns: small models do not always stop by themselves. */
 export const MAX_STEPS = 3;
 const PRICES = { apple: "0.40", notebook: "3.25", lamp: "24.90", desk: "189.00" };
 
@@ -26,7 +26,7 @@ export function lookUpPrice({ item }) {
   return price ? `${price} euros` : `error: no ${item}`;
 }
 
-/** `text`, which has to contain what is `expected`. */
+/** Return `text`, which must contain `expected`. */
 export function said(text, expected) {
   if (!(text ?? "").toLowerCase().includes(expected.toLowerCase())) {
     throw new TooSmall(`'${expected}' is not in '${text}'`);
@@ -34,7 +34,7 @@ export function said(text, expected) {
   return text;
 }
 
-/** What a client raises at the last step. */
+/** The error of a client at the last step. */
 export async function tooSmallIf(pattern, work) {
   try {
     return await work();

@@ -65,7 +65,7 @@ async function toolsInSteps(server) {
     system: INSTRUCTIONS,
     tools,
     stopWhen: stepCountIs(MAX_STEPS),
-    // Small models call on and on where they may.
+    // Small models keep calling tools if they can.
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }),
     temperature: 0,
     maxOutputTokens: MAX_TOKENS,
