@@ -42,7 +42,7 @@ OURS = "triptych serve --device cpu --port {port}"
 THEIRS = "transformers serve {model} --device cpu --dtype bfloat16 --port {port}"
 MIN_TOKENS, MAX_TOKENS = 8, 400
 PAGE = """\
-# Chat beside other busy processes
+# Chat on a busy machine
 
 - **Measured**: tokens per second of one streamed chat while other processes keep the cores busy
 - **Against**: {label}, on the same weights; the servers took turns

@@ -275,7 +275,7 @@ def on_meta(shape: transformers.LlamaConfig) -> torch.nn.Module:
 
 
 def token_config(machine: Machine) -> Config:
-    """The engine's options: what a server has by default, and room for 64 rows."""
+    """The options of the engine: a server's defaults, and room for 64 rows."""
     return make_config(
         {
             "model": (f"llama={machine.scratch / 'llama'}",),

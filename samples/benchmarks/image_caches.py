@@ -242,7 +242,7 @@ def _measure(args: argparse.Namespace, path: Path) -> Results:
     try:
         benchmark.run()
     except OutOfTime:
-        _SHOWN.print("Out of time: the same command goes on from here.")
+        _SHOWN.print("Out of time: the same command continues from here.")
     return results
 
 

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--url", help="a running server; default: start one")
     parser.add_argument("--pid", type=int, default=0)
     parser.add_argument("--requests", type=int, default=8, help="concurrent long prompts")
-    parser.add_argument("--streams", type=int, default=4, help="chats beside them")
+    parser.add_argument("--streams", type=int, default=4, help="concurrent chats")
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
     args = parser.parse_args()
     if args.url:

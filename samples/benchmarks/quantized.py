@@ -339,7 +339,9 @@ def main() -> None:
         default="perf_counter",
     )
     parser.add_argument("--tokens", type=int, default=20_000, help="of perplexity; 0: none")
-    parser.add_argument("--windows", type=Path, help="a file to go on from, by window of text")
+    parser.add_argument(
+        "--windows", type=Path, help="a file of results by window of text, to continue from"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

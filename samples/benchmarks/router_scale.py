@@ -4,7 +4,7 @@
         --plot docs/benchmarks/router_scale.png
 
 A replica is a device that does one job's work after the other: the tokens of its prompt that its
-page pool does not hold, and its share of decoding. Applications have system prompts of their own,
+page pool does not hold, and its share of decoding. Applications have their own system prompts,
 used by Zipf's law; most requests are turns of conversations, which grow. A replica reports once a
 second, as late as in a cluster.
 """

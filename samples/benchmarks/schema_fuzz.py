@@ -158,7 +158,7 @@ def image() -> bytes:
 
 @st.composite
 def _whole(draw: st.DrawFn, cases: st.SearchStrategy[schemathesis.Case]) -> schemathesis.Case:
-    """`cases`, but for forms with files that schemathesis 4.30 fails to judge after a mutation."""
+    """`cases` without forms with files, which schemathesis 4.30 fails to judge after a mutation."""
     try:
         return draw(cases)
     except ValueError as error:

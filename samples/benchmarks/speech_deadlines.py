@@ -48,7 +48,7 @@ OURS = "deadlines"
 WORKLOADS = MappingProxyType(
     {
         "listeners alone": Load(),
-        "beside 16 files": Load(num_files=16),
+        "with 16 files": Load(num_files=16),
     }
 )
 
