@@ -1,8 +1,8 @@
 """Admission: bounds on the work in the server, for all callers and for each key.
 
-Owns the account of jobs and tokens admitted and not yet released, and the estimate of when room
-will come free. Lives where requests arrive, so that overload is refused before it costs anything.
-Not thread-safe: one event loop calls it.
+Owns the counts of jobs and tokens admitted and not yet released, and the estimate of when room will
+be free. Runs in the API process, so that overload is refused before it costs anything. Not
+thread-safe: one event loop calls it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 _MEMORY_S = 20.0
 _SHARE = 3
-"""How much of what is left free one key may have inside."""
+"""Multiple of the remaining free room that one key may hold."""
 
 
 class _Meter:
-    """An amount inside, its limit (0: none), and how fast it drains.
+    """An admitted amount, its limit (0: none), and how fast it drains.
 
     The rate is an exponentially decaying sum over about the last `_MEMORY_S` seconds, divided by
-    the time really seen while the meter is young.
+    the time observed so far while the meter is young.
     """
 
     def __init__(self, unit: str, limit: int, now_s: float) -> None:
@@ -38,13 +38,13 @@ class _Meter:
         self._last_s = now_s
 
     def drain(self, amount: int, now_s: float) -> None:
-        """`amount` has left."""
+        """Remove an amount that was released."""
         self._forget(now_s)
         self.inside -= amount
         self._drained += amount
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until `amount` more has left; the least where nothing has been measured yet."""
+        """Seconds until `amount` more is released; the minimum before any measurement."""
         self._forget(now_s)
         if not self._drained:
             return MIN_RETRY_S
@@ -58,7 +58,7 @@ class _Meter:
 
 
 class _Account:
-    """Jobs and tokens of one key, or of all together."""
+    """Jobs and tokens of one key, or of all keys together."""
 
     def __init__(self, *, max_jobs: int, max_tokens: int, now_s: float) -> None:
         self.jobs = _Meter("jobs", max_jobs, now_s)
@@ -67,7 +67,7 @@ class _Account:
     def check(
         self, num_jobs: int, num_tokens: int, refusal: type[Unavailable], now_s: float
     ) -> None:
-        """Raise `refusal` if so much more does not fit now, InvalidRequest if it never can."""
+        """Raise `refusal` if the amounts do not fit now, InvalidRequest if they never can."""
         for meter, amount in ((self.jobs, num_jobs), (self.tokens, num_tokens)):
             excess = meter.inside + amount - meter.limit
             if not meter.limit or excess <= 0:
@@ -85,18 +85,18 @@ class _Account:
             )
 
     def enter(self, num_jobs: int, num_tokens: int) -> None:
-        """So much has come in."""
+        """Add admitted amounts."""
         self.jobs.inside += num_jobs
         self.tokens.inside += num_tokens
 
     def leave(self, num_jobs: int, num_tokens: int, now_s: float) -> None:
-        """So much has left."""
+        """Remove released amounts."""
         self.jobs.drain(num_jobs, now_s)
         self.tokens.drain(num_tokens, now_s)
 
 
 class Ticket:
-    """Admitted work. Give it back exactly once: `release`, or leave the `with` block."""
+    """Admitted work. Release it exactly once: `release`, or leave the `with` block."""
 
     __slots__ = ("_is_released", "_on_release")
 
@@ -105,7 +105,7 @@ class Ticket:
         self._is_released = False
 
     def release(self) -> None:
-        """The work is over, well or not."""
+        """Release the work, whether it succeeded or failed."""
         assert not self._is_released, "a ticket is released exactly once"
         self._is_released = True
         self._on_release()
@@ -126,11 +126,11 @@ class Ticket:
 class Admission:
     """Keeps admitted work within the bounds of `options`.
 
-    All together: `max_queue_size` jobs beside the `max_batch_size` that run, and
-    `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key
-    stands for no caller and has no bounds. Where there are `num_keys`, none of them fills what
-    there is for all (dynamic thresholds: Choudhury and Hahne, 1998): beyond its first call it may
-    have `_SHARE` times what it leaves free.
+    All keys together: `max_queue_size` jobs in addition to the `max_batch_size` that run, and
+    `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key stands
+    for no caller and has no bounds. With several keys none can fill the server (dynamic thresholds:
+    Choudhury and Hahne, 1998): beyond its first call a key may hold `_SHARE` times what it leaves
+    free.
     """
 
     def __init__(
@@ -152,25 +152,25 @@ class Admission:
 
     @property
     def max_jobs(self) -> int:
-        """Most jobs that may be inside at once: a call for more is never admitted."""
+        """The bound of jobs admitted at once: a call for more is never admitted."""
         return self._total.jobs.limit
 
     @property
     def num_jobs(self) -> int:
-        """Jobs admitted and not released."""
+        """The number of jobs admitted and not released."""
         return self._total.jobs.inside
 
     @property
     def num_tokens(self) -> int:
-        """Tokens admitted and not released."""
+        """The number of tokens admitted and not released."""
         return self._total.tokens.inside
 
     def admit(self, *, key: str, num_jobs: int, num_tokens: int) -> Ticket:
-        """Let `num_jobs` jobs in that take `num_tokens` tokens together.
+        """Admit `num_jobs` jobs that take `num_tokens` tokens together.
 
-        Raises RateLimited where the key has too much inside, Overloaded where all keys together
-        have, both saying when enough will have left; InvalidRequest where the call would not even
-        fit alone.
+        Raises RateLimited if the key's work exceeds its bounds, Overloaded if that of all keys
+        does, both with the time to retry after; InvalidRequest if the call would not even fit
+        alone.
         """
         now_s = self._clock()
         account = self._by_key.get(key) or self._open(key, now_s)
@@ -184,7 +184,7 @@ class Admission:
         return Ticket(lambda: self._release(key, num_jobs, num_tokens))
 
     def _check_share(self, account: _Account, num_jobs: int, num_tokens: int, now_s: float) -> None:
-        """Raise `RateLimited` where others would find too little room; a first call is let in."""
+        """Raise `RateLimited` if other keys had too little room; a first call is admitted."""
         for own, total, amount in (
             (account.jobs, self._total.jobs, num_jobs),
             (account.tokens, self._total.tokens, num_tokens),
@@ -194,8 +194,8 @@ class Admission:
             if total.limit and own.inside and excess > 0:
                 raise RateLimited(
                     f"Your key has {own.inside} {own.unit} in progress, and all keys together"
-                    f" {total.inside} of {total.limit}: what is left is for others, too. Try again"
-                    " later.",
+                    f" {total.inside} of {total.limit}: the rest is shared with other keys. Try"
+                    " again later.",
                     retry_after_s=own.wait_s(math.ceil(excess / (_SHARE + 1)), now_s),
                 )
 

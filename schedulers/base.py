@@ -1,10 +1,10 @@
-"""What the loop asks of every modality's scheduler.
+"""The protocol between the engine's loop and every modality's scheduler.
 
-Owns the protocol and the proposal. Policies live in their own files.
+Owns `Scheduler`, `Proposal` and the loading of models. Policies live in their own files.
 
-State changes in three calls only, all made by the loop on its own thread: `submit`/`cancel` (the
-outside world), `book` (a proposal was chosen: take its pages and slots) and `commit`/`fail` (its
-step is over). `propose` reads and never writes, so a proposal that loses its turn costs nothing.
+State changes in three kinds of calls only, all made on the loop's thread: `submit`/`cancel`
+(requests), `book` (a proposal was picked: take its pages and slots) and `commit`/`fail` (its step
+has ended). `propose` changes nothing, so a proposal that is not picked costs nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.plan import Plan, Runner, StepResult
 from triptych.core.errors import TriptychError
 from triptych.schedulers.cost import CostModel
+from triptych.schedulers.executors import Post
 
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
     """The step a scheduler would run next, how urgent it is, and how long it will take.
 
-    Schedulers extend it by what they chose, from their state of that `version`: it comes back to
-    `book`. Once booked it has a `plan`; `started_s` is when that came to the device.
+    Schedulers extend it by their choice, made from their state of that `version`; it is passed back
+    to `book`. Once booked it has a `plan`; `started_s` is when the plan reached the device.
 
-    `due_s` is the moment the step must be finished to keep its promise (playback, inter-token
-    target), infinity where there is none. A step whose time has not come (a frame far ahead of
-    playback) has `not_before_s` in the future: the loop asks again then. `is_known` is false for a
-    kind of which no step was timed.
+    `due_s` is the moment by which the step must end to keep its promise (playback, inter-token
+    target), infinity without one. A step that is too early (a frame far ahead of playback) has
+    `not_before_s` in the future: the loop proposes again then. `is_known` is false while no step of
+    its kind was timed.
     """
 
     model: str = ""
@@ -44,13 +45,13 @@ class Proposal:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether its result is needed by a certain time."""
+        """Whether its result is needed by a finite time."""
         return math.isfinite(self.due_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """A snapshot for metrics and the model manager: counts of jobs, the scheduler's gauges."""
+    """A snapshot for metrics: counts of jobs, the scheduler's gauges and counters."""
 
     num_waiting: int
     num_running: int
@@ -59,18 +60,15 @@ class SchedulerStats:
 
 
 class Scheduler(Protocol):
-    """Decides what one model runs next. Deterministic: same calls, same answers.
-
-    `costs` is what it has learned of its steps' seconds, in `commit`.
-    """
+    """Decides which step one model runs next. Deterministic: same calls, same answers."""
 
     @property
     def costs(self) -> CostModel:
-        """How long its steps take."""
+        """The durations of its steps, learned in `commit`."""
         ...
 
     def submit(self, job: Job) -> None:
-        """Take a job in. Raises `RequestError` or `Unavailable` if it can never or not now run."""
+        """Accept a job. Raises `RequestError` if it can never run, `Unavailable` if not now."""
         ...
 
     def cancel(self, job_id: str) -> None:
@@ -78,31 +76,31 @@ class Scheduler(Protocol):
         ...
 
     def set_paused(self, job_id: str, is_paused: bool) -> None:
-        """Hold a job back (its reader is slow), or let it go on."""
+        """Pause a job (its reader is slow), or resume it."""
         ...
 
     def set_step_budget(self, budget_s: float) -> None:
-        """How long a step may be, where it can be made shorter; infinity if no other has jobs."""
+        """Bound the length of steps that can be cut; infinity if no other model has jobs."""
         ...
 
     def propose(self, now_s: float) -> Proposal | None:
-        """The step to run next, or `None`. Reads state, changes nothing.
+        """The step to run next, or `None`. Changes nothing.
 
-        Steps in flight count as done where that is possible, so that the next one can be made
-        while they run; a scheduler that waits for its step to end loses the next turn.
+        Steps in flight count as done where possible, so that the next one can be planned while they
+        run; a scheduler that waits for its step to end misses the next turn.
         """
         ...
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        """Take what the proposal needs and make it concrete. `None` if nothing is left of it."""
+        """Take the proposal's resources and make its plan. `None` if nothing is left to run."""
         ...
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Record what came of a step and send it to the jobs' sinks."""
+        """Record the result of a step and send it to the jobs' sinks."""
         ...
 
     def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
-        """A step raised: end (or retry) its jobs and free what they hold."""
+        """End or retry the jobs of a step that raised, and free their resources."""
         ...
 
     def stats(self) -> SchedulerStats:
@@ -114,38 +112,38 @@ class Scheduler(Protocol):
         ...
 
 
-def _needs_no_way(post: Callable[[Callable[[], None]], None]) -> None:
-    """Most models have no threads of their own."""
+def _connect_nothing(post: Post) -> None:
+    """Do nothing: most models have no helper threads."""
 
 
-def _has_nothing_to_warm() -> None:
-    """Most models have what they need once they are loaded."""
+def _warm_nothing() -> None:
+    """Do nothing: most models are fully prepared once loaded."""
 
 
-def _has_no_jobs_of_its_own(submit: Callable[[Job], None]) -> None:
-    """Most models run what clients ask for."""
+def _attach_nothing(submit: Callable[[Job], None]) -> None:
+    """Do nothing: most models run only requests of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run: its policy, its device work, and how to release both.
+    """A model ready to run: its scheduler, its runner, and how to release both.
 
-    `connect` is told, on the loop's thread and before any job, how other threads have a call made
-    there. `warm` begins, on threads of its own, what a first request of some kind would wait for.
-    `attach` is told, after `connect`, how the model runs jobs of its own, on the loop's thread.
+    `connect(post)` runs once on the loop's thread before any job; `post(call)` schedules a call on
+    that thread. `attach(submit)` runs after it; `submit(job)` runs a job of the model itself.
+    `warm` starts, on helper threads, the preparations that a first request would wait for.
     """
 
     name: str
     scheduler: Scheduler
     runner: Runner
     close: Callable[[], None]
-    connect: Callable[[Callable[[Callable[[], None]], None]], None] = _needs_no_way
-    warm: Callable[[], None] = _has_nothing_to_warm
-    attach: Callable[[Callable[[Job], None]], None] = _has_no_jobs_of_its_own
+    connect: Callable[[Post], None] = _connect_nothing
+    warm: Callable[[], None] = _warm_nothing
+    attach: Callable[[Callable[[Job], None]], None] = _attach_nothing
 
 
 class ModelLoader(Protocol):
-    """Knows how to bring one configured model onto the device. Holds nothing until asked."""
+    """Loads one configured model onto the device. Holds nothing before that."""
 
     name: str
 
@@ -153,13 +151,13 @@ class ModelLoader(Protocol):
         """Load (blocking; runs on a loader thread). Calls `report` with progress 0..1.
 
         Raises `MemoryBudgetExceeded` when the ledger has no room (the engine then evicts an idle
-        model and tries again), `ModelTooLarge` when it never has, and `WeightsError` when the
-        checkpoint is unfit.
+        model and tries again), `ModelTooLarge` when it never will, and `WeightsError` when the
+        checkpoint is unusable.
         """
         ...
 
     def check_size(self) -> None:
-        """Raise `ModelTooLarge` if the ledger can never have room, as far as that is known.
+        """Raise `ModelTooLarge` if the ledger is known never to have room.
 
         Reads no weights and takes no memory; called on a loader thread before any load.
         """

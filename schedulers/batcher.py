@@ -1,14 +1,14 @@
-"""The life of a model's jobs, written once: from submission through steps to the last output.
+"""The life of a model's jobs, shared by all schedulers: from submission to the last output.
 
-Owns submitting, pausing and cancelling jobs, the version of a step, the steps in flight, the
-second try after want of memory, outputs and counts. Knows neither what a step computes nor which
-unit is next: a scheduler says that in the methods that begin with an underscore.
+Owns submitting, pausing and cancelling jobs, the versions of steps, the steps in flight, the retry
+after an out-of-memory error, outputs and counts. Knows neither what a step computes nor which unit
+is next: a scheduler decides that in the methods that begin with an underscore.
 
-- A job is one or more units that run by themselves: a sample, an image, a segment, a text.
+- A job is one or more units that run independently: a sample, an image, a segment, a text.
 - `_choose_step` is the policy. It chooses among the units that could run, and changes nothing.
-- `_take` does what was chosen and makes the plan. A step that is out of date is made again first.
-  It is kept until its step is over.
-- `_accept` takes in what a step yielded of one unit.
+- `_book_step` takes the resources of the chosen step and makes its plan. An outdated step is chosen
+  again first. A booked step is kept until it has ended.
+- `_accept` records the result of one unit in a step.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from triptych.schedulers.shares import ServiceShares
 
 
 class OpenJob(Protocol):
-    """What is kept of a job that was submitted and has not ended."""
+    """The state of a job that was submitted and has not ended."""
 
     is_paused: bool
 
     @property
     def job(self) -> Job:
-        """The job."""
+        """The submitted job."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class BatchedJob:
-    """A job that was submitted and has not ended, with what its modality keeps of it."""
+    """A job that was submitted and has not ended; modalities add their state."""
 
     job: Job
     is_paused: bool
 
     @property
     def is_done(self) -> bool:
-        """Whether the last output was sent; a step in flight may still compute for it."""
+        """Whether the last output was sent; a step in flight may still compute for the job."""
         return self.job.state.is_final
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Unit:
-    """A part of a job that runs by itself."""
+    """A part of a job that runs independently."""
 
     num_in_flight: int = 0
     is_alone: bool = False
-    """Ran out of memory beside others: it is tried once more, by itself."""
+    """Whether it ran out of memory in a shared step and is retried alone."""
 
     @property
     def unit(self) -> Unit:
-        """A unit is its own row where a step needs to know no more of it."""
+        """The unit itself: it is its own row where a step keeps nothing more of it."""
         return self
 
 
@@ -71,13 +71,13 @@ class Row(Protocol):
 
     @property
     def unit(self) -> Any:
-        """What takes part."""
+        """The unit that takes part."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class ScheduledStep(Proposal):
-    """A step that could run next, and then one that is booked; results come in order of `rows`."""
+    """A step that is proposed and then booked; its results are in the order of `rows`."""
 
     kind: str
     work: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 class Batcher(ABC, Generic[JobT, StepT, RowT]):
-    """Implements `schedulers.base.Scheduler`, but for what the methods below leave open."""
+    """Implements `schedulers.base.Scheduler`; subclasses provide the abstract methods."""
 
     def __init__(self, *, model: str, max_jobs: int, counters: Iterable[str]) -> None:
         self.costs = CostModel()
@@ -104,10 +104,10 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         self._job_seconds = JobSeconds()
         self._shares = ServiceShares()
 
-    # What others ask.
+    # Calls for requests.
 
     def submit(self, job: Job) -> None:
-        """Take a job in. Raises what `_open` raises, and `Overloaded`."""
+        """Accept a job. Raises the errors of `_open`, and `Overloaded`."""
         assert job.job_id not in self._jobs, "job ids are unique"
         opened = self._open(job)
         if self._num_queued() >= self._max_jobs:
@@ -115,35 +115,35 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         self._version += 1
         self._jobs[job.job_id] = opened
         self._shares.join(job.client)
-        self._joined(opened)
+        self._on_submit(opened)
 
     def cancel(self, job_id: str) -> None:
-        """End a job with a last payload that says so; an unknown or ended one is ignored."""
+        """End a job with its cancel payload; an unknown or ended one is ignored."""
         opened = self._jobs.get(job_id)
         if opened is not None:
             self._version += 1
-            self._end(opened, JobState.CANCELLED, payload=self._cancelled(opened))
+            self._end(opened, JobState.CANCELLED, payload=self._cancel_payload(opened))
 
     def set_paused(self, job_id: str, is_paused: bool) -> None:
-        """Leave a job out of steps, or let it go on; an unknown or ended one is ignored."""
+        """Pause or resume a job; an unknown or ended one is ignored."""
         opened = self._jobs.get(job_id)
         if opened is not None and opened.is_paused != is_paused:
             self._version += 1
             opened.is_paused = opened.job.is_paused = is_paused
-            self._paused(opened)
+            self._on_pause(opened)
 
     def note_change(self) -> None:
-        """What a step was made from has changed."""
+        """Make chosen steps outdated: the state they were chosen from has changed."""
         self._version += 1
 
     def set_step_budget(self, budget_s: float) -> None:
-        """How long a step may be; infinity where no other model has jobs."""
+        """Bound the length of a step; infinity where no other model has jobs."""
         self._step_budget_s = budget_s
 
-    # What the loop asks.
+    # Calls of the loop.
 
     def propose(self, now_s: float) -> Proposal | None:
-        """The next step; none while all depends on steps in flight or on slow readers."""
+        """The next step; `None` while every unit waits for a step in flight or a slow reader."""
         step = self._choose_step(now_s)
         if step is None:
             return None
@@ -153,21 +153,21 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         return step
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        """Take what the step needs and make the plan; chooses again if anything changed since."""
+        """Take the step's resources and make its plan; an outdated step is chosen again."""
         proposed: Any = proposal
         is_fresh = proposal.version == self._version
         step: StepT | None = proposed if is_fresh else self._choose_step(now_s)
         if step is None or step.not_before_s > now_s:
             return None
         self._version += 1
-        plan, step.rows = self._take(step, step_id, now_s)
+        plan, step.rows = self._book_step(step, step_id, now_s)
         for row in step.rows:
             row.unit.num_in_flight += 1
         self._steps[step_id] = step
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Record what a step yielded, and send it."""
+        """Record the results of a step, and send them."""
         assert plan.step_id == next(iter(self._steps)), "steps end in the order they began"
         step = self._close(plan.step_id)
         self._learn(step, plan.kind, result)
@@ -177,12 +177,12 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
             if not self._is_void(row):
                 self._accept(step, row, found, now_s)
             self._settle(row)
-        self._committed(now_s)
+        self._on_step_end(now_s)
 
     def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
         """End the jobs of a step that raised.
 
-        Where it ran out of memory with several rows they are tried once more, in smaller steps.
+        The rows of a step of several that ran out of memory are retried in smaller steps.
         """
         step = self._close(plan.step_id)
         for row in step.rows:
@@ -191,11 +191,11 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         is_large = isinstance(error, OutOfMemory) and len(step.rows) > 1
         if not (is_large and self._retry(step, live, self._rows_in_flight(plan.step_id))):
             for row in live:
-                if not self._is_void(row):  # its job may have ended with a row before it
-                    self._give_up(row, error)
+                if not self._is_void(row):  # its job may have ended with an earlier row
+                    self._fail_row(row, error)
         for row in step.rows:
             self._settle(row)
-        self._committed(now_s)
+        self._on_step_end(now_s)
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics."""
@@ -220,76 +220,76 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
     def check(self) -> None:
         """Assert that every resource is accounted for."""
 
-    # What a scheduler says of its jobs.
+    # A scheduler's jobs.
 
     @abstractmethod
     def _open(self, job: Job) -> JobT:
-        """Read a job, and change nothing. Raises `RequestError` where it can never run."""
+        """The state of a new job. Raises `RequestError` if it can never run."""
 
-    def _joined(self, opened: JobT) -> None:
-        """A job came."""
+    def _on_submit(self, opened: JobT) -> None:
+        """Queue a new job."""
 
-    def _paused(self, opened: JobT) -> None:
-        """A job's reader has become slow, or goes on."""
-
-    @abstractmethod
-    def _cancelled(self, opened: JobT) -> Any:
-        """The last payload of a job that is cancelled; `None` for none."""
+    def _on_pause(self, opened: JobT) -> None:
+        """React to a job that was paused or resumed."""
 
     @abstractmethod
-    def _left(self, opened: JobT) -> None:
-        """A job has ended: release what it holds, or note it for when its last step is over."""
+    def _cancel_payload(self, opened: JobT) -> Any:
+        """The last payload of a cancelled job, if it has one."""
+
+    @abstractmethod
+    def _on_end(self, opened: JobT) -> None:
+        """Release the resources of a job that ended, at the latest when its last step ends."""
 
     def _num_queued(self) -> int:
         return len(self._jobs)
 
     @abstractmethod
     def _num_waiting(self) -> int:
-        """Jobs that have not begun."""
+        """The number of jobs that have not begun."""
 
     @abstractmethod
     def _gauges(self) -> Mapping[str, float]:
         """Current gauges by name."""
 
-    # What a scheduler says of its steps.
+    # A scheduler's steps.
 
     @abstractmethod
     def _choose_step(self, now_s: float) -> StepT | None:
-        """The policy: the step to run next. Reads, and changes nothing."""
+        """The policy: the step to run next. Changes nothing."""
 
     @abstractmethod
-    def _take(self, step: StepT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
-        """Do what was chosen: the plan, and a row for each of its results."""
+    def _book_step(self, step: StepT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
+        """Take the step's resources: the plan, and a row for each of its results."""
 
     def _learn(self, step: StepT, kind: str, result: StepResult) -> None:
         self.costs.observe(kind, step.work, result.elapsed_s)
 
     def _is_void(self, row: RowT) -> bool:
-        """Whether nothing more is wanted of a row that was in flight."""
+        """Whether the result of a row is to be dropped."""
         return bool(row.unit.entry.is_done)
 
     @abstractmethod
     def _accept(self, step: StepT, row: RowT, found: Any, now_s: float) -> None:
-        """Take in what a row yielded."""
+        """Record the result of a row."""
 
     def _retry(self, step: StepT, live: list[RowT], later: Iterable[RowT]) -> bool:
-        """Have rows tried again that ran out of memory; false where that is hopeless.
+        """Retry rows that ran out of memory; false where that is hopeless.
 
-        What `later` steps in flight have of them follows from what was not computed.
+        Rows of `later` steps in flight depend on results that were not computed.
         """
         for row in live:
             row.unit.is_alone = True
         return True
 
-    def _give_up(self, row: RowT, error: TriptychError) -> None:
-        """A row cannot be computed."""
+    def _fail_row(self, row: RowT, error: TriptychError) -> None:
+        """End the job of a row that cannot be computed."""
         self._end(row.unit.entry, JobState.FAILED, error=error)
 
     def _settle(self, row: RowT) -> None:
-        """A row's step is over: release what only this step still needed."""
+        """Release what only the ended step of a row still needed."""
 
-    def _committed(self, now_s: float) -> None:
-        """A step is over."""
+    def _on_step_end(self, now_s: float) -> None:
+        """React to the end of a step."""
 
     # Outputs.
 
@@ -304,18 +304,18 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         payload: object = None,
         error: TriptychError | None = None,
     ) -> None:
-        """Send a job's last output."""
+        """End a job with its last output."""
         job = opened.job
         job.state = state
         del self._jobs[job.job_id]
         self._shares.leave(job.client)
         self._job_seconds.end()
-        self._left(opened)
+        self._on_end(opened)
         info = None if error is None else to_info(error)
         job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))
 
     def _rows_in_flight(self, after: int = -1) -> Iterator[RowT]:
-        """What steps in flight have, in order: all of them, or those later than one."""
+        """Rows of steps in flight, in order: of all steps, or of those `after` one."""
         return (row for number, step in self._steps.items() if number > after for row in step.rows)
 
     def _close(self, step_id: int) -> StepT:

@@ -1,7 +1,7 @@
-"""How long a step will take, learned from the steps before it.
+"""How long a step will take, learned from earlier steps.
 
-Owns the one estimate of seconds. A model's scheduler cuts its steps by it, and the timeline orders
-the steps of all models by it. Knows nothing of what the counts of a step's work mean.
+Owns the only estimate of seconds. A model's scheduler cuts its steps by it, and the timeline orders
+the steps of all models by it. Knows nothing of the meaning of the counts of a step's work.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from functools import partial
 from statistics import median_low
 
 UNKNOWN_COST_S = 0.02
-"""What a step of work never seen counts for."""
+"""The assumed seconds of a step whose kind of work was never timed."""
 
 _DRIFT = 0.0025  # keeps the gain at 5 %: what was learned fades over some 20 steps
 _NUM_TRUSTED = 8
 _MAX_SURPRISE = 4.0
 _PRIOR_VARIANCE = 1e3
-_PRIOR_VARIANCE_OF_NONE = 1e1  # of no work at all: at first seconds are taken to be the work's
+_PRIOR_VARIANCE_OF_NONE = 1e1  # of the constant: at first seconds are attributed to the work
 _NUM_RECENT = 512
 _NUM_BETWEEN_SORTS = 32
 _NUM_LATEST = 5
-_NUM_MEASURED = 2  # the first step of a shape compiles and pages in: alone it says nothing
-_MEMORY = 256  # steps after which a work not seen again is forgotten
-_FIRST_COUNT = 128  # tokens or patches of a step that is cut by time, before anything is known
-_LEAST_COUNT = 32  # fewer would read all weights for next to nothing, and show little
+_NUM_MEASURED = 2  # the first step of a shape compiles and pages in: it does not count alone
+_MEMORY = 256  # steps after which a work that did not recur is forgotten
+_FIRST_COUNT = 128  # tokens or patches of a step cut by time, before any was timed
+_LEAST_COUNT = 32  # fewer would read all weights for little work, and teach little
 
 
 class _WorkCost:
     """Seconds of works with the same names.
 
-    What was measured lately is known. For anything else seconds are a linear function of the
-    counts, by recursive least squares: the usual filter (Ljung, System Identification, 11.2) with
-    three guards. Counts are scaled by the first work seen. Once trusted, a surprise of more than
-    `_MAX_SURPRISE` times the prediction counts as noise, unless the work is unlike any before.
-    The covariance drifts only along the work just seen, since exponential forgetting would blow it
-    up in the directions that a steady load does not excite.
+    Recently measured works are predicted by their measurement. For all others seconds are a linear
+    function of the counts, by recursive least squares: the usual filter (Ljung, System
+    Identification, 11.2) with three guards. Counts are scaled by the first work. Once trusted, an
+    error of more than `_MAX_SURPRISE` times the prediction counts as noise, unless the work is
+    unlike any before. The covariance drifts only along the latest work, since exponential
+    forgetting would blow it up in directions that a steady load does not excite.
 
-    Beyond the works seen one line fits as well as another. Where work is a single count, seconds
-    are taken to be in proportion to it there.
+    Outside the range of seen works the line is arbitrary. Where work is a single count, seconds are
+    taken to be proportional to it there.
     """
 
     def __init__(self, work: Mapping[str, float]) -> None:
@@ -60,11 +60,10 @@ class _WorkCost:
         self._fastest_s = float("inf")
         self._least, self._most = float("inf"), 0.0
 
-    def measured(self, work: Mapping[str, float]) -> float | None:
+    def measured_s(self, work: Mapping[str, float]) -> float | None:
         """The median of the latest such steps.
 
-        The shortest would promise too little to those who wait: gaps between tokens would be
-        overrun as often as not.
+        The minimum would be too optimistic: gaps between tokens would often be overrun.
         """
         found = self._latest.get(tuple(work.values()))
         return median_low(found[1]) if found and len(found[1]) >= _NUM_MEASURED else None
@@ -77,7 +76,7 @@ class _WorkCost:
         return max(ratio * _dot(self._weights, features), self._fastest_s / 4)
 
     def observe(self, work: Mapping[str, float], seconds: float) -> None:
-        if self._num_seen == 1:  # the first step compiled and paged in: it says little
+        if self._num_seen == 1:  # the first step compiled and paged in: it is not representative
             self._start()
         features = self._features(work)
         expected_s = _dot(self._weights, features)
@@ -111,53 +110,53 @@ class _WorkCost:
 
 
 class CostModel:
-    """Predicts the seconds of one model's steps. Names of a work come in the same order always.
+    """Predicts the seconds of one model's steps. Names of a work always come in the same order.
 
-    Kinds of `alike` are one quantity, whatever a step has of each.
+    All kinds in `same_kinds` share one estimate.
     """
 
-    def __init__(self, alike: frozenset[str] = frozenset()) -> None:
-        self._alike = alike
+    def __init__(self, same_kinds: frozenset[str] = frozenset()) -> None:
+        self._same_kinds = same_kinds
         self._kinds: set[str] = set()
         self._costs: dict[tuple[str, ...], _WorkCost] = {}
 
     def is_known(self, kind: str) -> bool:
-        """Whether a step of this kind was seen before."""
+        """Whether a step of this kind was observed."""
         return kind in self._kinds
 
     def resume(self, other: CostModel) -> None:
-        """Go on from what was learned of the same model before it was unloaded."""
+        """Take over what was learned of the same model before it was unloaded."""
         self._kinds, self._costs = other._kinds, other._costs
 
     def predict(self, kind: str, work: Mapping[str, float]) -> float:
-        """Seconds that such work will take; `UNKNOWN_COST_S` where nothing like it was timed."""
-        measured_s = self.measured(kind, work)
+        """Seconds that such work will take; `UNKNOWN_COST_S` if none of its kind was timed."""
+        measured_s = self.measured_s(kind, work)
         return self.trend(kind, work) if measured_s is None else measured_s
 
     def trend(self, kind: str, work: Mapping[str, float]) -> float:
-        """The same by the line alone, which is smooth: for sums and differences of seconds."""
+        """The prediction by the linear model alone: smooth, for sums and differences."""
         cost = self._costs.get(self._key(kind, work))
         return UNKNOWN_COST_S if cost is None else cost.trend(work)
 
-    def measured(self, kind: str, work: Mapping[str, float]) -> float | None:
-        """Seconds that just this work took lately; `None` where it was not done, or only once."""
+    def measured_s(self, kind: str, work: Mapping[str, float]) -> float | None:
+        """Recent seconds of exactly this work; `None` if it ran less than twice."""
         cost = self._costs.get(self._key(kind, work))
-        return None if cost is None else cost.measured(work)
+        return None if cost is None else cost.measured_s(work)
 
     def is_timed(self, kind: str, work: Mapping[str, float]) -> bool:
-        """Whether work of this kind with these names was timed."""
+        """Whether work of this kind and these names was timed."""
         return self._key(kind, work) in self._costs
 
-    def fitting(self, kind: str, name: str, budget_s: float, limit: int) -> int:
+    def work_within(self, kind: str, name: str, budget_s: float, limit: int) -> int:
         """How much work of one name a step of `budget_s` should have, up to `limit`."""
         if not self.is_timed(kind, {name: 0}):
             return min(_FIRST_COUNT, limit)
-        budget_s *= 1 + 1e-9  # what was just so long fits
+        budget_s *= 1 + 1e-9  # work that takes exactly the budget fits
         seconds = partial(self._seconds_of_more, kind, name)
         return max(_LEAST_COUNT, bisect_right(range(limit), budget_s, key=seconds))
 
     def observe(self, kind: str, work: Mapping[str, float], seconds: float) -> None:
-        """Learn from a finished step; one that was not timed says nothing."""
+        """Learn from a finished step; one that was not timed only makes its kind known."""
         self._kinds.add(kind)
         if seconds <= 0:
             return
@@ -171,20 +170,20 @@ class CostModel:
         return self.trend(kind, {name: less + 1})
 
     def _key(self, kind: str, work: Mapping[str, float]) -> tuple[str, ...]:
-        return ("" if kind in self._alike else kind, *work)
+        return ("" if kind in self._same_kinds else kind, *work)
 
 
 class RecentSteps:
-    """How long the slow ones of recent steps took, of any model and kind."""
+    """The durations of recent steps, of any model and kind."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
         self._num_observed = 0
         self.p99_s = 0.0
-        """The 99th percentile; 0 before the first."""
+        """The 99th percentile; 0 before the first step."""
 
     def observe(self, seconds: float) -> None:
-        """Note a finished step."""
+        """Record a finished step."""
         self._recent.append(seconds)
         self._num_observed += 1
         if self._num_observed % _NUM_BETWEEN_SORTS == 1 or seconds > self.p99_s:

@@ -1,14 +1,26 @@
-"""The loop: every model's steps on one timeline.
+"""The engine's loop: the steps of all models on one timeline.
 
-Owns one device's worth of work: the inbox, the steps in flight, the order of things. On each turn
-it takes in what others asked for, asks every scheduler which step it would run next, lets the
-timeline pick, books and launches it, and commits results in order. Plan N+1 is made and launched
-while N runs. Knows nothing of what a step computes: tokens, frames and denoising steps are
+One turn of the loop (`Engine.take_turn`):
+
+    wait for calls in the inbox, or until the next moment something is due   # _executors.take
+    for each call: submit, cancel, pause or load; commit or fail an ended step
+    unload idle models; end jobs past their deadline                         # _expire
+    while fewer than DEPTH steps are in flight:                              # _launch_ahead
+        if a step runs: stop until LEAD_S before its predicted end
+        proposals = [scheduler.propose() for each ready model]               # changes nothing
+        proposal = timeline.pick(proposals)                                  # fair share, deadlines
+        plan = scheduler.book(proposal)                                      # takes pages and slots
+        executors.launch(plan)      # its result is posted to the inbox, in order of the launches
+    send a heartbeat and a step report if they are due                       # _beat
+    raise if the device is broken                                            # FailureCounter
+
+Owns the work of one device: the inbox, the steps in flight, their order. Step N+1 is planned and
+launched while N runs. Knows nothing of what a step computes: token, audio and denoising steps are
 proposals with a cost and a deadline.
 
 State changes only in `submit`, `cancel`, `set_paused`, `book`, `commit` and `fail`, all called
 from the thread in `run`. An error that a step raises ends that step's jobs. An error that a
-scheduler raises is a fault of ours and ends the engine, since its books can no longer be trusted.
+scheduler raises is a bug and ends the engine, since its state can no longer be trusted.
 """
 
 from __future__ import annotations
@@ -51,12 +63,12 @@ DEPTH = 2
 """Steps in flight: one runs, one waits on the device."""
 
 LEAD_S = 0.02
-"""The next step is launched so long before the running one should end, and not sooner: what
-becomes urgent during a long step need not wait behind a second one."""
+"""The next step is launched this long before the predicted end of the running one, not sooner:
+work that becomes urgent during a long step need not wait behind a second one."""
 
 STOP_TIMEOUT_S = 10.0
 CRASH_TIMEOUT_S = 0.5
-"""How long the end waits for the steps and the load in flight."""
+"""How long shutdown waits for the steps and the load in flight."""
 
 _REBOOK_S = 0.01
 
@@ -64,12 +76,12 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One device, every model on it, one loop.
+    """Runs all models of one device in one loop.
 
     `submit`, `cancel`, `set_paused`, `load`, `watch`, `drain` and `stop` may be called from any
-    thread; they only leave word. `on_beat` gets each heartbeat, `on_steps` each report of steps
-    while they are watched, and `on_turn` is called after each turn, all on the loop's thread; none
-    may block.
+    thread; they only post to the loop's inbox. `on_beat` receives each heartbeat, `on_steps` each
+    report of steps while they are watched, and `on_turn` is called after each turn, all on the
+    loop's thread; none may block.
     """
 
     def __init__(
@@ -111,7 +123,7 @@ class Engine:
         self._recent = RecentSteps()
         self._step_log = StepLog()
         self._health = FailureCounter()
-        self._fault_random = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
+        self._fault_random = random.Random(config.device.seed)  # noqa: S311 (chooses steps to fail)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[Proposal] = deque()
@@ -122,10 +134,10 @@ class Engine:
         self._is_draining = False
         self._is_stopping = False
 
-    # What other threads may call.
+    # Callable from any thread.
 
     def submit(self, job: Job) -> None:
-        """Run a job. Whatever is wrong with it reaches its sink as a final output."""
+        """Run a job. Its sink receives every error as a final output."""
         self._executors.post(partial(self._submit, job))
 
     def cancel(self, job_ids: Collection[str]) -> None:
@@ -133,35 +145,35 @@ class Engine:
         self._executors.post(partial(self._cancel, tuple(job_ids)))
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
-        """Hold jobs back, or let them go on; unknown ids are ignored."""
+        """Pause or resume jobs; unknown ids are ignored."""
         self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
-        """Load a model now; `done` gets the outcome, on the loop's thread."""
+        """Load a model now; `done` receives the outcome, on the loop's thread."""
         self._executors.post(partial(self._load, model, done))
 
     def watch(self, is_on: bool) -> None:
-        """Report steps to `on_steps` from now on, or no longer."""
+        """Start or stop reporting steps to `on_steps`."""
         self._executors.post(partial(self._step_log.switch, is_on))
 
     def warm(self) -> None:
-        """On the loop's thread: have models begin what a first request of some kind waits for."""
+        """On the loop's thread: start the preparations that a first request would wait for."""
         for loaded in self._models.ready.values():
             loaded.warm()
 
     def drain(self) -> None:
-        """Take no new job; `run` returns when those in flight are finished."""
+        """Refuse new jobs; `run` returns when those in flight are finished."""
         self._executors.post(self._drain)
 
     def stop(self) -> None:
-        """End every job with `EngineDown`; `run` returns when the steps in flight are over."""
+        """End every job with `EngineDown`; `run` returns when the steps in flight have ended."""
         self._executors.post(self._stop)
 
     def run(self) -> None:
-        """Turn until drained or stopped.
+        """Take turns until drained or stopped.
 
-        Raises `SetupError` if a model cannot be loaded at start, and `EngineCrashed` or whatever
-        a scheduler raised if the engine must be restarted. Jobs end with `EngineDown` then.
+        Raises `SetupError` if a model cannot be loaded at start, and `EngineCrashed` or a
+        scheduler's error if the engine must be restarted. Jobs then end with `EngineDown`.
         """
         reason, patience_s = "The engine failed.", CRASH_TIMEOUT_S
         try:
@@ -173,7 +185,7 @@ class Engine:
             self._shut_down(EngineDown(reason, retry_after_s=5.0), patience_s)
 
     def take_turn(self) -> None:
-        """One turn: wait for something to do, and do it."""
+        """Take one turn: wait for an event, then do what is due."""
         self._turn += 1
         self._executors.take(self._wake_s - self.clock())
         now_s = self.clock()
@@ -190,17 +202,17 @@ class Engine:
     # The turn, in order.
 
     def _expire(self, now_s: float) -> None:
-        """End jobs that were not finished by their deadline, whatever they are about."""
+        """End jobs that were not finished by their deadline."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             job = self._jobs.get(heapq.heappop(self._deadlines)[1])
             if job is not None and job.deadline_s is not None and job.deadline_s <= now_s:
                 self._refuse(job, RequestTimeout("The request was not finished in time."))
-                self._withdraw(job)
+                self._remove(job)
         if self._deadlines:
             self._wake_by(self._deadlines[0][0])
 
     def _launch_ahead(self) -> None:
-        """Launch steps until enough are in flight, or nothing is to be launched yet."""
+        """Launch steps until enough are in flight or no step may be launched yet."""
         declined: set[str] = set()
         while len(self._in_flight) < DEPTH:
             now_s = self.clock()
@@ -218,7 +230,7 @@ class Engine:
                 self._wake_by(now_s + _REBOOK_S)
 
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
-        """The proposal whose turn it is."""
+        """The proposal that the timeline picks, of all models' proposals."""
         proposals: list[Proposal] = []
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
         busy = at_work & self._models.ready.keys()
@@ -236,7 +248,7 @@ class Engine:
         return self._timeline.pick(proposals, now_s)
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
-        """Say how long a model's steps may be beside those of others that have jobs."""
+        """Bound a model's steps by the gaps of the `others`, models that have jobs."""
         budget_s = math.inf
         if others:
             longest_s = self.config.schedule.max_step_s or math.inf
@@ -244,7 +256,7 @@ class Engine:
         loaded.scheduler.set_step_budget(budget_s)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
-        """Book a proposal and hand its plan to the device; false if nothing was left of it."""
+        """Book a proposal and launch its plan; false if nothing was left to run."""
         loaded = self._models.ready[proposal.model]
         plan = loaded.scheduler.book(proposal, self._next_step_id, now_s)
         if plan is None:
@@ -256,10 +268,10 @@ class Engine:
         self._has_news = True
         is_sabotaged = self._fault_random.random() * 100 < self.config.debug.sim_failure
         runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
-        self._executors.launch(runner, plan, partial(self._conclude, proposal, plan))
+        self._executors.launch(runner, plan, partial(self._finish_step, proposal, plan))
         return True
 
-    def _conclude(self, step: Proposal, plan: Plan, outcome: StepOutcome) -> None:
+    def _finish_step(self, step: Proposal, plan: Plan, outcome: StepOutcome) -> None:
         """Commit a step's result, or fail its jobs."""
         finished = self._in_flight.popleft()
         assert finished is step, "steps must end in the order of their launch"
@@ -285,13 +297,13 @@ class Engine:
             scheduler.fail(plan, error, now_s)
 
     def _beat(self, *, is_last: bool = False) -> None:
-        """Beat if it is time, and only if the loop is not merely waiting for a step."""
+        """Send a heartbeat if one is due, unless the loop merely waits for a step."""
         now_s = self.clock()
         in_flight_s = sum(step.cost_s for step in self._in_flight)
         budget_s = self._heartbeat.stall_budget_s(self._recent.p99_s, in_flight_s)
         is_due = self._heartbeat.is_due(now_s, budget_s) or self._models.take_news()
-        beats_anyway = self._beats_anyway(now_s)
-        if is_last or (is_due and (self._has_news or beats_anyway)):
+        beats_without_news = self._beats_without_news(now_s)
+        if is_last or (is_due and (self._has_news or beats_without_news)):
             self._has_news = False
             state = LoopState(
                 turn=self._turn,
@@ -301,28 +313,28 @@ class Engine:
                 models=self._models.statuses(),
             )
             self.on_beat(self._heartbeat.beat(state, self._models.ready, now_s))
-        if beats_anyway:
+        if beats_without_news:
             self._wake_by(self._heartbeat.idle_until_s())
 
     def _report_steps(self) -> None:
-        """Report what ran and what runs, if it is time."""
+        """Report ended and running steps, if a report is due."""
         now_s = self.clock()
         running = None
         if self._in_flight:
             step = self._in_flight[0]
-            assert step.plan is not None, "what is in flight was booked"
+            assert step.plan is not None, "a step in flight was booked"
             running = RunningStep(model=step.model, kind=step.plan.kind, start_s=step.started_s)
         is_running = running is not None
         if self._step_log.due_s(is_running=is_running) <= now_s:
             self.on_steps(self._step_log.report(running, now_s))
         self._wake_by(self._step_log.due_s(is_running=is_running))
 
-    def _beats_anyway(self, now_s: float) -> bool:
-        """Whether to beat without news: nothing runs, or what does may take any time."""
+    def _beats_without_news(self, now_s: float) -> bool:
+        """Whether to beat without news: no step runs, or one of unknown duration does."""
         if not self._in_flight:
             return True
         step = self._in_flight[0]
-        return not step.is_known and self._heartbeat.beats_beside(now_s - step.started_s)
+        return not step.is_known and self._heartbeat.beats_during(now_s - step.started_s)
 
     def _phase(self) -> str:
         if self._is_draining:
@@ -336,7 +348,7 @@ class Engine:
     def _wake_by(self, moment_s: float) -> None:
         self._wake_s = min(self._wake_s, moment_s)
 
-    # What arrives through the inbox.
+    # Calls from the inbox.
 
     def _submit(self, job: Job) -> None:
         if job.job_id in self._jobs:
@@ -348,13 +360,13 @@ class Engine:
         try:
             if self._is_draining or self._is_stopping:
                 raise Draining("The server is shutting down.", retry_after_s=5.0)
-            self._limit(job)
-            self._models.take(job)
+            self._set_deadline(job)
+            self._models.submit(job)
         except TriptychError as error:
             self._refuse(job, error)
 
-    def _limit(self, job: Job) -> None:
-        """Have a job end in time. One moment that is no number would put all out of order."""
+    def _set_deadline(self, job: Job) -> None:
+        """Register the job's deadline. NaN is refused because it would break the heap's order."""
         if job.deadline_s is None:
             return
         if math.isnan(job.deadline_s):
@@ -362,7 +374,7 @@ class Engine:
         heapq.heappush(self._deadlines, (job.deadline_s, job.job_id))
 
     def _admit(self, loaded: LoadedModel, job: Job) -> None:
-        """Hand a job to its loaded model's scheduler."""
+        """Submit a job to its loaded model's scheduler."""
         try:
             loaded.scheduler.submit(job)
         except TriptychError as error:
@@ -372,10 +384,10 @@ class Engine:
                 loaded.scheduler.set_paused(job.job_id, True)
 
     def _send(self, job: Job, sink: Sink, output: Output) -> None:
-        """Every output of a job passes here; nothing follows the final one."""
+        """Pass an output of a job to its sink; no output follows the final one."""
         if output.is_final:
             del self._jobs[job.job_id]
-            job.sink = discard  # this one knows the job: they would keep each other in memory
+            job.sink = discard  # breaks the reference cycle of job and sink
             if output.error is not None and output.error.code == NonFinite.code:
                 self._health.note_non_finite(self.clock())
         sink(output)
@@ -387,11 +399,11 @@ class Engine:
         for job_id in job_ids:
             job = self._jobs.get(job_id)
             if job is not None:
-                self._withdraw(job)
+                self._remove(job)
                 job.sink(Output(job_id=job_id, is_final=True))
 
-    def _withdraw(self, job: Job) -> None:
-        """Take a job away from its scheduler or loader; the scheduler may send a last output."""
+    def _remove(self, job: Job) -> None:
+        """Remove a job from its scheduler or loader; the scheduler may send a last output."""
         if not self._models.drop(job):
             self._models.ready[job.model].scheduler.cancel(job.job_id)
 
@@ -427,7 +439,7 @@ class Engine:
         return self._is_stopping or (self._is_draining and not self._jobs and not self._in_flight)
 
     def _shut_down(self, error: EngineDown, patience_s: float) -> None:
-        """End every job and beat a last time; then release models and threads."""
+        """End every job and send a last heartbeat; then release models and threads."""
         self._is_stopping = True
         for job in tuple(self._jobs.values()):
             self._refuse(job, error)
@@ -451,7 +463,7 @@ def _record_of(plan: Plan, outcome: StepOutcome) -> StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _FaultInjector:
-    """A runner that fails once its work is launched, for `sim_failure`."""
+    """A runner that fails after its work is launched, for `sim_failure`."""
 
     runner: Runner
 
@@ -460,4 +472,4 @@ class _FaultInjector:
         raise RuntimeError("simulated failure")
 
     def close(self) -> None:
-        """The runner behind it is closed by its model."""
+        """Do nothing: the model closes the wrapped runner."""

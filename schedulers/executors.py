@@ -1,7 +1,7 @@
-"""The threads beside the loop, and the inbox through which they and other code reach it.
+"""The helper threads of the engine's loop, and the inbox through which other threads reach it.
 
 Owns the order: steps are launched in plan order on the device thread, and their results are
-collected in the same order on another, so a launch never waits for the result of the step
+collected in the same order on another thread, so a launch never waits for the result of the step
 before. On a GPU launches run ahead; on a CPU a launch is the work itself. Models are loaded on
 threads that end with the load. Knows nothing of models, schedulers or why a step runs.
 """
@@ -20,36 +20,38 @@ from typing import Protocol, TypeVar
 from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult
 
 Clock = Callable[[], float]
+Post = Callable[[Callable[[], None]], None]
+"""Schedules a call on the loop's thread, from any thread."""
 AnyError = TypeVar("AnyError", bound=Exception)
 
 
 class Executor:
-    """A thread that makes calls one after another."""
+    """Makes calls one after another on a thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A daemon, so that a device that hangs cannot keep the process from leaving.
+        # A daemon, so that a device that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Make `call`, which must not raise, after those put before."""
+        """Make `call`, which must not raise, after the calls put before."""
         self._calls.put(call)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Let the thread finish what was put, and wait for it up to `timeout_s`."""
+        """Finish the calls that were put, and join the thread, up to `timeout_s`."""
         self._calls.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # a thread that waits must not keep alive what its last call was about
+            del call  # an idle thread must not keep the objects of its last call alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """How a step ended, and when: it was the device's only work for the last `busy_s`."""
+    """How and when a step ended; it occupied the device for the last `busy_s`."""
 
     result: StepResult | None
     error: Exception | None
@@ -58,14 +60,14 @@ class StepOutcome:
 
 
 class Executors(Protocol):
-    """Where things run. The tests have one that runs everything in place, in virtual time."""
+    """Where calls, steps and loads run. Tests run everything in place, in virtual time."""
 
     def post(self, call: Callable[[], None]) -> None:
-        """Make a call on the loop's thread, from any thread."""
+        """Schedule a call on the loop's thread, from any thread."""
         ...
 
     def take(self, wait_s: float) -> None:
-        """On the loop's thread: make the calls posted, waiting so long for the first one."""
+        """On the loop's thread: make the posted calls; wait up to `wait_s` for the first."""
         ...
 
     def launch(self, runner: Runner, plan: Plan, done: Callable[[StepOutcome], None]) -> None:
@@ -77,16 +79,16 @@ class Executors(Protocol):
         ...
 
     def load(self, call: Callable[[], None]) -> None:
-        """Make a long call on another thread, after those put before; it must not raise."""
+        """Make a long call on another thread, after earlier ones; it must not raise."""
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Finish what was begun, for so long at most per thread."""
+        """Finish begun work, waiting up to `timeout_s` per thread."""
         ...
 
 
 class ThreadExecutors:
-    """The loop's inbox, the device thread, the thread that collects results, those that load."""
+    """The loop's inbox, and the threads of the device, of results and of loads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -97,15 +99,15 @@ class ThreadExecutors:
         self._last_finished_s = -math.inf
 
     def post(self, call: Callable[[], None]) -> None:
-        """Make a call on the loop's thread, from any thread."""
+        """Schedule a call on the loop's thread, from any thread."""
         self._inbox.put(call)
 
     def take(self, wait_s: float) -> None:
-        """On the loop's thread: make the calls posted, waiting so long for the first one."""
+        """On the loop's thread: make the posted calls; wait up to `wait_s` for the first."""
         try:
             if wait_s > 0:
                 self._inbox.get(timeout=wait_s if math.isfinite(wait_s) else None)()
-            # No more than there are now, so that a flood of calls cannot hold the loop.
+            # Only calls posted so far, so that a flood of calls cannot hold up the loop.
             for _ in range(self._inbox.qsize()):
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -120,11 +122,11 @@ class ThreadExecutors:
         self._device.put(call)
 
     def load(self, call: Callable[[], None]) -> None:
-        """Make a long call on a thread of its own, after those put before; it must not raise."""
-        self._loads.put(partial(_alone, call))
+        """Make a long call on a new thread, after earlier ones; it must not raise."""
+        self._loads.put(partial(_run_on_new_thread, call))
 
     def close(self, timeout_s: float) -> None:
-        """Finish what was begun, for so long at most per thread."""
+        """Finish begun work, waiting up to `timeout_s` per thread."""
         self._loads.close(timeout_s)
         self._device.close(timeout_s)
         self._collector.close(timeout_s)
@@ -134,7 +136,7 @@ class ThreadExecutors:
         pending: PendingStep | Exception
         try:
             pending = runner.launch(plan)
-        except Exception as error:  # the loop decides what a failed step means
+        except Exception as error:  # the loop handles a failed step
             pending = without_locals(error)
         self._collector.put(partial(self._collect, pending, started_s, done))
 
@@ -154,12 +156,11 @@ class ThreadExecutors:
         self.post(partial(done, outcome))
 
 
-def _alone(call: Callable[[], None]) -> None:
-    """Make a call on a thread that ends with it.
+def _run_on_new_thread(call: Callable[[], None]) -> None:
+    """Make a call on a new thread, and wait for its end.
 
-    OpenMP keeps the workers that a thread ever called for until that thread ends, and while there
-    are more of them than cores, no worker waits for the next loop awake: then the device thread's
-    short loops take nearly twice as long.
+    OpenMP keeps a thread's workers until that thread ends. While there are more of them than cores,
+    no worker spins between loops, and the device thread's short loops take nearly twice as long.
     """
     thread = threading.Thread(target=call, name="triptych-loader", daemon=True)
     thread.start()
@@ -167,17 +168,17 @@ def _alone(call: Callable[[], None]) -> None:
 
 
 def wait_for(pending: PendingStep | Exception) -> tuple[StepResult | None, Exception | None]:
-    """The result of a launched step, or what it raised."""
+    """The result of a launched step, or the error it raised."""
     if isinstance(pending, Exception):
         return None, pending
     try:
         return pending.result(), None
-    except Exception as error:  # the loop decides what a failed step means
+    except Exception as error:  # the loop handles a failed step
         return None, without_locals(error)
 
 
 def without_locals(error: AnyError) -> AnyError:
-    """`error`, whose traceback no longer keeps alive what the frames it passed had allocated."""
+    """Clear the frames of the error's traceback, so that it keeps no allocations alive."""
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

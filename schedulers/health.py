@@ -1,6 +1,6 @@
-"""When failures stop being a job's bad luck and mean a broken device.
+"""Failures of steps, and when they mean a broken device.
 
-Owns the translation of what a step raised into the error its jobs get, and the verdict that the
+Owns the translation of a step's exception into the error of its jobs, and the verdict that the
 engine must be restarted. Knows nothing of the restart.
 """
 
@@ -28,10 +28,10 @@ _STICKY = (
     *("CUDA error", "HIP error", "device-side assert"),
     *("illegal memory access", "misaligned address", "unspecified launch failure"),
 )
-"""After these every call to the device fails, until the process ends. Triton's errors do not begin
-as those of torch do."""
+"""After these errors every call to the device fails until the process ends. Triton words them
+otherwise than torch."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "alloc failed")
-"""In any case; CUDA calls some of these errors, too, and goes on."""
+"""In lower case. CUDA also reports some of these as errors, and continues."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class EngineCrashed(RuntimeError):
 
 
 def crash(error: RankLost) -> NoReturn:
-    """On the loop's thread: end the engine, which has lost a part of itself."""
+    """On the loop's thread: end the engine, which has lost one of its ranks."""
     raise EngineCrashed(error.message)
 
 
 class FailureCounter:
-    """Counts failures; `verdict` says when they are too many."""
+    """Counts failures; `verdict` returns why they are too many."""
 
     def __init__(self) -> None:
         self._num_failed_in_a_row = 0
@@ -54,15 +54,15 @@ class FailureCounter:
         self._sticky = ""
 
     def note_success(self) -> None:
-        """A step went through."""
+        """Record a step that succeeded."""
         self._num_failed_in_a_row = 0
 
     def note_non_finite(self, now_s: float) -> None:
-        """A job met NaN or infinity."""
+        """Record a job that met NaN or infinity."""
         self._non_finite_s.append(now_s)
 
     def note_failure(self, error: Exception, what: str) -> TriptychError:
-        """A step raised: log it, count it, and return the error for its jobs."""
+        """Log and count a step that raised; returns the error for its jobs."""
         reported = translate(error)
         expected = isinstance(error, JobFailed)
         _log.error(
@@ -76,7 +76,7 @@ class FailureCounter:
         return reported
 
     def verdict(self, now_s: float) -> str:
-        """Why the engine must be restarted; empty while it is well."""
+        """Why the engine must be restarted; empty while it works."""
         if self._sticky:
             return self._sticky
         if self._num_failed_in_a_row >= MAX_FAILED_STEPS_IN_A_ROW:
@@ -93,7 +93,7 @@ def translate(error: Exception) -> TriptychError:
         return error
     if isinstance(error, RankLost):
         return EngineDown("A device of the model was lost; the engine restarts.", retry_after_s=5.0)
-    # torch's own out-of-memory errors, known by their text: schedulers do not import torch.
+    # torch's out-of-memory errors are recognized by text: schedulers do not import torch.
     if isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in _NO_MEMORY):
         return OutOfMemory("A step did not fit in memory.")
     return InternalError("An internal error ended this job; the server's log says more.")

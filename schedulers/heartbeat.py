@@ -1,10 +1,10 @@
-"""The heartbeat: when the loop beats, how long it may be silent, what it says of its metrics.
+"""The heartbeat: when the loop beats, how long it may be silent, and the metrics in a beat.
 
-A beat is proof of progress, so none is sent while the loop merely waits for a step: a step that
-hangs is noticed by the silence. How long a step of a kind never seen takes is unknown (its code
-may be compiled, a large image drawn on a small machine): the loop goes on beating beside it for a
-while, so that a process that stands still is noticed as soon as ever, and such a step that hangs
-later. Knows nothing of its receivers.
+Owns the content and the timing of beats. A beat proves progress, so none is sent while the loop
+merely waits for a step: a hanging step is detected by the silence. The duration of a step of a new
+kind is unknown (its code may be compiled, a large image generated on a small machine): the loop
+beats during it for a while, so that a stopped process is still detected at once, and only a hanging
+step of that kind is detected later. Knows nothing of its receivers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ IDLE_BEAT_S = 0.5
 BUSY_BEAT_S = 0.05
 STALL_FACTOR = 20.0
 COLD_STALL_FACTOR = 10.0
-"""A step of a kind never seen before gets so many times the least budget, with beats beside it."""
+"""Multiple of the minimal budget that a step of a new kind gets, with beats during it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """What the loop is about when it beats."""
+    """The state of the loop at a beat."""
 
     turn: int
     phase: str
@@ -47,15 +47,15 @@ class HeartbeatSender:
         self._sent_budget_s = 0.0
 
     def stall_budget_s(self, slow_step_s: float, in_flight_s: float) -> float:
-        """How long silence may last, given slow steps of late and those in flight as predicted."""
+        """How long silence may last, from recent slow steps and the predicted ones in flight."""
         return max(self._min_stall_budget_s, STALL_FACTOR * max(slow_step_s, in_flight_s))
 
-    def beats_beside(self, cold_step_s: float) -> bool:
-        """Whether to beat beside a step of a kind never seen, which has run for `cold_step_s`."""
+    def beats_during(self, cold_step_s: float) -> bool:
+        """Whether to beat during a step of a new kind that has run for `cold_step_s`."""
         return cold_step_s < (COLD_STALL_FACTOR - 1) * self._min_stall_budget_s
 
     def is_due(self, now_s: float, stall_budget_s: float) -> bool:
-        """Whether it is time, or the loop may be silent for longer than the last beat said."""
+        """Whether a beat is due, or the loop may be silent for longer than last announced."""
         return now_s - self._last_beat_s >= BUSY_BEAT_S or stall_budget_s > self._sent_budget_s
 
     def idle_until_s(self) -> float:

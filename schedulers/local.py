@@ -1,7 +1,7 @@
 """The engine on a thread of this process, behind the client's interface.
 
-Owns the thread and the way of outputs from it to one asyncio loop. For the Python pipeline and
-tests; a server keeps its engine in a process of its own.
+Owns the thread and the delivery of its outputs to one asyncio loop. For the Python pipeline and
+tests; a server runs its engine in a separate process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LocalClient:
         self._loads: set[asyncio.Future[None]] = set()
         self._last_beat: Heartbeat | None = None
         self._last_beat_s = engine.clock()
-        self._death: TriptychError | None = None
+        self._final_error: TriptychError | None = None
         engine.on_beat = self._on_beat
         engine.on_turn = self._flush
         engine.on_steps = lambda report: self._call(self._feed.deliver, report)
@@ -63,8 +63,8 @@ class LocalClient:
         """Run one job; iterate its outputs. Raises `EngineDown` if the engine is gone."""
         self._bind()
         stream = self._streams.open(job_id)
-        if self._death is not None:
-            self._streams.fail(job_id, self._death)
+        if self._final_error is not None:
+            self._streams.fail(job_id, self._final_error)
             return stream
         self._engine.submit(
             Job(
@@ -94,7 +94,7 @@ class LocalClient:
             num_restarts=0,
             models=models,
             last_beat=beat,
-            reason=self._death.message if self._death is not None else "",
+            reason=self._final_error.message if self._final_error is not None else "",
         )
 
     async def load(self, model: str) -> None:
@@ -112,15 +112,15 @@ class LocalClient:
 
         self._loads.add(done)
         try:
-            if self._death is not None:
-                raise self._death
+            if self._final_error is not None:
+                raise self._final_error
             self._engine.load(model, lambda error: self._call(conclude, error))
             await done
         finally:
             self._loads.discard(done)
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
-        """Have every report of steps given to `sink` (`EngineClient.watch`)."""
+        """Pass every report of steps to `sink` (`EngineClient.watch`)."""
         self._bind()
         return self._feed.add(sink)
 
@@ -128,7 +128,7 @@ class LocalClient:
         """Stop the engine and wait for its thread."""
         self._engine.stop()
         await asyncio.to_thread(self._thread.join)
-        self._bury()
+        self._fail_all()
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -138,16 +138,16 @@ class LocalClient:
     # On the engine's thread.
 
     def _run(self) -> None:
-        death: TriptychError = EngineDown("The engine was stopped.")
+        final_error: TriptychError = EngineDown("The engine was stopped.")
         try:
             self._engine.run()
         except TriptychError as error:
-            death = error
-        except Exception:  # only the thread's end is left to report
+            final_error = error
+        except Exception:  # reported as the end of the engine
             _log.exception("the engine crashed")
-            death = EngineDown("The engine crashed; the log says why.")
-        self._death = death
-        self._call(self._bury)
+            final_error = EngineDown("The engine crashed; the log says why.")
+        self._final_error = final_error
+        self._call(self._fail_all)
 
     def _on_beat(self, beat: Heartbeat) -> None:
         self._last_beat, self._last_beat_s = beat, self._engine.clock()
@@ -156,9 +156,9 @@ class LocalClient:
         self._outbox.append(output)
 
     def _flush(self) -> None:
-        """Have a turn's outputs collected once its steps are launched.
+        """Schedule the delivery of a turn's outputs once its steps are launched.
 
-        Who collects them takes the interpreter's lock, for which the launch would wait.
+        Delivery takes the interpreter's lock, for which the launch would otherwise wait.
         """
         if self._outbox and not self._is_collecting:
             self._is_collecting = True
@@ -166,10 +166,10 @@ class LocalClient:
 
     def _call(self, function: Any, *args: Any) -> None:
         if self._loop is None:
-            return  # there was no request yet
+            return  # no request came yet
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop was closed without closing the client: no stream is left
+        except RuntimeError:  # the loop was closed before the client: no stream is left
             self._engine.stop()
 
     # On the asyncio loop.
@@ -179,11 +179,11 @@ class LocalClient:
         while self._outbox:
             self._streams.deliver(self._outbox.popleft())
 
-    def _bury(self) -> None:
-        """The engine is gone: end all that wait for it."""
-        assert self._death is not None
+    def _fail_all(self) -> None:
+        """End all streams and loads: the engine has ended."""
+        assert self._final_error is not None
         self._collect()
-        self._streams.fail_all(self._death)
+        self._streams.fail_all(self._final_error)
         for done in tuple(self._loads):
             if not done.done():
-                done.set_exception(self._death)
+                done.set_exception(self._final_error)

@@ -1,9 +1,9 @@
-"""Which models are on the device: loading, idling out, giving way to others.
+"""The models on the device: loading, unloading when idle, eviction for other models.
 
 Owns every configured model's state (unloaded, loading, ready, failed) and the jobs that wait for
-one to load. Loads run one at a time on a thread of their own, so the loop never waits for one.
-Knows nothing of what a model is; the ledger says whether it fits. All methods belong to the
-loop's thread, but `_load`.
+a model to load. Loads run one at a time on another thread, so the loop never waits for one. Knows
+nothing of what a model is; the ledger decides whether it fits. All methods run on the loop's
+thread, except `_load` and `_check_size`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from triptych.schedulers.cost import CostModel
 from triptych.schedulers.executors import Clock, Executors, without_locals
 
 RETRY_FAILED_AFTER_S = 10.0
-"""A model that failed to load is not tried again for a new job before so long."""
+"""After a failed load, new jobs do not cause another one for this long."""
 
 MEMORY_RETRY_S = 5.0
-"""When a job may try again, where no resident model is idle enough to be evicted."""
+"""Retry time of a job that needs memory while no resident model can be evicted."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _ModelEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopHooks:
-    """What the model manager needs of the loop."""
+    """The loop's methods that the model manager calls."""
 
     admit: Callable[[LoadedModel, Job], None]
     refuse: Callable[[Job, TriptychError], None]
@@ -71,7 +71,7 @@ class LoopHooks:
 
 
 class ModelManager:
-    """Models by name."""
+    """Loads and unloads the configured models."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class ModelManager:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is under way, or waits for others to leave."""
+        """Whether a load is running or queued."""
         return self._active is not None or bool(self._queue)
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        """Where every model stands."""
+        """The state of every model."""
         return tuple(
             ModelStatus(
                 model=name,
@@ -117,7 +117,7 @@ class ModelManager:
         return had_news
 
     def start(self) -> None:
-        """Begin to load what the options want loaded at start."""
+        """Start loading the models that the options want loaded at start."""
         if self._config.models.load == "startup":
             self._at_start.update(self._entries)
             for name in self._entries:
@@ -126,23 +126,23 @@ class ModelManager:
             for name, entry in self._entries.items():
                 self._executors.load(partial(self._check_size, name, entry.loader))
 
-    def take(self, job: Job) -> None:
-        """Hand a job to its model, now or when it is loaded. Raises `NotFound`, `Unavailable`."""
+    def submit(self, job: Job) -> None:
+        """Submit a job to its model, now or once it is loaded. Raises `NotFound`, `Unavailable`."""
         entry = self._entry(job.model)
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
             self._hooks.admit(entry.loaded, job)
             return
-        self._refuse_hopeless(entry)
+        self._check_can_load(entry)
         entry.waiting[job.job_id] = job
         self._enqueue(job.model)
 
     def drop(self, job: Job) -> bool:
-        """Forget a job that waits for its model; whether there was such a job."""
+        """Remove a job that waits for its model; whether there was one."""
         return self._entries[job.model].waiting.pop(job.job_id, None) is not None
 
     def load(self, name: str, done: LoadDone) -> None:
-        """Load a model now; `done` gets the outcome. Raises `NotFound`."""
+        """Load a model now; `done` receives the outcome. Raises `NotFound`."""
         entry = self._entry(name)
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
@@ -155,11 +155,11 @@ class ModelManager:
         self._enqueue(name)
 
     def touch(self, name: str) -> None:
-        """Note that a model worked just now."""
+        """Record that a model is in use."""
         self._entries[name].last_used_s = self._clock()
 
     def unload_idle(self, now_s: float) -> float:
-        """Unload models idle for `idle_unload_s`; the moment when the next one may be due."""
+        """Unload models idle for `idle_unload_s`; returns when the next one may be due."""
         limit_s = self._config.models.idle_unload_s
         next_s = float("inf")
         if limit_s <= 0:
@@ -175,7 +175,7 @@ class ModelManager:
         return next_s
 
     def close(self) -> None:
-        """Begin no other load and release every model, after the steps in flight."""
+        """Cancel queued loads and release every model, after the steps in flight."""
         self._queue.clear()
         for name in tuple(self.ready):
             self._unload(name, "shutting down")
@@ -185,7 +185,7 @@ class ModelManager:
             raise NotFound(f"There is no model {name[:80]!r} here.", param="model")
         return self._entries[name]
 
-    def _refuse_hopeless(self, entry: _ModelEntry) -> None:
+    def _check_can_load(self, entry: _ModelEntry) -> None:
         if len(entry.waiting) >= self._config.schedule.max_queue_size:
             raise Overloaded("Too many requests wait for this model to load.", retry_after_s=5.0)
         left_s = entry.last_failed_s + RETRY_FAILED_AFTER_S - self._clock()
@@ -199,46 +199,46 @@ class ModelManager:
         entry = self._entries[name]
         entry.state, entry.progress, entry.error = "loading", 0.0, None
         self._queue.append(name)
-        self._pump()
+        self._start_next()
 
-    def _pump(self) -> None:
-        """Start the next load, unless one runs or a model is still leaving the device."""
+    def _start_next(self) -> None:
+        """Start the next load, unless one runs or a model is still being unloaded."""
         self._has_news = True
-        if self._active is None and self._queue and not self._is_leaving():
+        if self._active is None and self._queue and not self._is_unloading():
             name = self._active = self._queue.popleft()
             _log.info("model %s: loading", name)
             self._executors.load(partial(self._load, name, self._entries[name], self._clock()))
 
-    def _is_leaving(self) -> bool:
-        """Whether some model is on its way off the device; its memory comes free after that."""
+    def _is_unloading(self) -> bool:
+        """Whether some model is being unloaded, so that memory will be free afterwards."""
         return any(entry.is_closing for entry in self._entries.values())
 
     def _load(self, name: str, entry: _ModelEntry, started_s: float) -> None:
-        """On the loader's thread: load, and post what came of it."""
+        """On the loader's thread: load, and post the outcome."""
 
         def report(progress: float) -> None:
             entry.progress = progress
 
         try:
             loaded = entry.loader.load(report)
-            trim_heap()  # weights as they were before they were packed
+            trim_heap()  # frees the weights as they were before packing
         except MemoryBudgetExceeded as error:
-            # What others hold may have ended it before all that it needs was known.
+            # The load may have failed on other models' memory before its total need was known.
             found = error if isinstance(error, ModelTooLarge) else _too_large(entry.loader)
             if found is None:
                 self._executors.post(partial(self._make_room, name, without_locals(error)))
             else:
-                self._executors.post(partial(self._give_up, name, without_locals(found)))
+                self._executors.post(partial(self._fail_load, name, without_locals(found)))
         except SetupError as error:
-            self._executors.post(partial(self._give_up, name, without_locals(error)))
-        except Exception as error:  # a loader's fault must not end the others' service
+            self._executors.post(partial(self._fail_load, name, without_locals(error)))
+        except Exception as error:  # a loader's bug must not end the service of other models
             _log.exception("model %s: loading failed", name)
             reported = (
                 error
                 if isinstance(error, TriptychError)
                 else InternalError(f"Model {name} could not be loaded; the server's log says why.")
             )
-            self._executors.post(partial(self._give_up, name, without_locals(reported)))
+            self._executors.post(partial(self._fail_load, name, without_locals(reported)))
         else:
             self._executors.post(partial(self._finish, name, loaded, started_s))
 
@@ -251,60 +251,60 @@ class ModelManager:
         self.ready[name] = loaded
         loaded.connect(self._executors.post)
         loaded.attach(self._hooks.submit)
-        if name in self._costs:  # it was here before
+        if name in self._costs:  # it was loaded before
             loaded.scheduler.costs.resume(self._costs[name])
         self._costs[name] = loaded.scheduler.costs
         waiting, entry.waiting = entry.waiting, {}
         for job in waiting.values():
             self._hooks.admit(loaded, job)
-        self._conclude(name, None)
-        self._pump()
+        self._notify(name, None)
+        self._start_next()
 
     def _make_room(self, name: str, error: MemoryBudgetExceeded) -> None:
-        """The ledger has no room: send the idlest model away and try again, or give up.
+        """Evict the model idle for longest and retry the load that lacks memory, or fail it.
 
         A load without a waiting job must not evict: models loaded before would not stay.
         """
         entry = self._entries[name]
         idle = [other for other in self.ready if self._hooks.is_idle(other)]
-        if self._is_leaving():
+        if self._is_unloading():
             self._load_again(name)
         elif idle and (entry.waiting or entry.listeners):
             victim = min(idle, key=lambda other: self._entries[other].last_used_s)
-            self._unload(victim, f"giving way to {name}")
+            self._unload(victim, f"evicted for {name}")
             self._load_again(name)
         elif self.ready:
             _log.warning("model %s: no room now: %s", name, error.message)
-            self._give_up(
+            self._fail_load(
                 name,
                 Overloaded(
-                    f"Model {name} does not fit beside the models in use; try again later.",
+                    f"Model {name} does not fit next to the models in use; try again later.",
                     retry_after_s=MEMORY_RETRY_S,
                 ),
             )
         else:
-            self._give_up(name, error)
+            self._fail_load(name, error)
 
     def _check_size(self, name: str, loader: ModelLoader) -> None:
-        """On the loader's thread: see beforehand whether a model that loads later can ever fit."""
+        """On the loader's thread: check whether a model that loads later can ever fit."""
         if (error := _too_large(loader)) is not None:
-            self._executors.post(partial(self._rule_out, name, without_locals(error)))
+            self._executors.post(partial(self._mark_too_large, name, without_locals(error)))
 
-    def _rule_out(self, name: str, error: ModelTooLarge) -> None:
+    def _mark_too_large(self, name: str, error: ModelTooLarge) -> None:
         entry = self._entries[name]
         if entry.state == "unloaded":
             entry.state, entry.error = "failed", error
             self._has_news = True
             _log.error("model %s: %s", name, error.message)
-            self._end_if_nothing_is_left(error)
+            self._raise_if_none_fits(error)
 
     def _load_again(self, name: str) -> None:
-        """Before all others, once those that leave have left."""
+        """Queue a load before all others, to start once unloads have finished."""
         self._active = None
         self._queue.appendleft(name)
-        self._pump()
+        self._start_next()
 
-    def _give_up(self, name: str, error: TriptychError) -> None:
+    def _fail_load(self, name: str, error: TriptychError) -> None:
         entry = self._entries[name]
         is_final = isinstance(error, SetupError | InternalError)
         entry.state = "failed" if is_final else "unloaded"
@@ -314,22 +314,22 @@ class ModelManager:
         for job in waiting.values():
             self._hooks.refuse(job, error)
         was_at_start = name in self._at_start
-        self._conclude(name, error)
+        self._notify(name, error)
         if is_final:
             _log.error("model %s: failed to load: %s", name, error.message)
         if isinstance(error, ModelTooLarge):
-            self._end_if_nothing_is_left(error)
+            self._raise_if_none_fits(error)
         elif is_final and was_at_start:
-            # What cannot start must not pretend to serve, nor try for ever.
+            # A server that cannot start must neither pretend to serve nor retry for ever.
             raise error if isinstance(error, SetupError) else SetupError(error.message)
-        self._pump()
+        self._start_next()
 
-    def _end_if_nothing_is_left(self, error: ModelTooLarge) -> None:
-        """Raise `error` where no model fits; else the others are served, and this one refused."""
+    def _raise_if_none_fits(self, error: ModelTooLarge) -> None:
+        """Raise `error` if no model fits; otherwise only requests for this one are refused."""
         if all(isinstance(entry.error, ModelTooLarge) for entry in self._entries.values()):
             raise error
 
-    def _conclude(self, name: str, error: TriptychError | None) -> None:
+    def _notify(self, name: str, error: TriptychError | None) -> None:
         self._at_start.discard(name)
         self._active = None
         self._has_news = True
@@ -338,7 +338,7 @@ class ModelManager:
             done(error)
 
     def _unload(self, name: str, why: str) -> None:
-        """Take a model off the device, between steps."""
+        """Unload a model from the device, between steps."""
         _log.info("model %s: unloading (%s)", name, why)
         self._hooks.metrics.add("triptych_model_unloads_total", model=name)
         entry = self._entries[name]
@@ -348,23 +348,23 @@ class ModelManager:
         def close() -> None:
             try:
                 loaded.close()
-            except Exception:  # a model that leaves badly must not take the device thread along
+            except Exception:  # a model that fails to unload must not end the device thread
                 _log.exception("model %s: unloading failed", name)
-            self._executors.post(partial(self._left, entry))
+            self._executors.post(partial(self._on_unloaded, entry))
 
         self._executors.run(close)
 
-    def _left(self, entry: _ModelEntry) -> None:
+    def _on_unloaded(self, entry: _ModelEntry) -> None:
         entry.is_closing = False
-        self._pump()
+        self._start_next()
 
 
 def _too_large(loader: ModelLoader) -> ModelTooLarge | None:
-    """Why a model can never fit, as far as that is known before it is loaded."""
+    """Why a model can never fit, as far as is known before it is loaded."""
     try:
         loader.check_size()
     except ModelTooLarge as error:
         return error
-    except Exception as error:  # loading it says so, to those who ask for it
-        _log.debug("model %s: its size is not known: %s", loader.name, error)
+    except Exception as error:  # loading reports it, to the requests for the model
+        _log.debug("model %s: its size is unknown: %s", loader.name, error)
     return None

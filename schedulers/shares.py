@@ -1,11 +1,11 @@
-"""How much service each client of a model has received, and who is next.
+"""How much service each client of a model has received, and whose turn is next.
 
 Owns the account. Knows clients by name only: an API key, or a connection where there are no keys.
 
 The client that received the least goes first (virtual token counters: Sheng et al., Fairness in
-Serving Large Language Models, 2024). One that comes back from idling starts level with the least
-served of those at work, and brings no credit. Nor does any client fall far behind: one that asked
-for little all day would have hours to itself otherwise, and so would all that come meanwhile.
+Serving Large Language Models, 2024). A client that returns from idling starts level with the least
+served active one, without credit. Credit is also bounded: otherwise a client with few requests all
+day could claim the device for hours.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Protocol, TypeVar
 
 _MAX_REMEMBERED = 1024
 _MOST_AHEAD = 64
-"""So many of the longest pieces are the most by which one client can be ahead of another."""
+"""The greatest lead of one client over another, in pieces of the longest size."""
 
 
 class Ranked(Protocol):
-    """A unit that waits."""
+    """A waiting unit."""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its priority, the most urgent first, and its place among those of the same."""
+        """Its priority, most urgent first, and its place among units of that priority."""
         ...
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """The client that it belongs to."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """What it will take at least."""
+        """The least service that it will take."""
         ...
 
 
@@ -44,7 +44,7 @@ RankedT = TypeVar("RankedT", bound=Ranked)
 
 
 class ServiceShares:
-    """Service received, in any one unit, by client."""
+    """Service received by each client, in any one unit of measure."""
 
     def __init__(self) -> None:
         self._service: dict[str, float] = {}
@@ -55,25 +55,25 @@ class ServiceShares:
 
     @property
     def is_contended(self) -> bool:
-        """Whether more than one client has work here."""
+        """Whether more than one client has work."""
         return len(self._active) > 1
 
-    def received(self, client: str) -> float:
-        """What a client has received, as far as it counts."""
+    def service_of(self, client: str) -> float:
+        """The service that a client received, raised to bound its credit."""
         least = self._most - _MOST_AHEAD * self._longest
         return max(self._service.get(client, 0.0), least)
 
     def join(self, client: str) -> None:
-        """A client has one more unit of work."""
+        """Add a unit of work to a client."""
         if client not in self._active:
-            self._level = max(self._level, min(map(self.received, self._active), default=0.0))
+            self._level = max(self._level, min(map(self.service_of, self._active), default=0.0))
             if len(self._service) >= _MAX_REMEMBERED:
                 self._forget()
-            self._service[client] = max(self.received(client), self._level)
+            self._service[client] = max(self.service_of(client), self._level)
         self._active[client] += 1
 
     def leave(self, client: str) -> None:
-        """A client has one unit of work less."""
+        """Remove a unit of work from a client."""
         self._active[client] -= 1
         if not self._active[client]:
             del self._active[client]
@@ -82,15 +82,15 @@ class ServiceShares:
             self._level = self._most = self._longest = 0.0
 
     def charge(self, client: str, amount: float) -> None:
-        """A client receives so much."""
+        """Add service to a client's account."""
         self._longest = max(self._longest, amount)
-        received = self._service[client] = self.received(client) + amount
+        received = self._service[client] = self.service_of(client) + amount
         self._most = max(self._most, received)
 
     def in_turn(self, rows: Iterable[RankedT]) -> Iterator[RankedT]:
-        """Rows that come in order of rank: those of one client stay so, and clients take turns.
+        """Merge rows in order of rank: rows of one client keep their order, clients take turns.
 
-        What is of higher priority (a lower first part of the rank) goes before everything else.
+        Rows of higher priority (a lower first part of the rank) precede all others.
         """
         if not self.is_contended:
             yield from rows
@@ -99,7 +99,7 @@ class ServiceShares:
         for row in rows:
             by_client.setdefault(row.client, []).append(row)
         queues = [
-            (own[0].rank[0], self.received(client), own[0].rank, 0, client)
+            (own[0].rank[0], self.service_of(client), own[0].rank, 0, client)
             for client, own in by_client.items()
         ]
         heapify(queues)
@@ -115,7 +115,7 @@ class ServiceShares:
                 heapreplace(queues, (after.rank[0], received, after.rank, place + 1, client))
 
     def _forget(self) -> None:
-        """Forget clients that left and whom it would give nothing to come back."""
+        """Forget inactive clients without service above the level at which they would return."""
         self._service = {
             client: received
             for client, received in self._service.items()
@@ -123,13 +123,13 @@ class ServiceShares:
         }
 
 
-def has_none(client: str, running: Iterable[Ranked]) -> bool:
-    """Whether none of the units that run is the client's."""
+def none_running(client: str, running: Iterable[Ranked]) -> bool:
+    """Whether no running unit belongs to the client."""
     return all(unit.client != client for unit in running)
 
 
-def spread(rows: Iterable[RankedT], most: int) -> list[RankedT]:
-    """At most `most` of `rows`, one of each client in turn, in the order in which they come."""
+def round_robin(rows: Iterable[RankedT], most: int) -> list[RankedT]:
+    """At most `most` of `rows`, one of each client in turn, in their order."""
     by_client: dict[str, list[RankedT]] = {}
     for row in rows:
         by_client.setdefault(row.client, []).append(row)

@@ -1,19 +1,20 @@
-"""Long work in stages: whose stage runs next, and in what order its answers go out.
+"""Long work in stages: which stage runs next, and in what order the results are sent.
 
 Owns the policy and the order of jobs whose units are chains of stages
-(`core.engine_api.staged_plan`): a sentence of speech made in one go, a recording that is written
-down. One stage of a unit runs at a time, so a step is as long as a stage, whatever the unit. Knows
-no tensors and no model; when a job's next piece is due is its pace's business.
+(`core.engine_api.staged_plan`): a sentence that is synthesized as a whole, a recording that is
+transcribed. One stage of a unit runs at a time, so a step is as long as a stage, whatever the unit.
+Knows no tensors and no model; a job's `JobPace` gives its deadlines.
 
 The policy:
 
-- The unit that must be begun soonest to be over when it is due goes first, where time left is what
-  units of its size took so far. Where several clients have work, of units that are late already,
-  and of those that are never due, the client that received the least goes first. Its jobs take
-  turns.
-- After `_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so
-  no job waits longer than that many steps for each job before it.
-- Units of one job may run ahead of each other (`units_per_job`); what they yield goes out in order.
+1. The unit that must start soonest to be over when it is due goes first; the time it needs is
+   predicted from units of its size (`_due_s`).
+2. Where several clients have work, of units that are late already, and of those that are never due,
+   the client that received the least goes first. Its jobs take turns (`_urgency`).
+3. After `_MAX_OVERTAKES` steps that overtook the job that waited longest, that job has a turn: no
+   job waits longer than that many steps for each job before it (`_choose`).
+4. Units of one job may run ahead of each other (`units_per_job`); their results are sent in order
+   (`_send_ready`).
 """
 
 from __future__ import annotations
@@ -34,48 +35,50 @@ from triptych.core.engine_api.staged_plan import (
 )
 from triptych.schedulers.batcher import BatchedJob, Batcher, ScheduledStep, Unit
 
-_MAX_PRESSED = 4
+_MAX_OVERTAKES = 4
 _RELEASE = "release"
-_WHOLE = "unit"  # the work of a unit from its first stage to its last, by the first one's size
+_WHOLE = "unit"  # the work of a unit over all its stages, by the size of the first
 
 
 class JobPace:
-    """One job's size and deadlines, read from its request: here one unit, due once if at all."""
+    """One job's size and deadlines, read from its request: here one unit with one deadline."""
 
-    def __init__(self, first_stage: Stage, due_s: float = math.inf, cancelled: Any = None) -> None:
+    def __init__(
+        self, first_stage: Stage, due_s: float = math.inf, cancel_payload: Any = None
+    ) -> None:
         self._first_stage = first_stage
         self._due_s = due_s
-        self._cancelled = cancelled
+        self._cancel_payload = cancel_payload
 
     @property
     def num_units(self) -> int:
-        """How many units the job is; at least one."""
+        """How many units the job has; at least one."""
         return 1
 
     def first_stage(self, unit: int) -> Stage:
-        """The stage that a unit begins with."""
+        """The first stage of a unit."""
         return self._first_stage
 
     def due_s(self) -> float:
-        """By when the unit after those sent must be over; infinity for never."""
+        """When the next unit to be sent must be over; infinity for no deadline."""
         return self._due_s
 
     def not_before_s(self) -> float:
-        """When it is early enough to go on; 0 for at once."""
+        """The earliest time to continue; 0 for at once."""
         return 0.0
 
     def send(self, payload: Any, now_s: float) -> Any:
-        """Note that `payload` goes out now; returns it with the job's running counts filled in."""
+        """Record that `payload` is sent now; returns it with the job's running counts."""
         return payload
 
-    def cancelled(self) -> Any:
-        """The last payload of a job that was cancelled; `None` for none."""
-        return self._cancelled
+    def cancel_payload(self) -> Any:
+        """The last payload of a cancelled job, if it has one."""
+        return self._cancel_payload
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _StagedUnit(Unit):
-    """One unit of a job that is not over, or whose yield waits for the units before it."""
+    """One unit of a job, until its results are sent after those of the units before it."""
 
     entry: _StagedJob
     index: int
@@ -90,7 +93,7 @@ class _StagedUnit(Unit):
 
 @dataclass(slots=True, eq=False)
 class _StagedJob(BatchedJob):
-    """A job, its open units in order, and when it last had a turn."""
+    """A job with its open units in order."""
 
     pace: JobPace
     waiting_since_s: float
@@ -100,10 +103,10 @@ class _StagedJob(BatchedJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
-    """How much is done at once.
+    """Bounds on concurrent work.
 
-    `max_rows` units share a step at most, and no more of them than `max_size` allows (one may be
-    larger). `max_started` have state on the device at a time, `units_per_job` of one job.
+    At most `max_rows` units share a step, of `max_size` together (a single one may be larger). At
+    most `max_started` units have state on the device at a time, `units_per_job` of one job.
     """
 
     max_rows: int = 1
@@ -114,17 +117,17 @@ class StageLimits:
 
 @dataclass(slots=True, kw_only=True)
 class _StagedStep(ScheduledStep):
-    """Units and their stage; without any the step only releases what was dropped."""
+    """Units and their stage; without units the step only releases dropped jobs."""
 
     rows: tuple[_StagedUnit, ...] = ()
-    presses: bool = False
-    """Whether it passes over the job that waited longest."""
+    overtakes_oldest: bool = False
+    """Whether it overtakes the job that waited longest."""
 
 
 class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
-    """Schedules jobs that are done stage by stage.
+    """Schedules jobs that run stage by stage.
 
-    `open_pace` reads a job's request, and raises `RequestError` where it can never run.
+    `open_pace` reads a job's request, and raises `RequestError` if it can never run.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         self._limits = limits
         self._dropped: list[str] = []
         self._started: set[_StagedUnit] = set()
-        self._num_pressed = 0
+        self._num_overtakes = 0
 
     def check(self) -> None:
         """Assert that every unit is accounted for."""
@@ -149,19 +152,19 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         in_flight = list(self._rows_in_flight())
         assert len(in_flight) == len(set(in_flight)), "one stage of a unit at a time"
         assert all(unit.num_in_flight == 1 for unit in in_flight)
-        assert live <= self._started, "what is started is counted"
+        assert live <= self._started, "started units are counted"
         assert self._started - live <= set(in_flight), "only steps in flight outlive their jobs"
         for entry in self._jobs.values():
             assert not entry.is_done
             assert 0 < len(entry.units) <= self._limits.units_per_job, "a live job has open units"
-            assert not entry.units[0].is_over, "what is over at the head is closed"
+            assert not entry.units[0].is_over, "finished units at the head are closed"
 
     # Choosing.
 
     def _choose_step(self, now_s: float) -> _StagedStep | None:
         able = list(self._candidates())
         if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
-            return self._choice(ready, now_s)
+            return self._choose(ready, now_s)
         if self._dropped:
             return _StagedStep(kind=_RELEASE)
         if not able:
@@ -170,10 +173,10 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         name, not_before_s = first.stage.name, first.entry.pace.not_before_s()
         return _StagedStep(kind=name, rows=(first,), not_before_s=not_before_s)
 
-    def _choice(self, ready: list[_StagedUnit], now_s: float) -> _StagedStep:
-        patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
+    def _choose(self, ready: list[_StagedUnit], now_s: float) -> _StagedStep:
+        oldest = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
         order = sorted(ready, key=lambda unit: self._urgency(unit, now_s))
-        first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
+        first = oldest if self._num_overtakes >= _MAX_OVERTAKES else order[0]
         rows = tuple(self._rows(first, order))
         name = first.stage.name
         return _StagedStep(
@@ -181,11 +184,11 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
             work={"size": sum(unit.stage.size for unit in rows)},
             rows=rows,
             due_s=min(self._due_s(unit) for unit in rows),
-            presses=all(unit.entry is not patient.entry for unit in rows),
+            overtakes_oldest=all(unit.entry is not oldest.entry for unit in rows),
         )
 
     def _rows(self, first: _StagedUnit, order: list[_StagedUnit]) -> Iterator[_StagedUnit]:
-        """`first`, and the next in order that can share its step."""
+        """`first`, and the next units in order that can share its step."""
         yield first
         num_rows, size, stage = 1, first.stage.size, first.stage.name
         room = self._limits.max_started - len(self._started) - (not first.is_started)
@@ -202,18 +205,18 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
             room -= not unit.is_started
 
     def _is_long(self, stage: str, size: float) -> bool:
-        """Whether such work is known to be too long beside other models."""
+        """Whether such work is known to exceed the step budget."""
         return self._took_s(stage, size) > self._step_budget_s
 
     def _took_s(self, kind: str, size: float) -> float:
-        """What such work takes, as far as it is known."""
+        """The seconds that such work takes; 0 while unknown."""
         work = {"size": size}
         return self.costs.predict(kind, work) if self.costs.is_timed(kind, work) else 0.0
 
     def _candidates(self) -> Iterator[_StagedUnit]:
-        """Units that could have a stage now.
+        """Units that could run a stage now.
 
-        What a paused job has begun is brought to its end where others wait for its place.
+        Started units of a paused job run to their end while other jobs wait for their place.
         """
         is_full = len(self._started) >= self._limits.max_started
         for entry in self._jobs.values():
@@ -226,11 +229,11 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
     def _urgency(self, unit: _StagedUnit, now_s: float) -> tuple[float, float, float, int]:
         due_s, received = self._due_s(unit), 0.0
         if self._shares.is_contended:
-            due_s, received = max(due_s, now_s), self._shares.received(unit.entry.job.client)
+            due_s, received = max(due_s, now_s), self._shares.service_of(unit.entry.job.client)
         return due_s, received, unit.entry.waiting_since_s, unit.index
 
     def _due_s(self, unit: _StagedUnit) -> float:
-        """When this stage must be over, if the rest of its unit takes what such units took."""
+        """When this stage must be over, given the time that such units take."""
         if unit is not unit.entry.units[0]:
             return math.inf
         whole_s = self._took_s(_WHOLE, unit.first_size)
@@ -242,20 +245,24 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
     def _open(self, job: Job) -> _StagedJob:
         return _StagedJob(job, job.is_paused, self._open_pace(job), job.arrival_s)
 
-    def _joined(self, opened: _StagedJob) -> None:
+    def _on_submit(self, opened: _StagedJob) -> None:
+        self._open_units(opened)
+
+    def _open_units(self, opened: _StagedJob) -> None:
+        """Open the next units of a job, up to `units_per_job`."""
         pace, units = opened.pace, opened.units
         while len(units) < self._limits.units_per_job and opened.num_opened < pace.num_units:
             index, stage = opened.num_opened, pace.first_stage(opened.num_opened)
             units.append(_StagedUnit(entry=opened, index=index, stage=stage, first_size=stage.size))
             opened.num_opened += 1
 
-    def _cancelled(self, opened: _StagedJob) -> Any:
-        return opened.pace.cancelled()
+    def _cancel_payload(self, opened: _StagedJob) -> Any:
+        return opened.pace.cancel_payload()
 
-    def _take(
+    def _book_step(
         self, step: _StagedStep, step_id: int, now_s: float
     ) -> tuple[StagedPlan, tuple[_StagedUnit, ...]]:
-        self._num_pressed = self._num_pressed + 1 if step.presses else 0
+        self._num_overtakes = self._num_overtakes + 1 if step.overtakes_oldest else 0
         starts = tuple(unit for unit in step.rows if not unit.is_started)
         dropped, self._dropped = tuple(self._dropped), []
         for unit in step.rows:
@@ -292,7 +299,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         found: StagedRowResult,
         now_s: float,
     ) -> None:
-        """Take what a stage yielded; send what nothing before it holds up."""
+        """Record the result of a stage; send results that are next in order."""
         if found.error is not None:
             self._end(row.entry, JobState.FAILED, error=found.error)
             return
@@ -308,7 +315,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         self._send_ready(row.entry, now_s)
 
     def _send_ready(self, entry: _StagedJob, now_s: float) -> None:
-        """Everything that is next in order; the last of it ends the job."""
+        """Send all results that are next in order; the last one ends the job."""
         payloads: list[Any] = []
         while entry.units:
             payloads += entry.units[0].yielded
@@ -316,7 +323,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
             if not entry.units[0].is_over:
                 break
             del entry.units[0]
-        self._joined(entry)
+        self._open_units(entry)
         sent = [entry.pace.send(payload, now_s) for payload in payloads]
         if sent:
             entry.job.timings.setdefault("first_output_s", now_s)
@@ -330,12 +337,12 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
         self, step: _StagedStep, live: list[_StagedUnit], later: Iterable[_StagedUnit]
     ) -> bool:
         for unit in live:
-            if not unit.num_stages:  # it begins once more
+            if not unit.num_stages:  # it starts again
                 unit.is_started = False
                 self._started.discard(unit)
         return super()._retry(step, live, later)
 
-    def _left(self, opened: _StagedJob) -> None:
+    def _on_end(self, opened: _StagedJob) -> None:
         begun = [unit for unit in opened.units if unit.is_started]
         if begun:
             self._dropped.append(opened.job.job_id)

@@ -1,4 +1,4 @@
-"""What ran on the device of late, for those who watch.
+"""The steps that ran on the device recently, for clients that watch them.
 
 Owns the steps since the last report: their bound, the merging of short ones, when a report is due.
 Records nothing until switched on. Knows nothing of its readers.
@@ -12,7 +12,7 @@ from collections import deque
 from triptych.core.engine_api.reports import RunningStep, StepRecord, StepReport
 
 REPORT_S = 0.25
-"""Reports are at least so long apart."""
+"""The least time between two reports."""
 SHORT_S = 0.005
 MERGE_S = 0.05
 """Steps shorter than `SHORT_S` are merged with those of their kind that begin within `MERGE_S`."""
@@ -20,7 +20,7 @@ MAX_SPANS = 4096
 
 
 class StepLog:
-    """The steps since the last report. `is_on` says whether there is any use in noting them."""
+    """The steps since the last report, recorded while `is_on`."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -31,12 +31,12 @@ class StepLog:
         self._was_running = False
 
     def switch(self, is_on: bool) -> None:
-        """Begin to take note of steps, or stop and forget."""
+        """Start recording steps, or stop and forget them."""
         self._clear()
         self.is_on = is_on
 
     def note(self, step: StepRecord) -> None:
-        """Take note of a step that is over. It may grow until it is reported."""
+        """Record a step that ended. Later steps may be merged into it until it is reported."""
         key = step.model, step.kind
         latest = self._latest.get(key)
         if latest is not None and _are_one(latest, step):
@@ -46,15 +46,15 @@ class StepLog:
         self._latest[key] = step
         if len(self._spans) > MAX_SPANS:
             self._num_dropped += self._spans.popleft().num_steps
-            self._latest.clear()  # what was dropped must take no more steps
+            self._latest.clear()  # no step may be merged into a dropped one
 
     def due_s(self, *, is_running: bool) -> float:
-        """When the next report is due; infinity where there is nothing to tell."""
+        """When the next report is due; infinity where there is nothing to report."""
         has_news = self._spans or is_running or self._was_running
         return self._next_s if has_news else math.inf
 
     def report(self, running: RunningStep | None, now_s: float) -> StepReport:
-        """What was noted since the last report."""
+        """The report of the steps since the last one."""
         spans, num_dropped = tuple(self._spans), self._num_dropped
         self._clear()
         self._next_s = now_s + REPORT_S
@@ -68,7 +68,7 @@ class StepLog:
 
 
 def _are_one(span: StepRecord, step: StepRecord) -> bool:
-    """Whether `step` is to be merged into `span`, which is one step or several merged ones."""
+    """Whether `step` is merged into `span`, one step or several merged ones."""
     are_short = step.busy_s < SHORT_S and span.busy_s < SHORT_S * span.num_steps
     are_near = step.start_s - span.start_s < MERGE_S
     return are_short and are_near and not (step.is_failed or span.is_failed)

@@ -18,7 +18,7 @@ class BatchPace(JobPace):
     """A batch of texts, whose results are returned together: as many units, of one stage each."""
 
     def __init__(self, stage: str, sizes: Sequence[int]) -> None:
-        super().__init__(Stage(stage, 0), cancelled=EmbedDelta(finish_reason="cancelled"))
+        super().__init__(Stage(stage, 0), cancel_payload=EmbedDelta(finish_reason="cancelled"))
         self._sizes = sizes
 
     @property

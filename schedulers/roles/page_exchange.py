@@ -26,13 +26,13 @@ from triptych.core.kv.pages import Lease
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.executors import Post
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.grammar_worker import Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.state import SequenceState
 
-_MOST_SHARE = 0.5
+_MAX_SHARE = 0.5
 """Of the pool that pages on their way may hold: rows that run need the rest."""
 
 
@@ -74,7 +74,7 @@ class PageSource(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Awaited:
+class _OpenFetch:
     """A fetch and the pages that it fills; it takes `num_taken` that nobody held before it."""
 
     row: SequenceState
@@ -95,16 +95,16 @@ class FetchedPages(PageExchange):
         self._wait_s = 0.0
         self._state = scheduler.tokens.state
         self._source = source
-        self._changed = scheduler.note_change
+        self._note_change = scheduler.note_change
         self._post: Post = lambda call: call()
         self._ids = count()
-        self._open: dict[SequenceState, _Awaited] = {}
+        self._open: dict[SequenceState, _OpenFetch] = {}
 
     def connect(self, post: Post) -> None:
         """Learn how the source's thread reaches the loop's."""
         self._post = post
 
-    def joined(self, row: SequenceState) -> None:
+    def on_submit(self, row: SequenceState) -> None:
         """Have the whole pages of a prompt fetched that are neither here nor on their way."""
         state, pool = self._state, self._state.pool
         keys = row.lookup_keys(pool.page_size)
@@ -119,15 +119,15 @@ class FetchedPages(PageExchange):
         num_taken = num_found - num_held + len(keys) - first
         num_carried = sum(each.num_taken for each in self._open.values())
         has_room = len(keys) - first <= pool.num_available
-        has_room &= num_carried + num_taken <= _MOST_SHARE * pool.num_pages
+        has_room &= num_carried + num_taken <= _MAX_SHARE * pool.num_pages
         if not (has_room and self._source.is_connected):
             pool.release(lease)
             self._counts["page_fallbacks_total"] += 1
             return
         pool.extend(lease, len(keys) - first)
-        awaited = _Awaited(row, lease, keys[first:], time.monotonic(), num_taken)
+        awaited = _OpenFetch(row, lease, keys[first:], time.monotonic(), num_taken)
         self._open[row] = awaited
-        state.carried.add(lease)
+        state.in_transfer.add(lease)
         state.arriving.update(awaited.keys)
         awaited.fetch = PageFetch(
             fetch_id=next(self._ids),
@@ -140,42 +140,42 @@ class FetchedPages(PageExchange):
         )
         self._source.start(awaited.fetch)
 
-    def left(self, row: SequenceState) -> None:
+    def on_end(self, row: SequenceState) -> None:
         """End the fetch of a row that has ended."""
         awaited = self._open.get(row)
         if awaited is not None and awaited.fetch is not None:
             awaited.is_dropped = True
             self._source.stop(awaited.fetch)
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
         counted = exchange_stats(stats, self._counts, self._source.counts)
         counted.counters["page_wait_seconds_total"] = self._wait_s
         return counted
 
-    def _take(self, awaited: _Awaited, num_arrived: int) -> None:
+    def _take(self, awaited: _OpenFetch, num_arrived: int) -> None:
         """The first pages of a fetch are written: let rows find them."""
         keys = awaited.keys[awaited.num_published : num_arrived]
         self._state.pool.publish(awaited.lease, keys)
         self._state.arriving.difference_update(keys)
         awaited.num_published = num_arrived
         awaited.row.num_fetched_pages += len(keys)
-        self._changed()
+        self._note_change()
 
-    def _end(self, awaited: _Awaited) -> None:
+    def _end(self, awaited: _OpenFetch) -> None:
         """Nothing more comes of a fetch: what is missing is computed here."""
         missing = awaited.keys[awaited.num_published :]
         self._state.arriving.difference_update(missing)
-        self._state.carried.remove(awaited.lease)
+        self._state.in_transfer.remove(awaited.lease)
         self._state.pool.release(awaited.lease)
         del self._open[awaited.row]
         self._wait_s += time.monotonic() - awaited.started_s
         self._counts["page_fallbacks_total"] += bool(missing) and not awaited.is_dropped
-        self._changed()
+        self._note_change()
 
 
 @dataclass(eq=False, slots=True)
-class _Sent:
+class _SentPrompt:
     """A transfer, the job that computes its prompt, and the pages that are held for it."""
 
     transfer: PageTransferRequest
@@ -194,7 +194,7 @@ class SentPages(TransferJobs, PageExchange):
         self._scheduler = scheduler
         self._tokens = scheduler.tokens
         self._state = scheduler.tokens.state
-        self._sent: dict[PageTransferRequest, _Sent] = {}
+        self._sent: dict[PageTransferRequest, _SentPrompt] = {}
 
     def open(self, transfer: PageTransferRequest) -> None:
         """On the server's thread: check a prompt, and have it computed."""
@@ -208,20 +208,20 @@ class SentPages(TransferJobs, PageExchange):
         else:
             transfer.end("a prompt of other tokens than the model's")
 
-    def committed(self) -> None:
+    def on_step_end(self) -> None:
         """Send what the step has completed."""
         for sent in self._sent.values():
             self._send(sent)
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
         return exchange_stats(stats, self._counts, self._sink.counts)
 
     def _open(self, transfer: PageTransferRequest, request: TokenRequest) -> None:
         self._counts["page_transfers_total"] += 1
         job_id = self._new_id()
-        sent = self._sent[transfer] = _Sent(transfer, job_id, self._state.pool.acquire())
-        self._state.carried.add(sent.lease)
+        sent = self._sent[transfer] = _SentPrompt(transfer, job_id, self._state.pool.acquire())
+        self._state.in_transfer.add(sent.lease)
         self._run(job_id, _prompt_of(request), partial(self._take, sent))
         row = self._scheduler.row_of(job_id)
         if row is None:
@@ -234,7 +234,7 @@ class SentPages(TransferJobs, PageExchange):
         else:
             self._send(sent)
 
-    def _send(self, sent: _Sent) -> None:
+    def _send(self, sent: _SentPrompt) -> None:
         """Hold those next pages that are there, and hand them to the transfer."""
         num_before = len(sent.lease)
         self._state.pool.follow(sent.lease, sent.keys[num_before:])
@@ -242,7 +242,7 @@ class SentPages(TransferJobs, PageExchange):
         if page_ids:
             sent.transfer.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
 
-    def _take(self, sent: _Sent, output: Output) -> None:
+    def _take(self, sent: _SentPrompt, output: Output) -> None:
         """How the job of a transfer ends; its token is of no use."""
         if not output.is_final:
             return
@@ -257,7 +257,7 @@ class SentPages(TransferJobs, PageExchange):
         sent = self._sent.pop(transfer, None)
         if sent is None:
             return  # its prompt was not taken
-        self._state.carried.remove(sent.lease)
+        self._state.in_transfer.remove(sent.lease)
         self._state.pool.release(sent.lease)
         self._scheduler.note_change()
         if not sent.is_over:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.kv.transfer.server import PageTransferHandler, PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.tokens.grammar_worker import Post
+from triptych.schedulers.executors import Post
 
 _GAUGES = ("page_links", "page_bytes")
 

@@ -62,7 +62,7 @@ class TokenBatch:
         self.state = TokenState(pool=pool, options=options)
         self.mask_requests: list[MaskRequest] = []
         """Requests for the grammar worker, since it last took them."""
-        self.begun: list[SequenceState] = []
+        self.grammar_starts: list[SequenceState] = []
         """Rows whose reasoning has ended, and whose grammars begin."""
         self.vocab_size = 0
         """Tokens that have a bit in a mask; set before sequences come, where there are masks."""
@@ -79,7 +79,7 @@ class TokenBatch:
         reasoning = None
         if request.reasoning is not None:
             reasoning = ReasoningCounter(request.reasoning, request, self.vocab_size)
-        has_grammar = request.grammar and not (reasoning and reasoning.holds_form)
+        has_grammar = request.grammar and not (reasoning and reasoning.delays_grammar)
         is_ranked = self.options.schedule_policy == "priority"
         self._num_opened += 1
         return SequenceState(
@@ -259,9 +259,9 @@ class TokenBatch:
         if row.grammar is not None:  # it says whether that was the last
             self.mask_requests.append(row.mask_request(token_id))
             return self.delta(row, result)
-        if row.request.grammar and row.reasoning is not None and not row.reasoning.holds_form:
+        if row.request.grammar and row.reasoning is not None and not row.reasoning.delays_grammar:
             row.grammar = GrammarState(row.request)
-            self.begun.append(row)
+            self.grammar_starts.append(row)
         is_last = len(row.output_ids) >= row.max_outputs
         return self.delta(row, result, finish_reason="length" if is_last else None)
 

@@ -28,23 +28,20 @@ from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import TokenMask, TokenMatcher
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.process.logs import fields
-from triptych.schedulers.executors import Clock, Executor
+from triptych.schedulers.executors import Clock, Executor, Post
 
 SLOW_S: Final = 0.004
 """A row whose last mask took longer is followed apart from others, which do not wait for it."""
-AT_ONCE_S: Final = 0.004
+INLINE_S: Final = 0.004
 """Masks of a step that take no longer, by its rows' last ones, are found on the loop's thread."""
-NUM_PROVEN: Final = 4
+NUM_FAST: Final = 4
 """Masks that a row has had before that, none of them slow."""
 COOL_DOWN_S: Final = 60.0
 """After a mask found so that was slow after all, for so long all are found on threads again."""
-MAX_FIRSTS: Final = 64
+MAX_FIRST_MASKS: Final = 64
 """First masks that are kept for the next rows with the same grammar."""
 
 _log = logging.getLogger(__name__)
-
-Post = Callable[[Callable[[], None]], None]
-"""Has a call made on the loop's thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,20 +55,20 @@ class GrammarState:
     allowed: bytes = b""
     is_ready: bool = False
     is_slow: bool = False
-    num_quick: int = 0
+    num_fast: int = 0
     last_s: float = 0.0
     matcher: TokenMatcher | None = None
     """Belongs to the thread that follows the row."""
 
-    def note(self, elapsed_s: float) -> None:
+    def observe(self, elapsed_s: float) -> None:
         """A mask took so long."""
         self.last_s, self.is_slow = elapsed_s, elapsed_s > SLOW_S
-        self.num_quick = -sys.maxsize if self.is_slow else self.num_quick + 1
+        self.num_fast = -sys.maxsize if self.is_slow else self.num_fast + 1
 
     @property
-    def is_proven(self) -> bool:
+    def is_fast(self) -> bool:
         """Whether no mask of it was slow, of several."""
-        return self.num_quick >= NUM_PROVEN
+        return self.num_fast >= NUM_FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +81,13 @@ class MaskRequest:
     num_left: int
 
 
-_First = tuple[str, tuple[int, ...], bool]
+_FirstKey = tuple[str, tuple[int, ...], bool]
 
 MaskResults = Sequence[tuple[GrammarState, TokenMask | TriptychError]]
 """What may come next in some rows, or why nothing can."""
 
 
-class SideThread(Protocol):
+class HelperThread(Protocol):
     """A thread beside the loop: `schedulers.executors.Executor`."""
 
     def put(self, call: Callable[[], None]) -> None:
@@ -113,18 +110,18 @@ class GrammarWorker:
         self,
         open_vocabulary: Callable[[], GrammarVocabulary],
         *,
-        start: Callable[[str], SideThread] = Executor,
+        start: Callable[[str], HelperThread] = Executor,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.found: Callable[[MaskResults], None] = lambda found: None
+        self.on_masks: Callable[[MaskResults], None] = lambda found: None
         self._open_vocabulary = open_vocabulary
         self._start = start
         self._clock = clock
-        self._at_once_from_s = -math.inf
-        self._firsts: OrderedDict[_First, TokenMask] = OrderedDict()
+        self._inline_from_s = -math.inf
+        self._first_masks: OrderedDict[_FirstKey, TokenMask] = OrderedDict()
         self._post: Post = lambda call: call()
         self._compiler: GrammarCompiler | None = None
-        self._threads: tuple[SideThread, SideThread] | None = None
+        self._threads: tuple[HelperThread, HelperThread] | None = None
 
     def connect(self, post: Post) -> None:
         """Say how the threads reach the loop's."""
@@ -139,10 +136,10 @@ class GrammarWorker:
         """Compile a row's grammar, and find its first mask."""
         quick, slow = self._open_threads()
         is_known = self._compiler is not None and self._compiler.holds(row.grammar.request.grammar)
-        key = _first_of(row)
-        if is_known and not row.num_outputs and key in self._firsts:
-            self._firsts.move_to_end(key)
-            self.found([(row.grammar, self._firsts[key])])
+        key = _first_key(row)
+        if is_known and not row.num_outputs and key in self._first_masks:
+            self._first_masks.move_to_end(key)
+            self.on_masks([(row.grammar, self._first_masks[key])])
             return
         (quick if is_known else slow).put(partial(self._report_first, row))
 
@@ -157,23 +154,23 @@ class GrammarWorker:
                 quick_rows.append(row)
         if not quick_rows:
             return
-        if self._are_instant(quick_rows):
-            self._look_at_once(quick_rows)
+        if self._are_fast(quick_rows):
+            self._compute_inline(quick_rows)
         else:
             quick.put(partial(self._report, quick_rows))
 
-    def _are_instant(self, rows: Sequence[MaskRequest]) -> bool:
+    def _are_fast(self, rows: Sequence[MaskRequest]) -> bool:
         """Whether masks are found sooner here than a thread takes to begin."""
         grammars = [row.grammar for row in rows]
-        are_proven = all(grammar.is_proven for grammar in grammars)
-        is_cool = self._clock() >= self._at_once_from_s
-        return are_proven and is_cool and sum(grammar.last_s for grammar in grammars) <= AT_ONCE_S
+        are_proven = all(grammar.is_fast for grammar in grammars)
+        is_cool = self._clock() >= self._inline_from_s
+        return are_proven and is_cool and sum(grammar.last_s for grammar in grammars) <= INLINE_S
 
-    def _look_at_once(self, rows: Sequence[MaskRequest]) -> None:
-        found = [(row.grammar, self._look(row)) for row in rows]
+    def _compute_inline(self, rows: Sequence[MaskRequest]) -> None:
+        found = [(row.grammar, self._compute_mask(row)) for row in rows]
         if any(isinstance(each, TokenMask) and each.elapsed_s > SLOW_S for _, each in found):
-            self._at_once_from_s = self._clock() + COOL_DOWN_S
-        self.found(found)
+            self._inline_from_s = self._clock() + COOL_DOWN_S
+        self.on_masks(found)
 
     def close(self) -> None:
         """End the threads; what they still find is of no use to anyone."""
@@ -181,31 +178,31 @@ class GrammarWorker:
             for thread in self._threads:
                 thread.close(0)
 
-    def _open_threads(self) -> tuple[SideThread, SideThread]:
+    def _open_threads(self) -> tuple[HelperThread, HelperThread]:
         if self._threads is None:
             self._threads = self._start("triptych-masks"), self._start("triptych-grammars")
         return self._threads
 
-    def _keep_first(self, row: MaskRequest, found: MaskResults) -> None:
+    def _cache_first(self, row: MaskRequest, found: MaskResults) -> None:
         """Let other rows begin with what one has begun with; nothing if that was its end."""
         ((_, first),) = found
         if not row.num_outputs and isinstance(first, TokenMask) and not first.is_complete:
-            self._firsts[_first_of(row)] = first
-            if len(self._firsts) > MAX_FIRSTS:
-                self._firsts.popitem(last=False)
-        self.found(found)
+            self._first_masks[_first_key(row)] = first
+            if len(self._first_masks) > MAX_FIRST_MASKS:
+                self._first_masks.popitem(last=False)
+        self.on_masks(found)
 
     # On the threads.
 
     def _report_first(self, row: MaskRequest) -> None:
-        found = [(row.grammar, self._look(row))]
-        self._post(lambda: self._keep_first(row, found))
+        found = [(row.grammar, self._compute_mask(row))]
+        self._post(lambda: self._cache_first(row, found))
 
     def _report(self, rows: Sequence[MaskRequest]) -> None:
-        found = [(row.grammar, self._look(row)) for row in rows]
-        self._post(lambda: self.found(found))
+        found = [(row.grammar, self._compute_mask(row)) for row in rows]
+        self._post(lambda: self.on_masks(found))
 
-    def _look(self, row: MaskRequest) -> TokenMask | TriptychError:
+    def _compute_mask(self, row: MaskRequest) -> TokenMask | TriptychError:
         grammar = row.grammar
         try:
             if grammar.matcher is None:
@@ -239,7 +236,7 @@ class GrammarWorker:
         return TokenMatcher(matcher, compiler.vocabulary, sampling, is_jumping=_may_jump(sampling))
 
 
-def _first_of(row: MaskRequest) -> _First:
+def _first_key(row: MaskRequest) -> _FirstKey:
     """What the first mask of an answer follows from."""
     request = row.grammar.request
     return request.grammar, request.sampling.stop_token_ids, request.sampling.min_tokens > 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from triptych.core.engine_api.job import Job
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.tokens.grammar_worker import Post
+from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.state import SequenceState
 
 
@@ -22,15 +22,15 @@ class PageExchange:
     def attach(self, submit: Callable[[Job], None]) -> None:
         """Learn how jobs of the engine's own are run."""
 
-    def joined(self, row: SequenceState) -> None:
+    def on_submit(self, row: SequenceState) -> None:
         """A row waits for its turn."""
 
-    def left(self, row: SequenceState) -> None:
+    def on_end(self, row: SequenceState) -> None:
         """A row has ended."""
 
-    def committed(self) -> None:
+    def on_step_end(self) -> None:
         """A step is over."""
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was exchanged."""
         return stats

@@ -36,7 +36,7 @@ from itertools import islice
 from typing import Any
 
 from triptych.schedulers.batcher import ScheduledStep
-from triptych.schedulers.shares import has_none, spread
+from triptych.schedulers.shares import none_running, round_robin
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
@@ -213,7 +213,7 @@ class _TokenPolicy:
             return answering
         able = [row for row in answering if self._can_decode(row)]
         able.sort(key=lambda row: (row.rank[0], row.num_in_flight, row.last_token_s))
-        chosen = set(spread(able, most))
+        chosen = set(round_robin(able, most))
         return [row for row in answering if row in chosen]
 
     def add_prompts(self) -> None:
@@ -373,7 +373,7 @@ class _TokenPolicy:
 
         It always does within a client; across clients only while no row of its own client runs.
         """
-        return row.client == other.client or has_none(row.client, self._state.running)
+        return row.client == other.client or none_running(row.client, self._state.running)
 
     def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether `row` was overtaken so often that `other`, of the same client, waits for it."""
@@ -384,7 +384,7 @@ class _TokenPolicy:
         if row.num_times_overtaken < _MAX_OVERTAKEN:
             return False
         is_contended = self._state.shares.is_contended
-        return not is_contended or has_none(row.client, self._state.running)
+        return not is_contended or none_running(row.client, self._state.running)
 
     def _can_begin(self, row: SequenceState) -> bool:
         """Whether only lack of room can keep a waiting row out of the step."""

@@ -1,7 +1,8 @@
-"""A row's reasoning: whether it is reasoning, and what comes when its budget is spent.
+"""A row's reasoning: whether it is reasoning, and the tokens that end it at its budget.
 
-Owns the count. A row goes on before it is known what it has sampled, so `num_free` says for how
-many tokens nothing can be prescribed yet. Knows no text: reasoning lies between tokens.
+Owns the count of reasoning tokens. A row's next step is booked before its sampled token is known,
+so `num_unconstrained` is the number of tokens that no mask can concern yet. Knows no text:
+reasoning is delimited by tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triptych.core.engine_api.tokens import ReasoningRules, TokenRequest
 
 
 class ReasoningCounter:
-    """Follows one row's tokens, as they become known.
+    """Follows one row's tokens as they become known.
 
     `vocab_size` tokens have a bit in its masks (see `core.engine_api.plan.TokenRow`).
     """
@@ -28,32 +29,32 @@ class ReasoningCounter:
         self._left = sys.maxsize if rules.max_tokens is None else rules.max_tokens
         closing = {*rules.closes, *rules.ending}
         # A row must be able to end its reasoning, even with a token that ends an answer.
-        self._held_ids = tuple(
+        self._stop_ids = tuple(
             each for each in request.sampling.stop_token_ids if each not in closing
         )
-        self.sampling = structs.replace(request.sampling, stop_token_ids=self._held_ids)
-        """The row's, for a runner, which holds stop tokens off while an answer is short."""
-        self._has_form = bool(request.grammar)
+        self.sampling = structs.replace(request.sampling, stop_token_ids=self._stop_ids)
+        """The row's parameters for a runner, which masks stop tokens while an answer is short."""
+        self._has_grammar = bool(request.grammar)
         self._recent: tuple[int, ...] = ()
         self._num_forced = 0
         self._may_open = not rules.open_at_start
         self.is_open = rules.open_at_start
 
     @property
-    def holds_form(self) -> bool:
-        """Whether the row's grammar is yet to begin."""
-        return self._has_form and self.is_open and not self._may_open
+    def delays_grammar(self) -> bool:
+        """Whether the row's grammar starts only after the reasoning."""
+        return self._has_grammar and self.is_open and not self._may_open
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether an answer is still due: what is sampled now ends reasoning at most."""
-        return self.holds_form or self._is_spent
+        """Whether the answer has not begun: a token sampled now can only end the reasoning."""
+        return self.delays_grammar or self._is_exhausted
 
     @property
-    def num_free(self) -> int:
-        """How many tokens will be sampled before one can be prescribed, whatever they are."""
-        if self.holds_form:
-            return 0  # the next one may be prescribed by the grammar
+    def num_unconstrained(self) -> int:
+        """How many tokens are sampled, whatever they are, before a mask can apply."""
+        if self.delays_grammar:
+            return 0  # the grammar may constrain the next one
         if self.is_open:
             return self._left
         if not self._may_open:
@@ -61,18 +62,18 @@ class ReasoningCounter:
         return len(self._rules.opens) - len(self._recent) + self._left
 
     def mask(self) -> bytes:
-        """Which tokens may be sampled now that all before are known; empty for any."""
-        if self._is_spent:
+        """The mask of the next token, once all tokens before are known; empty for any token."""
+        if self._is_exhausted:
             ending = self._rules.ending[self._num_forced : self._num_forced + 1]
             return _mask(ending, self._vocab_size, is_inverted=False)
-        if self.holds_form:  # an answer must not end before it has its form
-            return _mask(self._held_ids, self._vocab_size, is_inverted=True)
+        if self.delays_grammar:  # an answer must not end before its grammar starts
+            return _mask(self._stop_ids, self._vocab_size, is_inverted=True)
         return b""
 
     def take(self, token_ids: Iterable[int]) -> None:
-        """The row has sampled these, too."""
+        """Add tokens that the row has sampled."""
         for token_id in token_ids:
-            if self._is_spent:
+            if self._is_exhausted:
                 self._num_forced += 1
                 if self._num_forced == len(self._rules.ending):
                     self._close()
@@ -84,7 +85,7 @@ class ReasoningCounter:
                 self._left -= 1
 
     @property
-    def _is_spent(self) -> bool:
+    def _is_exhausted(self) -> bool:
         return self.is_open and self._left <= 0
 
     def _close(self) -> None:
@@ -106,7 +107,7 @@ class ReasoningCounter:
 
 @lru_cache(maxsize=64)
 def _mask(token_ids: tuple[int, ...], vocab_size: int, *, is_inverted: bool) -> bytes:
-    """A mask of `token_ids`, or of all others."""
+    """A mask of `token_ids`, or of all other tokens."""
     bits = np.full(-(-vocab_size // 32) * 32, is_inverted, np.uint8)
     bits[list(token_ids)] = not is_inverted
     return np.packbits(bits, bitorder="little").tobytes()

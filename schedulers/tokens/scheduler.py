@@ -20,8 +20,9 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Batcher
+from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
-from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults, Post
+from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
@@ -64,7 +65,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         """What rows with grammars may sample; set before jobs come, where the model takes any."""
         self.exchange = PageExchange()
         """Where pages come from or go to beside this engine; set before jobs come."""
-        self._guided: dict[GrammarState, SequenceState] = {}
+        self._rows_by_grammar: dict[GrammarState, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
         self._step_shares = StepShares(self.costs)
@@ -73,12 +74,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""
         self.exchange.connect(post)
         if self.grammar_worker is not None:
-            self.grammar_worker.found = self._take_found
+            self.grammar_worker.on_masks = self._take_masks
             self.grammar_worker.connect(post)
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics: pages now, and totals of tokens, hits, evictions and preemptions."""
-        return self.exchange.counted(self.tokens.with_pool_counters(super().stats()))
+        return self.exchange.add_stats(self.tokens.with_pool_counters(super().stats()))
 
     def row_of(self, job_id: str) -> SequenceState | None:
         """The sequence of a job that has not ended."""
@@ -100,27 +101,27 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             raise UnsupportedOption("This model's answers cannot be given a form.")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 
-    def _joined(self, opened: SequenceState) -> None:
+    def _on_submit(self, opened: SequenceState) -> None:
         self.tokens.add(opened)
-        self.exchange.joined(opened)
+        self.exchange.on_submit(opened)
         self._begin(opened)
 
     def _begin(self, row: SequenceState) -> None:
         """Have the first mask of a row's grammar found, if it has one."""
         if row.grammar is not None and self.grammar_worker is not None:
-            self._guided[row.grammar] = row
+            self._rows_by_grammar[row.grammar] = row
             self.grammar_worker.begin(row.mask_request())
 
-    def _paused(self, opened: SequenceState) -> None:
+    def _on_pause(self, opened: SequenceState) -> None:
         self._state.set_paused(opened, opened.is_paused)
 
-    def _cancelled(self, opened: SequenceState) -> TokenDelta:
+    def _cancel_payload(self, opened: SequenceState) -> TokenDelta:
         return self.tokens.delta(opened, finish_reason="cancelled")
 
-    def _left(self, opened: SequenceState) -> None:
+    def _on_end(self, opened: SequenceState) -> None:
         if opened.grammar is not None:
-            self._guided.pop(opened.grammar, None)
-        self.exchange.left(opened)
+            self._rows_by_grammar.pop(opened.grammar, None)
+        self.exchange.on_end(opened)
         self.tokens.close(opened)
 
     def _num_waiting(self) -> int:
@@ -178,12 +179,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         if all(row.is_decoding for row in self._state.running) and not self._state.waiting:
             return sys.maxsize
         limit = self._options.max_batch_input_tokens
-        return self.costs.fitting(_CHUNK, "tokens", budget_s, limit)
+        return self.costs.work_within(_CHUNK, "tokens", budget_s, limit)
 
     def _answering(self) -> list[SequenceState]:
         return [row for row in self._state.running if row.is_answering and not row.is_paused]
 
-    def _take(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+    def _book_step(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         if self._state.shares.is_contended:
             answering = (piece.unit for piece in step.rows if piece.unit.is_answering)
             self._step_shares.book(step.turn, answering)
@@ -224,10 +225,10 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         else:
             self._end(opened, JobState.FINISHED, payload=delta)
 
-    def _committed(self, now_s: float) -> None:
+    def _on_step_end(self, now_s: float) -> None:
         """Have it found out, for all rows of the step at once, what their grammars allow next."""
-        self.exchange.committed()
-        begun, self.tokens.begun = self.tokens.begun, []
+        self.exchange.on_step_end()
+        begun, self.tokens.grammar_starts = self.tokens.grammar_starts, []
         for row in begun:
             if not row.is_over:
                 self._begin(row)
@@ -235,17 +236,17 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         if requests and self.grammar_worker is not None:
             self.grammar_worker.follow(requests)
 
-    def _take_found(self, found: MaskResults) -> None:
+    def _take_masks(self, found: MaskResults) -> None:
         """Let rows go on whose masks are there; a job may have ended meanwhile."""
         self._version += 1
         for grammar, allowance in found:
-            opened = self._guided.get(grammar)
+            opened = self._rows_by_grammar.get(grammar)
             if opened is None:
                 continue
             if isinstance(allowance, TriptychError):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
-            grammar.note(allowance.elapsed_s)
+            grammar.observe(allowance.elapsed_s)
             delta = self.tokens.apply_mask(opened, allowance)
             if delta is not None:
                 self._pass_on(opened, delta)
@@ -256,7 +257,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self.tokens.retry(live, later)
         return True
 
-    def _give_up(self, row: Any, error: TriptychError) -> None:
+    def _fail_row(self, row: Any, error: TriptychError) -> None:
         self._end(row.unit, JobState.FAILED, error=error)
 
     def _settle(self, row: Any) -> None:

@@ -120,7 +120,7 @@ class SequenceState(Unit):
 
     def _is_free(self, reasoning: ReasoningCounter) -> bool:
         """Whether its next token may be any, whatever those in flight turn out to be."""
-        return self.num_unknown < reasoning.num_free
+        return self.num_unknown < reasoning.num_unconstrained
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Its answer goes on with these."""
@@ -313,7 +313,7 @@ class TokenState:
         self.computing: dict[bytes, SequenceState] = {}
         self.arriving: set[bytes] = set()
         """Pages that come from another engine (`schedulers.roles.page_exchange`)."""
-        self.carried: set[Lease] = set()
+        self.in_transfer: set[Lease] = set()
         """Of pages on their way from or to other engines."""
         self.shares = ServiceShares()
         """Tokens computed, by client."""
@@ -447,7 +447,7 @@ class TokenState:
         leases = {row.lease for row in holders}
         assert None not in leases
         assert len(leases) == len(holders), "two rows hold a lease"
-        assert len(leases | self.carried) == self.pool.num_leases, "a lease is lost"
+        assert len(leases | self.in_transfer) == self.pool.num_leases, "a lease is lost"
         assert all(row.num_in_flight for row in self.leaving)
         assert set(self.computing.values()) <= running, "a page is awaited from no running row"
         for row in holders:

@@ -98,7 +98,7 @@ class StepShares:
         return self._costs.trend(_ROWS, _work(num_rows))
 
     def _is_measured(self, num_rows: int) -> bool:
-        return self._costs.measured(_ROWS, _work(num_rows)) is not None
+        return self._costs.measured_s(_ROWS, _work(num_rows)) is not None
 
 
 def _comes_first(client: str, rows: Sequence[SequenceState]) -> bool:

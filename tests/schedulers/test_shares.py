@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.token_driver import drive, random_world
 from support.token_world import World, token_request
 from triptych.schedulers.cost import CostModel
-from triptych.schedulers.shares import ServiceShares, spread
+from triptych.schedulers.shares import ServiceShares, round_robin
 from triptych.schedulers.tokens.state import SequenceState
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
@@ -323,8 +323,8 @@ def test_service_goes_to_who_received_the_least(wishes: list[tuple[str, float]])
     for client in "abc":
         shares.join(client)
     for _, amount in wishes:
-        shares.charge(min("abc", key=shares.received), amount)
-        received = [shares.received(client) for client in "abc"]
+        shares.charge(min("abc", key=shares.service_of), amount)
+        received = [shares.service_of(client) for client in "abc"]
         assert max(received) - min(received) <= 3.0
 
 
@@ -336,9 +336,9 @@ def test_idling_brings_no_credit_and_leaving_no_forgiveness() -> None:
     shares.leave("a")
     shares.charge("b", 10.0)
     shares.join("a")
-    assert shares.received("a") == 50.0
+    assert shares.service_of("a") == 50.0
     shares.join("late")
-    assert shares.received("late") == 10.0
+    assert shares.service_of("late") == 10.0
 
 
 def test_names_of_clients_that_left_do_not_pile_up() -> None:
@@ -374,5 +374,5 @@ def test_turns_keep_the_order_within_a_client(rows: list[tuple[str, int]]) -> No
 def test_rows_of_a_step_are_spread_over_clients() -> None:
     rng = random.Random(1)
     rows = [Ranked(rng.choice("aaaab"), place, 1) for place in range(40)]
-    chosen = spread(rows, 6)
+    chosen = round_robin(rows, 6)
     assert sorted(row.client for row in chosen) == list("aaabbb")

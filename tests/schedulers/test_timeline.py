@@ -295,7 +295,7 @@ def test_what_just_such_a_step_took_is_known() -> None:
 
 
 def test_kinds_that_are_alike_are_one_quantity() -> None:
-    model = CostModel(alike=frozenset(("decode", "prefill")))
+    model = CostModel(same_kinds=frozenset(("decode", "prefill")))
     model.observe("decode", {"rows": 4}, 0.04)
     assert math.isclose(model.predict("prefill", {"rows": 8}), 0.08, rel_tol=0.01)
     assert not model.is_known("prefill")

@@ -18,27 +18,27 @@ def learned(*steps: tuple[int, float]) -> CostModel:
 
 
 def test_first_chunk_on_an_unmeasured_device_is_small() -> None:
-    assert learned().fitting("prefill", "tokens", 0.1, 2048) == 128
-    assert learned((128, 0.256)).fitting("prefill", "tokens", 0.1, 2048) == 50
+    assert learned().work_within("prefill", "tokens", 0.1, 2048) == 128
+    assert learned((128, 0.256)).work_within("prefill", "tokens", 0.1, 2048) == 50
 
 
 def test_beyond_what_was_seen_time_is_in_proportion() -> None:
-    assert learned((100, 0.1)).fitting("prefill", "tokens", 0.2, 2048) == 200
-    assert learned((100, 0.1)).fitting("prefill", "tokens", 0.2, 150) == 150
+    assert learned((100, 0.1)).work_within("prefill", "tokens", 0.2, 2048) == 200
+    assert learned((100, 0.1)).work_within("prefill", "tokens", 0.2, 150) == 150
 
 
 def test_what_a_step_takes_by_itself_is_learned_from_steps_of_many_sizes() -> None:
     """100 ms for each step and 1 ms for each token: larger chunks are cheaper by the token."""
     costs = learned(*((size, 0.1 + 0.001 * size) for size in (100, 400, 250, 300, 150, 350)))
-    assert abs(costs.fitting("prefill", "tokens", 0.3, 2048) - 200) <= 10
+    assert abs(costs.work_within("prefill", "tokens", 0.3, 2048) - 200) <= 10
 
 
 def test_unmeasured_steps_are_not_learned_from() -> None:
-    assert learned((100, 0.0)).fitting("prefill", "tokens", 0.1, 2048) == 128
+    assert learned((100, 0.0)).work_within("prefill", "tokens", 0.1, 2048) == 128
 
 
 def test_a_chunk_is_never_tiny() -> None:
-    assert learned((128, 60.0)).fitting("prefill", "tokens", 0.1, 2048) == 32
+    assert learned((128, 60.0)).work_within("prefill", "tokens", 0.1, 2048) == 32
 
 
 def chunks_of(

@@ -60,7 +60,7 @@ class Pace:
         self.sent.append(payload)
         return payload
 
-    def cancelled(self) -> object:
+    def cancel_payload(self) -> object:
         return "cancelled"
 
 

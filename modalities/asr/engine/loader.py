@@ -71,7 +71,7 @@ def open_pace(job: Job) -> JobPace:
         raise InvalidRequest(f"A part of a recording holds 1 sample to {MAX_PART_S} s.")
     return JobPace(
         Stage("listen", num_samples / SAMPLE_RATE),
-        cancelled=TranscribeDelta(finish_reason="cancelled"),
+        cancel_payload=TranscribeDelta(finish_reason="cancelled"),
     )
 
 

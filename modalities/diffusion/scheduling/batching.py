@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from triptych.modalities.diffusion.scheduling.state import ImageState
 
-_HOPE = 0.98  # of a row's time, for each doubling away from what was measured
+_OPTIMISM = 0.98  # of a row's time, for each doubling away from what was measured
 
 
 def urgency(row: ImageState) -> tuple[float, int, tuple[int, ...]]:
@@ -67,4 +67,4 @@ def _run_s(known: Sequence[tuple[int, float]], num_rows: int) -> float:
         return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
     nearest, nearest_s = known[min(at, len(known) - 1)]
     ratio = num_rows / nearest
-    return nearest_s * ratio * math.pow(_HOPE, abs(math.log2(ratio)))
+    return nearest_s * ratio * math.pow(_OPTIMISM, abs(math.log2(ratio)))

@@ -30,7 +30,7 @@ from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_ta
 from triptych.modalities.diffusion.scheduling.state import DenoiseState, ImageState
 from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
-from triptych.schedulers.shares import ServiceShares, has_none
+from triptych.schedulers.shares import ServiceShares, none_running
 
 _MAX_OVERTAKEN = 8  # times a waiting image is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting images looked at for one step
@@ -75,7 +75,7 @@ class DenoisePolicy:
 
     def choose_step(self) -> DenoiseStep | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
-        ready = [image for image in self.state.running if image.can_go_on]
+        ready = [image for image in self.state.running if image.can_step]
         generated = [image for image in ready if not image.num_left]
         ready = [image for image in ready if image.num_left]
         return self._decode(generated) or self._encode() or self._denoise(ready) or self._release()
@@ -86,15 +86,15 @@ class DenoisePolicy:
 
     def _decode(self, generated: list[ImageState]) -> DenoiseStep | None:
         ordered = sorted(generated, key=lambda image: (image.due_s, image.place))
-        images = tuple(self._together("decode", ordered, _MAX_PIXELS))
+        images = tuple(self._take_within("decode", ordered, _MAX_PIXELS))
         if not images:
             return None
         size = sum(_size("decode", image) for image in images)
         return DenoiseStep(kind="decode", work={"pixels": size}, rows=images, size=size)
 
     def _encode(self) -> DenoiseStep | None:
-        able, overtaken = self._admissible()
-        images = tuple(self._together("encode", able, self.max_rows))
+        able, overtaken = self._find_admissible()
+        images = tuple(self._take_within("encode", able, self.max_rows))
         if not images:
             return None
         return DenoiseStep(
@@ -107,7 +107,7 @@ class DenoisePolicy:
             ),
         )
 
-    def _together(
+    def _take_within(
         self, kind: str, images: Iterable[ImageState], max_size: float
     ) -> Iterator[ImageState]:
         """The first of `images`, and the next as far as they fit into one step."""
@@ -118,7 +118,7 @@ class DenoisePolicy:
                 return
             yield image
 
-    def _admissible(self) -> tuple[list[ImageState], list[ImageState]]:
+    def _find_admissible(self) -> tuple[list[ImageState], list[ImageState]]:
         """Images that may begin, in order, and those that are passed over."""
         able: list[ImageState] = []
         overtaken: list[ImageState] = []
@@ -144,10 +144,10 @@ class DenoisePolicy:
         """
         if image.client == other.client:
             return image.place < other.place
-        return has_none(image.client, self.state.running)
+        return none_running(image.client, self.state.running)
 
     def _urgency(self, image: ImageState) -> tuple[float, tuple[Any, ...]]:
-        received = self.shares.received(image.client) if self.shares.is_contended else 0.0
+        received = self.shares.service_of(image.client) if self.shares.is_contended else 0.0
         return received, urgency(image)
 
     def _denoise(self, ready: list[ImageState]) -> DenoiseStep | None:
@@ -192,7 +192,7 @@ class DenoisePolicy:
     def _run_s(self, num_tokens: int, max_rows: int) -> list[float]:
         """How long runs take that may be made now, by their rows."""
         works = (denoise_work(rows, rows * num_tokens) for rows in range(1, self.max_rows + 1))
-        measured = [self.costs.measured("denoise", work) for work in works]
+        measured = [self.costs.measured_s("denoise", work) for work in works]
         # Of a size that is new the line of other sizes says little: it must not seem too short.
         alone_s = max(UNKNOWN_COST_S, self.costs.predict("denoise", denoise_work(1, num_tokens)))
         run_s = run_table(measured, alone_s)[: max(0, max_rows)]

@@ -98,24 +98,24 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             raise InvalidRequest("An image of this size does not fit into memory.", param="size")
         return ImageJob(job, job.is_paused, request, cost, self._num_submitted)
 
-    def _joined(self, opened: ImageJob) -> None:
+    def _on_submit(self, opened: ImageJob) -> None:
         self._num_submitted += 1
         self._state.add(opened)
         self._send_positions()
 
-    def _paused(self, opened: ImageJob) -> None:
+    def _on_pause(self, opened: ImageJob) -> None:
         self._send_positions()
 
-    def _cancelled(self, opened: ImageJob) -> ImageDelta:
+    def _cancel_payload(self, opened: ImageJob) -> ImageDelta:
         return ImageDelta(finish_reason="cancelled")
 
-    def _left(self, opened: ImageJob) -> None:
+    def _on_end(self, opened: ImageJob) -> None:
         """What the job holds is released with the next plan."""
         self._state.remove(opened)
         self._send_positions()
 
     def _num_waiting(self) -> int:
-        return sum(1 for _ in self._state.jobs_in_line)
+        return sum(1 for _ in self._state.queued_jobs)
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -126,10 +126,10 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
 
     def _send_positions(self) -> None:
         """Send waiting jobs their positions, if they asked for them and they are news."""
-        for position, entry in enumerate(self._state.jobs_in_line):
+        for position, entry in enumerate(self._state.queued_jobs):
             is_asked = entry.request.has_progress and not entry.is_paused
-            if is_asked and entry.told_position != position:
-                entry.told_position = position
+            if is_asked and entry.sent_position != position:
+                entry.sent_position = position
                 self._send(entry, ImageDelta(queue_position=position))
 
     # Steps.
@@ -144,7 +144,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             splits_guidance=self.splits_guidance,
         ).choose_step()
 
-    def _take(
+    def _book_step(
         self, step: DenoiseStep, step_id: int, now_s: float
     ) -> tuple[DenoisePlan, Sequence[ScheduledImage]]:
         state, is_start = self._state, step.kind == "encode"
@@ -158,7 +158,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             step_id=step_id,
             model=self._model,
             kind=step.kind,
-            rows=() if is_start else tuple(map(_planned_row, rows)),
+            rows=() if is_start else tuple(map(_to_row, rows)),
             starts=tuple(
                 ImageStart(key=image.key, request=image.entry.request)
                 for image in (step.rows if is_start else ())
@@ -276,7 +276,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             self._send(entry, delta)
 
 
-def _planned_row(row: ScheduledImage) -> ImageRow:
+def _to_row(row: ScheduledImage) -> ImageRow:
     return ImageRow(
         key=row.unit.key,
         num_steps=row.span.num_steps if row.span else 0,

@@ -31,12 +31,12 @@ class ImageStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class ImageJob(BatchedJob):
-    """A job. `number` counts jobs as they came; `told_position` is the last that was sent."""
+    """A job. `number` counts jobs as they came; `sent_position` is the last that was sent."""
 
     request: ImageRequest
     cost: ImageCost
     number: int
-    told_position: int = -1
+    sent_position: int = -1
     images: list[ImageState] = field(default_factory=list)
 
     @property
@@ -114,7 +114,7 @@ class ImageState(Unit):
         return self.entry.cost.num_tokens
 
     @property
-    def can_go_on(self) -> bool:
+    def can_step(self) -> bool:
         """Whether its next span, or its decoding, may be booked."""
         return self.stage is ImageStatus.GENERATING and not self.entry.is_paused
 
@@ -166,7 +166,7 @@ class DenoiseState:
         return sum(image.entry.cost.state_bytes for image in self.running)
 
     @property
-    def jobs_in_line(self) -> Iterator[ImageJob]:
+    def queued_jobs(self) -> Iterator[ImageJob]:
         """Jobs that have not begun, in order."""
         return (entry for entry in self.jobs.values() if entry.is_waiting)
 

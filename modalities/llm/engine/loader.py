@@ -34,6 +34,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
 from triptych.schedulers.roles.pipeline_roles import open_exchange
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
     from triptych.core.runtime.engine.ranks import Plans, Ranks
 
-Post = Callable[[Callable[[], None]], None]
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 
 

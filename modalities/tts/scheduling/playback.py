@@ -136,6 +136,6 @@ class SpeechPace(JobPace):
             num_output_tokens=self._num_steps,
         )
 
-    def cancelled(self) -> SpeechDelta:
-        """The last delta of a cancelled job."""
+    def cancel_payload(self) -> SpeechDelta:
+        """The last delta of a cancel_payload job."""
         return SpeechDelta(finish_reason="cancelled", num_output_tokens=self._num_steps)

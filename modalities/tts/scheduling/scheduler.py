@@ -108,7 +108,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         )
         self._max_tokens = min(max_length, pool.num_pages * pool.page_size)
         self._state = SpeechState(num_slots=speech.max_streams, streams=self._jobs)
-        self.costs = CostModel(alike=frozenset(("decode", "mixed", "prefill")))
+        self.costs = CostModel(same_kinds=frozenset(("decode", "mixed", "prefill")))
         self._estimates = SpeechCosts(model.clock, self.costs)
         self._policy = SpeechPolicy(model, speech, self._state, self._tokens, self._estimates)
         self._expected_s: dict[int, float] = {}
@@ -144,13 +144,13 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
     def _num_queued(self) -> int:
         return len(self._state.waiting)
 
-    def _joined(self, opened: Stream) -> None:
+    def _on_submit(self, opened: Stream) -> None:
         self._num_submitted += 1
         self._now_s = max(self._now_s, opened.job.arrival_s)
         self._state.enqueue(opened)
         self._admit(self._now_s)
 
-    def _paused(self, opened: Stream) -> None:
+    def _on_pause(self, opened: Stream) -> None:
         if opened.is_paused:
             opened.playback.stop(self._now_s)
         else:
@@ -159,11 +159,11 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
             self._tokens.state.set_paused(opened.sampling.row, opened.is_paused)
         self._admit(self._now_s)
 
-    def _cancelled(self, opened: Stream) -> SpeechDelta:
+    def _cancel_payload(self, opened: Stream) -> SpeechDelta:
         index = opened.segments[0].index if opened.segments else 0
         return opened.delta(segment=index, finish_reason="cancelled")
 
-    def _left(self, opened: Stream) -> None:
+    def _on_end(self, opened: Stream) -> None:
         """Release pages and the codec row once no step in flight uses them."""
         sampling = opened.sampling
         self._state.leave(opened)
@@ -381,7 +381,9 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
     def _choose_step(self, now_s: float) -> SpeechStep | None:
         return self._policy.choose_step(now_s)
 
-    def _take(self, step: SpeechStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+    def _book_step(
+        self, step: SpeechStep, step_id: int, now_s: float
+    ) -> tuple[Plan, Sequence[Any]]:
         expected_s = self._expected_s[step_id] = now_s + step.expected_s
         is_late = step.due_s < expected_s
         if is_late and not self._resumed:  # it waited for its turn, not for its listener
@@ -460,7 +462,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
                 chunk.stream.restart_decoder()
         return True
 
-    def _give_up(self, row: Any, error: TriptychError) -> None:
+    def _fail_row(self, row: Any, error: TriptychError) -> None:
         if isinstance(row, ClipEncoding):
             for stream in self._state.voiceless(row.clip.digest):
                 self._fail(stream, error)
@@ -479,7 +481,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         else:
             self._tokens.settle(row.unit)
 
-    def _committed(self, now_s: float) -> None:
+    def _on_step_end(self, now_s: float) -> None:
         self._admit(now_s)
 
 

@@ -250,7 +250,7 @@ class VisionLoader(LlmLoader):
         layout = blueprint.feature_layout
         memory = ArrivingFeatures(features, layout, capacity_bytes, device)
         client = open_client(plan.features, self._feature_format(blueprint, memory), memory)
-        scheduler.elsewhere = FetchedFeatures(memory, client)
+        scheduler.image_exchange = FetchedFeatures(memory, client)
         return client.close
 
 

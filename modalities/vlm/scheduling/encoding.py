@@ -17,7 +17,7 @@ from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import WrongModel
 from triptych.core.kv.transfer.server import PageTransferRequest
-from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, LeavingMemory, page_keys
+from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, SendingMemory, page_keys
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
@@ -36,12 +36,12 @@ class EncodeScheduler(StagedScheduler):
             max_started=2 * _MAX_STEP_IMAGES,
         )
         super().__init__(model=model, open_pace=_open_pace, max_jobs=max_jobs, limits=limits)
-        self.counted: Callable[[SchedulerStats], SchedulerStats] = lambda stats: stats
+        self.add_stats: Callable[[SchedulerStats], SchedulerStats] = lambda stats: stats
         """Adds what was sent; set before jobs come."""
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics."""
-        return self.counted(super().stats())
+        return self.add_stats(super().stats())
 
 
 def _open_pace(job: Job) -> JobPace:
@@ -66,7 +66,7 @@ class SentFeatures(TransferJobs):
     """Has images encoded."""
 
     def __init__(
-        self, scheduler: EncodeScheduler, memory: LeavingMemory, sink: PageSink, model: str
+        self, scheduler: EncodeScheduler, memory: SendingMemory, sink: PageSink, model: str
     ) -> None:
         super().__init__(sink, model, "features")
         self._counts = Counter(feature_transfers_total=0, images_encoded_total=0)
@@ -74,7 +74,7 @@ class SentFeatures(TransferJobs):
         self._memory = memory
         self._sent: dict[PageTransferRequest, _SentImage] = {}
         self._jobs: dict[bytes, str] = {}
-        scheduler.counted = self.counted
+        scheduler.add_stats = self.add_stats
 
     def open(self, transfer: PageTransferRequest) -> None:
         """On the server's thread: check an image, and have it encoded."""
@@ -84,7 +84,7 @@ class SentFeatures(TransferJobs):
         else:
             transfer.end("no image that can be encoded here")
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
         return exchange_stats(stats, self._counts, self._sink.counts, FEATURE_PREFIX)
 

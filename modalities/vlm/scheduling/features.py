@@ -35,7 +35,7 @@ class FeatureMemory(Protocol):
         ...
 
 
-class ArrivingMemory(FeatureMemory, Protocol):
+class ReceivingMemory(FeatureMemory, Protocol):
     """Of an engine that has images encoded elsewhere."""
 
     def expect(self, num_features: int) -> Sequence[int]:
@@ -50,7 +50,7 @@ class ArrivingMemory(FeatureMemory, Protocol):
         ...
 
 
-class LeavingMemory(FeatureMemory, Protocol):
+class SendingMemory(FeatureMemory, Protocol):
     """Of an engine that encodes images for others."""
 
     def keep(self, digest: bytes, features: Any) -> None:

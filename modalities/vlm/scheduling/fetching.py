@@ -16,11 +16,11 @@ from itertools import count
 
 from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.kv.transfer.client import PageFetch
-from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ArrivingMemory, page_keys
+from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ReceivingMemory, page_keys
 from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.executors import Post
 from triptych.schedulers.roles.page_exchange import PageSource
 from triptych.schedulers.roles.transfer_jobs import exchange_stats
-from triptych.schedulers.tokens.grammar_worker import Post
 
 
 class ImageExchange:
@@ -42,7 +42,7 @@ class ImageExchange:
     def stop(self, digest: bytes) -> None:
         """An image that may be on its way is not wanted any more."""
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
         return stats
 
@@ -59,7 +59,7 @@ class _AwaitedImage:
 class FetchedFeatures(ImageExchange):
     """Has images encoded by engines of that role."""
 
-    def __init__(self, memory: ArrivingMemory, source: PageSource) -> None:
+    def __init__(self, memory: ReceivingMemory, source: PageSource) -> None:
         self._memory = memory
         self._source = source
         self._counts = Counter(feature_fetches_total=0, feature_fallbacks_total=0)
@@ -108,7 +108,7 @@ class FetchedFeatures(ImageExchange):
             self._stopped.add(digest)
             self._source.stop(awaited.fetch)
 
-    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
         found = exchange_stats(stats, self._counts, self._source.counts, FEATURE_PREFIX)
         found.counters["feature_wait_seconds_total"] = self._wait_s

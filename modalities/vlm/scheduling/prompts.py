@@ -30,7 +30,7 @@ from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling.fetching import ImageExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
-from triptych.schedulers.tokens.grammar_worker import Post
+from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState
@@ -80,13 +80,13 @@ class VisionResources:
 class ImagedPrompt:
     """A job's prompt with references to the features `refs`; it had `awaited` encoded for it.
 
-    Other engines have been `asked` for some.
+    Other engines have been `requested` for some.
     """
 
     row: SequenceState
     refs: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
-    asked: set[bytes] = field(default_factory=set)
+    requested: set[bytes] = field(default_factory=set)
 
     @property
     def images(self) -> tuple[PromptContent, ...]:
@@ -131,11 +131,11 @@ class VisionScheduler(TokenScheduler):
         self._features = vision.features
         self._vision = vision.limits
         self.limits = TokenLimits(chunk_end=self._chunk_end)
-        self._seeing: dict[str, ImagedPrompt] = {}
+        self._prompts: dict[str, ImagedPrompt] = {}
         self._encoding: set[bytes] = set()
-        self._alone: set[bytes] = set()
+        self._retry_alone: set[bytes] = set()
         self._releasing: list[tuple[int, set[bytes]]] = []
-        self.elsewhere = ImageExchange()
+        self.image_exchange = ImageExchange()
         """Where images are encoded beside this engine; set before jobs come."""
         self._was_encode = False
         self._counters.update({"images_encoded_total": 0, "vision_cache_hits_total": 0})
@@ -143,7 +143,7 @@ class VisionScheduler(TokenScheduler):
     def connect(self, post: Post) -> None:
         """As for text; and learn of images that come from elsewhere."""
         super().connect(post)
-        self.elsewhere.connect(post, self._take_fetched)
+        self.image_exchange.connect(post, self._take_fetched)
 
     def note_change(self) -> None:
         """As for text; and ask for images that are needed now, as when pages do not come."""
@@ -152,15 +152,15 @@ class VisionScheduler(TokenScheduler):
 
     def stats(self) -> SchedulerStats:
         """As for text; and counts of images that come from elsewhere."""
-        return self.elsewhere.counted(super().stats())
+        return self.image_exchange.add_stats(super().stats())
 
     def check(self) -> None:
         """Assert that every page, slot, row and reference is accounted for."""
         super().check()
         self._features.check()
-        assert self._seeing.keys() <= self._jobs.keys()
+        assert self._prompts.keys() <= self._jobs.keys()
         assert not self._releasing or self._steps, "references of jobs that are over"
-        num_held = sum(len(job.refs) for job in self._seeing.values())
+        num_held = sum(len(job.refs) for job in self._prompts.values())
         num_held += sum(len(digests) for _, digests in self._releasing)
         if not self._encoding:
             assert num_held == self._features.num_references, "a reference is lost"
@@ -172,26 +172,26 @@ class VisionScheduler(TokenScheduler):
             raise InvalidRequest("This model needs an image with every prompt.", param="messages")
         return super()._open(job)
 
-    def _joined(self, opened: SequenceState) -> None:
-        super()._joined(opened)
+    def _on_submit(self, opened: SequenceState) -> None:
+        super()._on_submit(opened)
         if opened.request.contents:
-            prompt = self._seeing[opened.name] = ImagedPrompt(opened)
+            prompt = self._prompts[opened.name] = ImagedPrompt(opened)
             opened.job.sink = partial(_send, prompt, opened.job.sink)
             self._take_references()
 
-    def _paused(self, opened: SequenceState) -> None:
-        super()._paused(opened)
+    def _on_pause(self, opened: SequenceState) -> None:
+        super()._on_pause(opened)
         self._take_references()
 
-    def _left(self, opened: SequenceState) -> None:
-        super()._left(opened)
-        prompt = self._seeing.pop(opened.name, None)
+    def _on_end(self, opened: SequenceState) -> None:
+        super()._on_end(opened)
+        prompt = self._prompts.pop(opened.name, None)
         if prompt is not None:
             # A step in flight may still read what the job held.
             self._releasing.append((max(self._steps, default=-1), prompt.refs))
             for digest in {image.span.digest for image in prompt.images}:
-                if self.elsewhere.is_coming(digest) and not self._waiting_for(digest):
-                    self.elsewhere.stop(digest)
+                if self.image_exchange.is_coming(digest) and not self._waiting_for(digest):
+                    self.image_exchange.stop(digest)
         self._update_references()
 
     def _gauges(self) -> dict[str, float]:
@@ -206,7 +206,7 @@ class VisionScheduler(TokenScheduler):
     def _choose_step(self, now_s: float) -> TokenStep | None:
         """A step of tokens or one that encodes, in turns where there are both."""
         step = super()._choose_step(now_s)
-        if not self._seeing:
+        if not self._prompts:
             return step
         encode = self._encode_step(is_shared=step is not None)
         if encode is None or step is None:
@@ -215,7 +215,7 @@ class VisionScheduler(TokenScheduler):
 
     def _chunk_end(self, row: SequenceState, start: int, end: int) -> int:
         """Where a chunk ends: before an image without features, and never inside what is whole."""
-        prompt = self._seeing.get(row.name)
+        prompt = self._prompts.get(row.name)
         if prompt is None or start >= row.num_prompt_tokens:
             return end
         spans = [image.span for image in prompt.images]
@@ -226,7 +226,7 @@ class VisionScheduler(TokenScheduler):
         chunk = range(start, min(end, limit))
         return self._vision.chunk_end(spans, row.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, prompt: ImagedPrompt) -> Iterator[PromptContent]:
+    def _missing_images(self, prompt: ImagedPrompt) -> Iterator[PromptContent]:
         """Images that the prompt's next chunk may need and that it has no reference to."""
         start = self.tokens.num_covered(prompt.row)
         last = start + self._options.max_batch_input_tokens
@@ -239,8 +239,8 @@ class VisionScheduler(TokenScheduler):
 
     def _next_prompts(self) -> Iterator[ImagedPrompt]:
         """Those whose images may be needed next: those that run, and the first that wait."""
-        yield from (prompt for prompt in self._seeing.values() if prompt.row.lease is not None)
-        waiting = (self._seeing.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
+        yield from (prompt for prompt in self._prompts.values() if prompt.row.lease is not None)
+        waiting = (self._prompts.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
         yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
     def _encode_step(self, *, is_shared: bool) -> TokenStep | None:
@@ -251,16 +251,16 @@ class VisionScheduler(TokenScheduler):
         if is_shared and self._options.max_step_s:
             budget_s = min(budget_s, self._options.max_step_s)
         if math.isfinite(budget_s):
-            most = min(most, self.costs.fitting(_ENCODE, "patches", budget_s, most))
+            most = min(most, self.costs.work_within(_ENCODE, "patches", budget_s, most))
         for prompt in self._next_prompts():
-            for image in self._wanted(prompt):
+            for image in self._missing_images(prompt):
                 digest = image.span.digest
-                is_coming = digest in self._encoding or self.elsewhere.is_coming(digest)
+                is_coming = digest in self._encoding or self.image_exchange.is_coming(digest)
                 if digest in chosen or is_coming:
                     continue
                 if chosen and num_patches + num_patches_of(image) > most:
                     continue
-                if chosen and (digest in self._alone or self._alone & chosen.keys()):
+                if chosen and (digest in self._retry_alone or self._retry_alone & chosen.keys()):
                     continue
                 chosen[digest] = image
                 num_patches += num_patches_of(image)
@@ -272,10 +272,10 @@ class VisionScheduler(TokenScheduler):
 
     # Steps.
 
-    def _take(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+    def _book_step(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         self._was_encode = step.kind == _ENCODE
         if not self._was_encode:
-            taken = super()._take(step, step_id, now_s)
+            taken = super()._book_step(step, step_id, now_s)
         else:
             self._encoding.update(row.digest for row in step.rows)
             images = tuple(row.image for row in step.rows)
@@ -292,20 +292,20 @@ class VisionScheduler(TokenScheduler):
         if not isinstance(row, _EncodeRow):
             super()._accept(step, row, found, now_s)
             return
-        self._alone.discard(row.digest)
+        self._retry_alone.discard(row.digest)
         if found is not None:
-            self._give_up(row, found)
+            self._fail_row(row, found)
             return
         self._counters["images_encoded_total"] += 1
-        self._hand_on(row.digest)
+        self._share_reference(row.digest)
 
     def _take_fetched(self, digest: bytes, is_here: bool) -> None:
         """An image was encoded elsewhere, or is not going to be."""
         if is_here:
-            self._hand_on(digest)
+            self._share_reference(digest)
         self.note_change()
 
-    def _hand_on(self, digest: bytes) -> None:
+    def _share_reference(self, digest: bytes) -> None:
         """Give a new image's reference to the jobs that wait for it."""
         for prompt in self._waiting_for(digest):
             self._features.acquire(digest)
@@ -316,13 +316,13 @@ class VisionScheduler(TokenScheduler):
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.kind != _ENCODE:
             return super()._retry(step, live, later)
-        self._alone.update(row.digest for row in live)
+        self._retry_alone.update(row.digest for row in live)
         return True
 
-    def _give_up(self, row: Any, error: TriptychError) -> None:
+    def _fail_row(self, row: Any, error: TriptychError) -> None:
         """End a row's job, or every job that waits for an image which cannot be encoded."""
         if not isinstance(row, _EncodeRow):
-            super()._give_up(row, error)
+            super()._fail_row(row, error)
             return
         for prompt in self._waiting_for(row.digest):
             self._end(prompt.row, JobState.FAILED, error=error)
@@ -336,19 +336,19 @@ class VisionScheduler(TokenScheduler):
     def _waiting_for(self, digest: bytes) -> list[ImagedPrompt]:
         return [
             prompt
-            for prompt in self._seeing.values()
-            if any(image.span.digest == digest for image in self._wanted(prompt))
+            for prompt in self._prompts.values()
+            if any(image.span.digest == digest for image in self._missing_images(prompt))
         ]
 
     # References.
 
-    def _committed(self, now_s: float) -> None:
-        super()._committed(now_s)
+    def _on_step_end(self, now_s: float) -> None:
+        super()._on_step_end(now_s)
         self._update_references()
 
     def _update_references(self) -> None:
         """After any change: release what is not needed any more, take what is there already."""
-        for prompt in self._seeing.values():
+        for prompt in self._prompts.values():
             num_committed = prompt.row.num_committed
             needed = {p.span.digest for p in prompt.images if p.span.end > num_committed}
             self._release(prompt.refs - needed)
@@ -362,23 +362,23 @@ class VisionScheduler(TokenScheduler):
 
     def _take_references(self) -> None:
         for prompt in self._next_prompts():
-            for image in self._wanted(prompt):
+            for image in self._missing_images(prompt):
                 digest = image.span.digest
-                if digest in self._encoding or self.elsewhere.is_coming(digest):
+                if digest in self._encoding or self.image_exchange.is_coming(digest):
                     continue  # nobody's yet: it is handed on when it is there
                 if self._features.acquire(digest) is not None:
                     prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
-                elif digest not in prompt.asked:
-                    self._ask_for(prompt, image)
+                elif digest not in prompt.requested:
+                    self._request_image(prompt, image)
 
-    def _ask_for(self, prompt: ImagedPrompt, image: PromptContent) -> None:
+    def _request_image(self, prompt: ImagedPrompt, image: PromptContent) -> None:
         """Have an image encoded elsewhere, unless that failed for somebody who still waits."""
         digest = image.span.digest
-        is_new = not any(digest in other.asked for other in self._waiting_for(digest))
-        prompt.asked.add(digest)
+        is_new = not any(digest in other.requested for other in self._waiting_for(digest))
+        prompt.requested.add(digest)
         if is_new:
-            self.elsewhere.start(image)
+            self.image_exchange.start(image)
 
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:

@@ -18,7 +18,7 @@ from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import EngineDown, OutOfMemory, WeightsError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.schedulers.tokens.grammar_worker import COOL_DOWN_S, NUM_PROVEN, GrammarWorker
+from triptych.schedulers.tokens.grammar_worker import COOL_DOWN_S, NUM_FAST, GrammarWorker
 
 PATTERN = r"(0|[1-9][0-9]{0,2})(, und so weiter)*"
 SCHEMA = {
@@ -142,9 +142,9 @@ def test_masks_that_were_quick_so_far_are_found_at_once(monkeypatch: pytest.Monk
     report = partial(GrammarWorker._report, grammar_worker)
     for name in ("first", "second"):
         world.submit(name, guided_request(name, "[a-z]{60}", max_tokens=60))
-    while len(world.ids("second")) < NUM_PROVEN + 8:
+    while len(world.ids("second")) < NUM_FAST + 8:
         world.step()
-    assert len(put) == NUM_PROVEN - 1, "those of both together, after their first"
+    assert len(put) == NUM_FAST - 1, "those of both together, after their first"
     monkeypatch.setattr("triptych.schedulers.tokens.grammar_worker.SLOW_S", -1.0)
     world.step()
     monkeypatch.undo()
@@ -160,7 +160,7 @@ def test_masks_that_were_quick_so_far_are_found_at_once(monkeypatch: pytest.Monk
     world.submit("fourth", guided_request("fourth", "[a-z]{30}", max_tokens=30))
     num_put = len(put)
     world.run()
-    assert len(put) == num_put + NUM_PROVEN - 1
+    assert len(put) == num_put + NUM_FAST - 1
     assert all(re.fullmatch("[a-z]+", world.text(n)) for n in ("first", "second", "third"))
     world.scheduler.check()
 

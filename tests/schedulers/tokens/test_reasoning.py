@@ -100,13 +100,13 @@ def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
         rules = draw.choice([OPENED, HARMONY, msgspec.structs.replace(OPENED, open_at_start=False)])
         reasoning = counter(budgeted(rules, draw.randrange(6)))
         for _ in range(12):
-            num_free = reasoning.num_free
-            for _ in range(min(num_free, 8)):
+            num_unconstrained = reasoning.num_unconstrained
+            for _ in range(min(num_unconstrained, 8)):
                 assert not reasoning.mask()
                 reasoning.take(ids_of(draw.choice("[a].!hx{")))
             if mask := reasoning.mask():
                 reasoning.take(allowed_ids(mask))
-    assert counter(OPENED).num_free == sys.maxsize
+    assert counter(OPENED).num_unconstrained == sys.maxsize
 
 
 class ThinkingRunner(MaskedRunner):

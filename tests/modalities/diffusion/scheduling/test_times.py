@@ -24,7 +24,7 @@ def work(num_rows: int) -> dict[str, float]:
 
 def table(costs: CostModel) -> list[float]:
     return run_table(
-        [costs.measured("denoise", work(rows)) for rows in range(1, 9)], UNKNOWN_COST_S
+        [costs.measured_s("denoise", work(rows)) for rows in range(1, 9)], UNKNOWN_COST_S
     )
 
 
@@ -72,7 +72,7 @@ def test_what_was_not_run_for_long_is_tried_again() -> None:
     assert table(costs)[7] == pytest.approx(1.0)
     for _ in range(260):
         costs.observe("denoise", work(1), 0.01)
-    assert costs.measured("denoise", work(8)) is None
+    assert costs.measured_s("denoise", work(8)) is None
     assert table(costs)[7] < 8 * 0.01
 
 
@@ -82,6 +82,6 @@ def test_only_so_many_works_are_remembered() -> None:
         for _ in range(2):
             costs.observe("denoise", denoise_work(1, num_tokens), float(num_tokens))
     assert costs.predict("denoise", denoise_work(1, 999)) == pytest.approx(999.0)
-    assert costs.measured("denoise", denoise_work(1, 1)) is None
+    assert costs.measured_s("denoise", denoise_work(1, 1)) is None
     (learner,) = costs._costs.values()
     assert len(learner._latest) <= 256

@@ -40,7 +40,7 @@ class Transfer:
 
 
 class Memory:
-    """Implements `LeavingMemory`: features of 1 byte, two on a page, all kept while referenced."""
+    """Implements `SendingMemory`: features of 1 byte, two on a page, all kept while referenced."""
 
     def __init__(self) -> None:
         self.capacity_bytes = 100
