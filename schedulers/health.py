@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCrashed(RuntimeError):
-    """The engine cannot go on in this process; its message is safe to show."""
+    """The engine cannot continue in this process; the message is safe to show."""
 
 
 def crash(error: RankLost) -> NoReturn:

@@ -139,21 +139,21 @@ class Timeline:
         The rest are all proposals with deadlines, and those short enough for every current gap. A
         model that finds no gap forfeits its turn and its share beyond a wide gap.
         """
-        with_deadline = [proposal for proposal in proposals if proposal.has_deadline]
-        gaps = [self._gaps[other.model] for other in with_deadline if other.model in self._gaps]
+        urgent = [proposal for proposal in proposals if proposal.has_deadline]
+        gaps = [self._gaps[other.model] for other in urgent if other.model in self._gaps]
         if fair.has_deadline or all(gap.has_room(fair) for gap in gaps):
             return fair
-        without_deadline = [proposal for proposal in proposals if not proposal.has_deadline]
+        patient = [proposal for proposal in proposals if not proposal.has_deadline]
         left_s = min(gap.room_s - gap.taken_s for gap in gaps)  # a wide gap is for long steps
-        short = [proposal for proposal in without_deadline if proposal.cost_s <= left_s]
-        chosen = min([*with_deadline, *short], key=self._order)
-        behind_s = min(self._service[other.model] for other in with_deadline) - self._service[fair.model]
-        self._forfeit(without_deadline, max(0.0, behind_s - WIDE_S / self._weight(fair.model)))
+        short = [proposal for proposal in patient if proposal.cost_s <= left_s]
+        chosen = min([*urgent, *short], key=self._order)
+        behind_s = min(self._service[other.model] for other in urgent) - self._service[fair.model]
+        self._forfeit(patient, max(0.0, behind_s - WIDE_S / self._weight(fair.model)))
         return chosen
 
-    def _forfeit(self, without_deadline: Sequence[Proposal], forfeited_s: float) -> None:
+    def _forfeit(self, patient: Sequence[Proposal], forfeited_s: float) -> None:
         """Reduce all shares by the same amount, so that their order stays."""
-        for other in without_deadline:
+        for other in patient:
             self._service[other.model] += forfeited_s
 
     def _note_gaps(self, chosen: Proposal) -> None:

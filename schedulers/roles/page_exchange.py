@@ -1,11 +1,11 @@
-"""Pages of prompts that one engine computes and another goes on from.
+"""Prefill/decode disaggregation: KV pages that one engine computes and another continues from.
 
 Owns both ends on the engine's loop: `FetchedPages` in an engine that decodes, `SentPages` in one
-that computes prompts for it. Both stand on the prefix index alone. What arrives is published there
-as if a row of this engine had computed it; a row waits for a page that is coming as it waits for
-one that another row computes; what does not come is computed here. Knows no sockets, no tensors.
+that computes prompts for it. Both use only the prefix index. Arriving pages are published there as
+if a row of this engine had computed them; a row waits for an arriving page as it waits for one that
+another row computes; missing pages are computed locally. Knows no sockets, no tensors.
 
-All methods are called on the loop's thread, but for those of `PageTransferHandler`.
+All methods run on the loop's thread, except those of `PageTransferHandler`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.state import SequenceState
 
 _MAX_SHARE = 0.5
-"""Of the pool that pages on their way may hold: rows that run need the rest."""
+"""The share of the pool that pages in transfer may hold: running rows need the rest."""
 
 
 class ExchangingScheduler(Protocol):
-    """What an exchange needs of `schedulers.tokens.scheduler.TokenScheduler`."""
+    """The part of `schedulers.tokens.scheduler.TokenScheduler` that an exchange uses."""
 
     tokens: TokenBatch
 
@@ -50,22 +50,22 @@ class ExchangingScheduler(Protocol):
         ...
 
     def note_change(self) -> None:
-        """Rows or pages have changed."""
+        """Make chosen steps outdated: rows or pages have changed."""
         ...
 
 
 class PageSource(Protocol):
-    """What `core.kv.transfer.client.PageClient` is to the loop."""
+    """The loop's view of `core.kv.transfer.client.PageClient`."""
 
     counts: Counter[str]
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is anybody to ask."""
+        """Whether an engine that computes prompts is connected."""
         ...
 
     def start(self, fetch: PageFetch) -> None:
-        """Fetch pages."""
+        """Start fetching pages."""
         ...
 
     def stop(self, fetch: PageFetch) -> None:
@@ -75,7 +75,7 @@ class PageSource(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _OpenFetch:
-    """A fetch and the pages that it fills; it takes `num_taken` that nobody held before it."""
+    """A fetch and the pages that it fills; `num_taken` of them no lease held before."""
 
     row: SequenceState
     lease: Lease
@@ -88,7 +88,7 @@ class _OpenFetch:
 
 
 class FetchedPages(PageExchange):
-    """Has prompts computed elsewhere."""
+    """Fetches the pages of prompts from another engine."""
 
     def __init__(self, scheduler: ExchangingScheduler, source: PageSource) -> None:
         self._counts = Counter(page_fetches_total=0, page_fallbacks_total=0)
@@ -101,11 +101,11 @@ class FetchedPages(PageExchange):
         self._open: dict[SequenceState, _OpenFetch] = {}
 
     def connect(self, post: Post) -> None:
-        """Learn how the source's thread reaches the loop's."""
+        """Register `post`, which schedules a call on the loop's thread."""
         self._post = post
 
     def on_submit(self, row: SequenceState) -> None:
-        """Have the whole pages of a prompt fetched that are neither here nor on their way."""
+        """Fetch the full pages of a prompt that are neither cached nor coming."""
         state, pool = self._state, self._state.pool
         keys = row.lookup_keys(pool.page_size)
         num_found = len(pool.peek(keys))
@@ -148,13 +148,13 @@ class FetchedPages(PageExchange):
             self._source.stop(awaited.fetch)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what came from elsewhere."""
+        """`stats` with the counts of fetched pages."""
         counted = exchange_stats(stats, self._counts, self._source.counts)
         counted.counters["page_wait_seconds_total"] = self._wait_s
         return counted
 
     def _take(self, awaited: _OpenFetch, num_arrived: int) -> None:
-        """The first pages of a fetch are written: let rows find them."""
+        """Publish the first pages of a fetch, which are written."""
         keys = awaited.keys[awaited.num_published : num_arrived]
         self._state.pool.publish(awaited.lease, keys)
         self._state.arriving.difference_update(keys)
@@ -163,7 +163,7 @@ class FetchedPages(PageExchange):
         self._note_change()
 
     def _end(self, awaited: _OpenFetch) -> None:
-        """Nothing more comes of a fetch: what is missing is computed here."""
+        """Close a fetch that ended: missing pages are computed locally."""
         missing = awaited.keys[awaited.num_published :]
         self._state.arriving.difference_update(missing)
         self._state.in_transfer.remove(awaited.lease)
@@ -176,7 +176,7 @@ class FetchedPages(PageExchange):
 
 @dataclass(eq=False, slots=True)
 class _SentPrompt:
-    """A transfer, the job that computes its prompt, and the pages that are held for it."""
+    """A transfer, the job that computes its prompt, and the pages held for it."""
 
     transfer: PageTransferRequest
     job_id: str
@@ -186,7 +186,7 @@ class _SentPrompt:
 
 
 class SentPages(TransferJobs, PageExchange):
-    """Computes prompts for others."""
+    """Computes prompts for other engines, and sends their pages."""
 
     def __init__(self, scheduler: ExchangingScheduler, sink: PageSink, model: str) -> None:
         super().__init__(sink, model, "pages")
@@ -197,7 +197,7 @@ class SentPages(TransferJobs, PageExchange):
         self._sent: dict[PageTransferRequest, _SentPrompt] = {}
 
     def open(self, transfer: PageTransferRequest) -> None:
-        """On the server's thread: check a prompt, and have it computed."""
+        """On the server's thread: check a prompt, and start computing it."""
         request, limit = transfer.wanted.request, self._tokens.vocab_size
         if not isinstance(request, TokenRequest):
             transfer.end("no prompt")
@@ -209,12 +209,12 @@ class SentPages(TransferJobs, PageExchange):
             transfer.end("a prompt of other tokens than the model's")
 
     def on_step_end(self) -> None:
-        """Send what the step has completed."""
+        """Send the pages that the step completed."""
         for sent in self._sent.values():
             self._send(sent)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what was sent."""
+        """`stats` with the counts of sent pages."""
         return exchange_stats(stats, self._counts, self._sink.counts)
 
     def _open(self, transfer: PageTransferRequest, request: TokenRequest) -> None:
@@ -225,7 +225,7 @@ class SentPages(TransferJobs, PageExchange):
         self._run(job_id, _prompt_of(request), partial(self._take, sent))
         row = self._scheduler.row_of(job_id)
         if row is None:
-            return  # refused: the sink was told
+            return  # refused: the sink has received the error
         keys = row.lookup_keys(self._state.pool.page_size)
         first = transfer.wanted.first
         sent.keys = keys[first : first + transfer.wanted.num_pages]
@@ -235,7 +235,7 @@ class SentPages(TransferJobs, PageExchange):
             self._send(sent)
 
     def _send(self, sent: _SentPrompt) -> None:
-        """Hold those next pages that are there, and hand them to the transfer."""
+        """Hold the next pages that are computed, and pass them to the transfer."""
         num_before = len(sent.lease)
         self._state.pool.follow(sent.lease, sent.keys[num_before:])
         page_ids = sent.lease.page_ids[num_before:]
@@ -243,7 +243,7 @@ class SentPages(TransferJobs, PageExchange):
             sent.transfer.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
 
     def _take(self, sent: _SentPrompt, output: Output) -> None:
-        """How the job of a transfer ends; its token is of no use."""
+        """Finish a transfer at the end of its job; the sampled token is dropped."""
         if not output.is_final:
             return
         sent.is_over = True
@@ -251,12 +251,12 @@ class SentPages(TransferJobs, PageExchange):
         if output.error is not None:
             sent.transfer.end(f"{output.error.code}: {output.error.message}")
         elif len(sent.lease) < len(sent.keys):
-            sent.transfer.end("pages had to give way")
+            sent.transfer.end("pages were evicted")
 
     def _close(self, transfer: PageTransferRequest) -> None:
         sent = self._sent.pop(transfer, None)
         if sent is None:
-            return  # its prompt was not taken
+            return  # its prompt was not accepted
         self._state.in_transfer.remove(sent.lease)
         self._state.pool.release(sent.lease)
         self._scheduler.note_change()
@@ -265,7 +265,7 @@ class SentPages(TransferJobs, PageExchange):
 
 
 def _prompt_of(request: TokenRequest) -> TokenRequest:
-    """What is to be computed for the pages of a request alone: all but what is sampled."""
+    """The request that computes only the pages of a prompt, without its answer."""
     returns_state = request.sampling.returns_state
     return TokenRequest(
         prompt_ids=request.prompt_ids,

@@ -1,6 +1,6 @@
-"""What the role of an engine makes of a model that was loaded.
+"""Connects a loaded model to other engines by the role of its engine.
 
-Owns putting the parts of an exchange of pages together. Knows neither sockets nor tensors.
+Owns the assembly of the parts of a page exchange. Knows neither sockets nor tensors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def open_exchange(
     page_format: PageFormat,
     plan: PipelinePlan,
 ) -> Callable[[], None]:
-    """Have a model's pages sent or fetched, by the plan; returns what ends that.
+    """Send or fetch a model's pages, by the plan; returns the function that ends the exchange.
 
     Raises `ConfigError`.
     """
     if not scheduler.tokens.pool.enable_prefix_caching:
         raise ConfigError(
             f"--pipeline-role {plan.role}: this model computes each prompt as a whole and shares no"
-            " pages; leave it out."
+            " pages; omit the option."
         )
     if plan.sends_pages:
         server = open_server(plan.pages, page_format, memory)
@@ -51,14 +51,14 @@ def open_exchange(
 
 
 def open_server(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageServer:
-    """The end that listens. Raises `ConfigError`."""
+    """Create the end that listens. Raises `ConfigError`."""
     (address,) = _addresses(endpoint)
     secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
     return PageServer(address, secret, met, memory, timeout_s=endpoint.timeout_s)
 
 
 def open_client(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageClient:
-    """The end that connects. Raises `ConfigError`."""
+    """Create the end that connects. Raises `ConfigError`."""
     secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
     return PageClient(_addresses(endpoint), secret, met, memory, timeout_s=endpoint.timeout_s)
 

@@ -1,7 +1,7 @@
-"""Transfer requests of other engines that jobs of this one work off.
+"""Transfer requests of other engines, each served by a job of this engine.
 
-Owns what prompts and images have in common: how a transfer reaches the loop, becomes a job, and is
-let go; and what both ends of an exchange count. Knows no sockets, no tensors.
+Owns the parts common to prompts and images: how a transfer request reaches the loop, becomes a job
+and is closed; and the counts of both ends of an exchange. Knows no sockets, no tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _GAUGES = ("page_links", "page_bytes")
 
 
 class PageSink(Protocol):
-    """What `core.kv.transfer.server.PageServer` is to the loop."""
+    """The loop's view of `core.kv.transfer.server.PageServer`."""
 
     counts: Counter[str]
 
     def start(self, transfers: PageTransferHandler) -> None:
-        """Take transfers from now on."""
+        """Accept transfer requests from now on."""
         ...
 
 
 class TransferJobs(ABC):
     """Serves transfer requests. Implements `core.kv.transfer.server.PageTransferHandler`.
 
-    All methods are called on the loop's thread, but for `open` and `close`: on the server's.
+    All methods run on the loop's thread, except `open` and `close`, which run on the server's.
     """
 
     def __init__(self, sink: PageSink, model: str, kind: str) -> None:
@@ -48,31 +48,31 @@ class TransferJobs(ABC):
         self._ids = count()
 
     def connect(self, post: Post) -> None:
-        """Learn how the server's thread reaches the loop's."""
+        """Register `post`, which schedules a call on the loop's thread."""
         self._post = post
 
     def attach(self, submit: Callable[[Job], None]) -> None:
-        """Take transfers from now on; `submit` runs a job of the engine's own."""
+        """Accept transfer requests from now on; `submit` runs a job of the engine itself."""
         self._submit = submit
         self._sink.start(self)
 
     @abstractmethod
     def open(self, transfer: PageTransferRequest) -> None:
-        """Check a transfer, and have it worked off."""
+        """Check a transfer request, and start its job."""
 
     def close(self, transfer: PageTransferRequest) -> None:
-        """Let go of a transfer's pages."""
+        """Release a transfer's pages."""
         self._post(partial(self._close, transfer))
 
     @abstractmethod
     def _close(self, transfer: PageTransferRequest) -> None:
-        """Let go of a transfer's pages, if it was taken."""
+        """Release a transfer's pages, if it was accepted."""
 
     def _new_id(self) -> str:
         return f"{self._kind}-{self._model}-{next(self._ids)}"
 
     def _run(self, job_id: str, request: Any, take: Callable[[Output], None]) -> None:
-        """Submit a job, whose outputs `take` gets."""
+        """Submit a job; `take` receives its outputs."""
         job = Job(
             job_id=job_id,
             model=self._model,
@@ -84,15 +84,15 @@ class TransferJobs(ABC):
 
 
 def exchange_stats(
-    stats: SchedulerStats, ours: Counter[str], theirs: Counter[str], prefix: str = ""
+    stats: SchedulerStats, counts: Counter[str], link_counts: Counter[str], prefix: str = ""
 ) -> SchedulerStats:
-    """`stats` with our counts, and those of the connections under names that begin with `prefix`.
+    """`stats` with `counts`, and the counts of the connections under names with `prefix`.
 
-    `theirs` is written by another thread, which adds no names.
+    Another thread writes `link_counts`; it adds no names.
     """
-    counters = {f"{prefix}{name}": float(value) for name, value in theirs.items()}
+    counters = {f"{prefix}{name}": float(value) for name, value in link_counts.items()}
     gauges = {f"{prefix}{name}": counters.pop(f"{prefix}{name}") for name in _GAUGES}
-    counters.update(ours)
+    counters.update(counts)
     return replace(
         stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
     )

@@ -1,11 +1,10 @@
-"""Sequences of tokens in shared steps and pages, whatever they are for.
+"""Sequences of tokens in shared steps and pages, for text and speech.
 
-Owns their life from the first page to the last token. Which of them run next is the policy of
-`policy`; this file does what it chose, and records what came of it. Knows no jobs and no
-tensors.
+Owns the life of a sequence from the first page to the last token. `policy` chooses which sequences
+run next; this module books the chosen step and records its results. Knows no jobs and no tensors.
 
-Plans may overlap: the next one is booked while one or more are in flight. The counts of rows in
-flight are known then, the values of their tokens are not. A row that turns out to have ended
+Plans may overlap: the next one is booked while one or more are in flight. At that time the counts
+of rows in flight are known, the values of their tokens are not. A row that turns out to have ended
 leaves with the last step that still computes it: those results are dropped, and only then are its
 pages and slot free, since until then the device may write to them.
 """
@@ -43,9 +42,8 @@ COUNTERS = (
 class TokenBatch:
     """Sequences of one model that share steps and pages.
 
-    Has no jobs: the owner of a sequence opens and adds it, sends what `accept` returns of it, and
-    closes it.
-    `counters` are the owner's totals. `max_length` bounds prompt and output together.
+    Has no jobs: the owner of a sequence opens and adds it, sends the deltas that `accept` returns,
+    and closes it. `counters` are the owner's totals. `max_length` bounds prompt plus output.
     """
 
     def __init__(
@@ -61,11 +59,11 @@ class TokenBatch:
         self.options = options
         self.state = TokenState(pool=pool, options=options)
         self.mask_requests: list[MaskRequest] = []
-        """Requests for the grammar worker, since it last took them."""
+        """Requests that the grammar worker has not taken yet."""
         self.grammar_starts: list[SequenceState] = []
-        """Rows whose reasoning has ended, and whose grammars begin."""
+        """Rows whose grammars start because their reasoning has ended."""
         self.vocab_size = 0
-        """Tokens that have a bit in a mask; set before sequences come, where there are masks."""
+        """The length of masks in tokens; set before the first sequence of a model with masks."""
         self._max_length = max_length
         self._namespace = namespace
         self._counters = counters
@@ -74,7 +72,7 @@ class TokenBatch:
     def open(
         self, name: str, job: Job, request: TokenRequest, *, arrival_s: float
     ) -> SequenceState:
-        """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
+        """A new sequence with its rank. Raises InvalidRequest or ContextLengthExceeded."""
         max_outputs = self.max_outputs(request)
         reasoning = None
         if request.reasoning is not None:
@@ -96,7 +94,7 @@ class TokenBatch:
         )
 
     def add(self, row: SequenceState) -> None:
-        """Let a sequence wait for its turn."""
+        """Queue a sequence."""
         page_size = self.pool.page_size
         if self.pool.enable_prefix_caching:
             row.extend_keys(row.num_prompt_tokens // page_size, page_size)
@@ -105,20 +103,20 @@ class TokenBatch:
         self.state.enqueue(row)
 
     def close(self, row: SequenceState) -> None:
-        """End a sequence; what it holds is freed once no step in flight uses it."""
+        """End a sequence; its resources are freed once no step in flight uses them."""
         row.is_over = True
         self.state.shares.leave(row.client)
         self.state.leave(row)
         self.settle(row)
 
     def settle(self, row: SequenceState) -> None:
-        """Free what a sequence that has ended holds, if no step in flight uses it."""
+        """Free the resources of an ended sequence, if no step in flight uses them."""
         if row in self.state.leaving and not row.num_in_flight:
             self.state.leaving.remove(row)
             self.state.release(row)
 
     def num_covered(self, row: SequenceState) -> int:
-        """Leading positions that are computed, in flight, cached or on their way."""
+        """The number of leading positions that are computed, in flight, cached or arriving."""
         if row.lease is not None:
             return row.num_booked
         page_size = self.pool.page_size
@@ -128,7 +126,7 @@ class TokenBatch:
         return (num_found + num_arriving) * page_size
 
     def progress(self, row: SequenceState) -> TokenProgress:
-        """How far a sequence is."""
+        """The progress of a sequence."""
         return TokenProgress(
             num_left=row.num_tokens - self.num_covered(row),
             num_outputs=len(row.output_ids) + row.num_unknown,
@@ -139,13 +137,13 @@ class TokenBatch:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt there may be."""
+        """The longest possible prompt."""
         page_size, limit = self.pool.page_size, self.options.max_batch_total_tokens
         most = self._max_length - 1
         return min(most, limit // page_size * page_size) if limit else most
 
     def max_outputs(self, request: TokenRequest) -> int:
-        """Most tokens the request may yield. Raises `RequestError` if it can never run here."""
+        """The most tokens the request may yield. Raises `RequestError` if it can never run."""
         num_prompt = len(request.prompt_ids)
         if not num_prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")
@@ -170,7 +168,7 @@ class TokenBatch:
         return max_outputs
 
     def choose_step(self, limits: TokenLimits) -> TokenStep | None:
-        """The policy's choice and what it costs. When it is due is the owner's to say."""
+        """The policy's choice with its work; the owner sets its due time."""
         step = choose_step(self.state, limits)
         if not step.rows:
             return None
@@ -189,9 +187,9 @@ class TokenBatch:
         return step
 
     def take(self, step: TokenStep, model: str, step_id: int) -> TokenPlan:
-        """Give and take pages and slots as chosen, and make the plan.
+        """Release and take pages and slots as chosen, and make the plan.
 
-        Cached pages are pinned before any page is handed out: otherwise one could evict the other.
+        Cached pages are acquired before new ones are taken, which could otherwise evict them.
         """
         if step.is_retry:
             self.state.retries.popleft()
@@ -204,7 +202,7 @@ class TokenBatch:
         for admission in step.admissions:
             keys = admission.row.keys[: admission.num_cached]
             admission.row.lease = self.pool.acquire(keys)
-            assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
+            assert len(admission.row.lease) == admission.num_cached, "found pages are still cached"
         for piece in step.rows:
             lease = piece.unit.lease
             if piece.unit.is_answering and lease is not None:
@@ -225,10 +223,10 @@ class TokenBatch:
     def accept(
         self, piece: ScheduledRow, result: TokenDelta, now_s: float
     ) -> TokenDelta | NonFinite | None:
-        """Record the `result` of a sequence in a step, and make its full pages findable.
+        """Record the `result` of a sequence in a step, and publish its full pages.
 
-        Returns what its owner should send: a delta with a `finish_reason` is its last, as is an
-        error; the owner closes it then.
+        Returns the delta or error that the owner should send. After an error, or a delta with a
+        `finish_reason`, the owner closes the sequence.
         """
         row = piece.unit
         row.num_committed = piece.start + piece.num_tokens
@@ -256,7 +254,7 @@ class TokenBatch:
         row.append((token_id,))
         if result.codes:
             row.output_frames.append(result.codes)
-        if row.grammar is not None:  # it says whether that was the last
+        if row.grammar is not None:  # the grammar decides whether that was the last
             self.mask_requests.append(row.mask_request(token_id))
             return self.delta(row, result)
         if row.request.grammar and row.reasoning is not None and not row.reasoning.delays_grammar:
@@ -266,12 +264,12 @@ class TokenBatch:
         return self.delta(row, result, finish_reason="length" if is_last else None)
 
     def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
-        """Record what a row's grammar allows next, and the tokens that it forces.
+        """Record a row's next token mask, and the tokens that its grammar forces.
 
-        Returns what the owner should send, as `accept` does.
+        Returns the delta that the owner should send, as `accept` does.
         """
-        assert row.grammar is not None, "a row with a grammar"
-        assert not row.num_in_flight, "it waits for its mask"
+        assert row.grammar is not None, "masks are for rows with grammars"
+        assert not row.num_in_flight, "a row waits for its mask"
         row.grammar.allowed, row.grammar.is_ready = found.allowed, True
         if found.forced_ids:
             row.append(found.forced_ids)
@@ -293,7 +291,7 @@ class TokenBatch:
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> TokenDelta:
-        """What a step yielded of a sequence, with what is known here."""
+        """Complete the delta of a step with the sequence's counts and log-probabilities."""
         delta = delta or TokenDelta()
         delta.prompt_logprobs = tuple(row.prompt_logprobs)
         delta.finish_reason, delta.stop_token_id = finish_reason, stop_token_id
@@ -304,9 +302,9 @@ class TokenBatch:
         return delta
 
     def retry(self, live: list[ScheduledRow], later: Iterable[Any]) -> None:
-        """Take back a step that ran out of memory, and try each half of it once more.
+        """Undo a step that ran out of memory, and retry it in two halves.
 
-        What `later` steps compute of its rows follows from what was not computed: it is void.
+        Results of its rows in `later` steps are void, since they depend on this step.
         """
         for piece in live:
             piece.roll_back()
@@ -318,7 +316,7 @@ class TokenBatch:
         self.state.retry(live)
 
     def gauges(self) -> dict[str, float]:
-        """Pages now."""
+        """The current page counts."""
         pool = self.pool
         return {
             "kv_pages": pool.num_pages,
@@ -327,7 +325,7 @@ class TokenBatch:
         }
 
     def with_pool_counters(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what the pool counts by itself."""
+        """`stats` with the counters of the pool."""
         counters = {
             **stats.counters,
             "kv_page_hits_total": self.pool.counters.num_hits,
@@ -348,7 +346,7 @@ class TokenBatch:
         self._counters["cached_tokens_total"] += row.num_cached_tokens
 
     def _preempt(self, row: SequenceState) -> None:
-        """Take a row's pages and slot back; it waits and will be computed again."""
+        """Take a row's pages and slot back; it is queued and will be computed again."""
         self._counters["preemptions_total"] += 1
         row.num_preemptions += 1
         self.state.running.remove(row)

@@ -1,12 +1,11 @@
-"""Rows whose tokens follow a grammar: what each may sample next is found out beside the steps.
+"""Token masks of rows with grammars, computed while steps run.
 
-Owns the threads on which grammars are compiled and followed, and the way of what they find to the
-loop's thread. A row takes part in a step once its mask is there (`policy`). Rows of one step
-are followed in one go, so that they go on together; a grammar that is slow to follow, like one that
-is compiled, has its thread, where it keeps none of the others waiting. Where all of a step's masks
-take microseconds, as those of most grammars do, going to a thread and back takes longer: these are
-found at once. The first mask of a grammar is the same for every row: it is kept. Knows no pages or
-steps.
+Owns the threads on which grammars are compiled and masks computed, and the delivery of masks to the
+loop's thread. A row takes part in a step once its mask is there (`policy`). Masks of one step's
+rows are computed together, so that the rows stay in one step; slow grammars and compilation run on
+a second thread, where they delay no other row. Where all masks of a step take microseconds, as with
+most grammars, a thread switch would take longer: they are computed inline. The first mask of a
+grammar is the same for every row and is cached. Knows no pages or steps.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from triptych.core.process.logs import fields
 from triptych.schedulers.executors import Clock, Executor, Post
 
 SLOW_S: Final = 0.004
-"""A row whose last mask took longer is followed apart from others, which do not wait for it."""
+"""The masks of a row whose last one took longer are computed on the slow thread."""
 INLINE_S: Final = 0.004
-"""Masks of a step that take no longer, by its rows' last ones, are found on the loop's thread."""
+"""Masks of a step that take no longer in sum, by the rows' last ones, are computed inline."""
 NUM_FAST: Final = 4
-"""Masks that a row has had before that, none of them slow."""
+"""Masks of a row that were all fast before its masks are computed inline."""
 COOL_DOWN_S: Final = 60.0
-"""After a mask found so that was slow after all, for so long all are found on threads again."""
+"""After a slow inline mask, all masks are computed on threads for this long."""
 MAX_FIRST_MASKS: Final = 64
-"""First masks that are kept for the next rows with the same grammar."""
+"""First masks that are cached for later rows with the same grammar."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """What the loop knows of one row's way through its grammar.
+    """The state of one row's grammar on the loop's thread.
 
     While it `is_ready`, `allowed` is the mask of the row's next token.
     """
@@ -58,22 +57,22 @@ class GrammarState:
     num_fast: int = 0
     last_s: float = 0.0
     matcher: TokenMatcher | None = None
-    """Belongs to the thread that follows the row."""
+    """Used only by the thread that computes the row's masks."""
 
     def observe(self, elapsed_s: float) -> None:
-        """A mask took so long."""
+        """Record the seconds of a mask."""
         self.last_s, self.is_slow = elapsed_s, elapsed_s > SLOW_S
         self.num_fast = -sys.maxsize if self.is_slow else self.num_fast + 1
 
     @property
     def is_fast(self) -> bool:
-        """Whether no mask of it was slow, of several."""
+        """Whether it had several masks, none of them slow."""
         return self.num_fast >= NUM_FAST
 
 
 @dataclass(frozen=True, slots=True)
 class MaskRequest:
-    """A row whose next mask is needed: its new tokens, its output so far and what is left of it."""
+    """A row whose next mask is needed: its new tokens, the lengths of its output and rest."""
 
     grammar: GrammarState
     token_ids: tuple[int, ...]
@@ -84,26 +83,26 @@ class MaskRequest:
 _FirstKey = tuple[str, tuple[int, ...], bool]
 
 MaskResults = Sequence[tuple[GrammarState, TokenMask | TriptychError]]
-"""What may come next in some rows, or why nothing can."""
+"""The masks of some rows, or the errors that prevent them."""
 
 
 class HelperThread(Protocol):
-    """A thread beside the loop: `schedulers.executors.Executor`."""
+    """A helper thread: `schedulers.executors.Executor`."""
 
     def put(self, call: Callable[[], None]) -> None:
-        """Make a call, which must not raise, after those put before."""
+        """Make a call, which must not raise, after the calls put before."""
         ...
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Let it end."""
+        """End the thread."""
         ...
 
 
 class GrammarWorker:
-    """Computes the token masks of one model's rows. All methods belong to the loop's thread.
+    """Computes the token masks of one model's rows. All methods run on the loop's thread.
 
-    `found` gets what is found, on that thread, too. Nothing is made before the first grammar comes:
-    neither the threads, by `start`, nor the vocabulary; or before `warm` asks for it.
+    `on_masks` receives the masks on that thread. The threads (by `start`) and the vocabulary are
+    created for the first grammar, or by `warm`.
     """
 
     def __init__(
@@ -124,16 +123,16 @@ class GrammarWorker:
         self._threads: tuple[HelperThread, HelperThread] | None = None
 
     def connect(self, post: Post) -> None:
-        """Say how the threads reach the loop's."""
+        """Register `post`, which schedules a call on the loop's thread."""
         self._post = post
 
     def warm(self) -> None:
-        """Have made what the first grammar would wait for."""
+        """Start preparing the compiler that the first grammar would wait for."""
         _, slow = self._open_threads()
         slow.put(self._open_compiler)
 
     def begin(self, row: MaskRequest) -> None:
-        """Compile a row's grammar, and find its first mask."""
+        """Compile a row's grammar, and compute its first mask."""
         quick, slow = self._open_threads()
         is_known = self._compiler is not None and self._compiler.holds(row.grammar.request.grammar)
         key = _first_key(row)
@@ -144,7 +143,7 @@ class GrammarWorker:
         (quick if is_known else slow).put(partial(self._report_first, row))
 
     def follow(self, rows: Iterable[MaskRequest]) -> None:
-        """Find the next masks of rows that have sampled a token."""
+        """Compute the next masks of rows that have sampled a token."""
         quick_rows = []
         quick, slow = self._open_threads()
         for row in rows:
@@ -160,7 +159,7 @@ class GrammarWorker:
             quick.put(partial(self._report, quick_rows))
 
     def _are_fast(self, rows: Sequence[MaskRequest]) -> bool:
-        """Whether masks are found sooner here than a thread takes to begin."""
+        """Whether masks are computed inline, faster than by a thread."""
         grammars = [row.grammar for row in rows]
         are_proven = all(grammar.is_fast for grammar in grammars)
         is_cool = self._clock() >= self._inline_from_s
@@ -173,7 +172,7 @@ class GrammarWorker:
         self.on_masks(found)
 
     def close(self) -> None:
-        """End the threads; what they still find is of no use to anyone."""
+        """End the threads; their remaining results are ignored."""
         if self._threads is not None:
             for thread in self._threads:
                 thread.close(0)
@@ -184,7 +183,7 @@ class GrammarWorker:
         return self._threads
 
     def _cache_first(self, row: MaskRequest, found: MaskResults) -> None:
-        """Let other rows begin with what one has begun with; nothing if that was its end."""
+        """Cache the first mask of a grammar for other rows, unless it completed the answer."""
         ((_, first),) = found
         if not row.num_outputs and isinstance(first, TokenMask) and not first.is_complete:
             self._first_masks[_first_key(row)] = first
@@ -210,23 +209,25 @@ class GrammarWorker:
             return grammar.matcher.follow(row.token_ids, row.num_outputs, row.num_left)
         except TriptychError as error:
             return error
-        except Exception:  # a fault of ours must not end the thread
-            _log.exception("a grammar could not be followed")
-            return InternalError("The grammar could not be followed; the server's log says why.")
+        except Exception:  # a bug must not end the thread
+            _log.exception("a token mask could not be computed")
+            return InternalError(
+                "The grammar's token mask could not be computed; see the server's log."
+            )
 
     def _open_compiler(self) -> None:
         try:
             self._known_compiler()
-        except Exception:  # whoever needs it is told
-            _log.exception("the vocabulary of grammars could not be made")
+        except Exception:  # the next row that needs it reports the error
+            _log.exception("the vocabulary of grammars could not be created")
 
     def _known_compiler(self) -> GrammarCompiler:
-        """The compiler; the first call, which takes seconds, is the slow thread's."""
+        """The compiler; the first call, which takes seconds, is made on the slow thread."""
         if self._compiler is None:
             started_s = self._clock()
             self._compiler = GrammarCompiler(self._open_vocabulary())
             elapsed_s = round(self._clock() - started_s, 3)
-            _log.info("grammars can be followed", extra=fields(elapsed_s=elapsed_s))
+            _log.info("grammar compiler ready", extra=fields(elapsed_s=elapsed_s))
         return self._compiler
 
     def _match(self, request: TokenRequest) -> TokenMatcher:
@@ -237,11 +238,11 @@ class GrammarWorker:
 
 
 def _first_key(row: MaskRequest) -> _FirstKey:
-    """What the first mask of an answer follows from."""
+    """The properties that determine the first mask of an answer."""
     request = row.grammar.request
     return request.grammar, request.sampling.stop_token_ids, request.sampling.min_tokens > 0
 
 
 def _may_jump(sampling: SamplingParams) -> bool:
-    """Whether tokens may go unsampled: not where each sample is reported or counted."""
+    """Whether forced tokens may skip sampling: not where each sample is reported or counted."""
     return sampling.top_logprobs is None and not sampling.has_penalty

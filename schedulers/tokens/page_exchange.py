@@ -17,20 +17,20 @@ class PageExchange:
     """Hooks called by the scheduler. This base class does nothing."""
 
     def connect(self, post: Post) -> None:
-        """Learn how other threads reach the loop's."""
+        """Register `post`, which schedules a call on the loop's thread."""
 
     def attach(self, submit: Callable[[Job], None]) -> None:
-        """Learn how jobs of the engine's own are run."""
+        """Register `submit`, which runs a job of the engine itself."""
 
     def on_submit(self, row: SequenceState) -> None:
-        """A row waits for its turn."""
+        """React to a new row in the queue."""
 
     def on_end(self, row: SequenceState) -> None:
-        """A row has ended."""
+        """React to the end of a row."""
 
     def on_step_end(self) -> None:
-        """A step is over."""
+        """React to the end of a step."""
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what was exchanged."""
+        """`stats` with the counts of exchanged pages."""
         return stats

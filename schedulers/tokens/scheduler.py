@@ -1,7 +1,7 @@
 """Jobs of token models: each is one sequence of a `TokenBatch`.
 
-Owns their answers, when their tokens are due, and how much of a prompt a step takes beside other
-models. Knows no tensors.
+Owns the answers of jobs, the due times of their tokens, and how much of a prompt a step takes while
+other models run. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
-_LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
-_USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told for
-_CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
+_LEAST_TOKENS = 32  # of prompts in a step whose time counts as a measurement of them
+_USUAL_TOKENS = 256  # the prompt length for which the seconds of a token are reported
+_CHUNK = "prompt_chunk"  # the kind of work counted by prompt tokens alone
 
 
 class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
@@ -60,11 +60,11 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             counters=self._counters,
         )
         self.limits = UNLIMITED
-        """What is kept out of steps."""
+        """The rows kept out of steps."""
         self.grammar_worker: GrammarWorker | None = None
-        """What rows with grammars may sample; set before jobs come, where the model takes any."""
+        """Computes masks of rows with grammars; set before jobs come, if there may be any."""
         self.exchange = PageExchange()
-        """Where pages come from or go to beside this engine; set before jobs come."""
+        """Exchanges pages with other engines; set before jobs come."""
         self._rows_by_grammar: dict[GrammarState, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
@@ -98,7 +98,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no images.", param="messages")
         if (request.grammar or request.reasoning) and self.grammar_worker is None:
-            raise UnsupportedOption("This model's answers cannot be given a form.")
+            raise UnsupportedOption("This model has neither structured outputs nor reasoning.")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 
     def _on_submit(self, opened: SequenceState) -> None:
@@ -107,7 +107,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._begin(opened)
 
     def _begin(self, row: SequenceState) -> None:
-        """Have the first mask of a row's grammar found, if it has one."""
+        """Request the first mask of a row's grammar, if it has one."""
         if row.grammar is not None and self.grammar_worker is not None:
             self._rows_by_grammar[row.grammar] = row
             self.grammar_worker.begin(row.mask_request())
@@ -154,7 +154,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return step
 
     def _choose_in_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenStep | None:
-        """The next step, without the client that stays out of it while others can go on."""
+        """The next step, without the busiest client if it stays out and others can run."""
         if turn is None:
             return self.tokens.choose_step(limits)
         if turn.stays_out:
@@ -171,10 +171,10 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
 
     def _max_prompt_tokens(self, budget_s: float) -> int:
-        """How many tokens of prompts fit into the step's budget.
+        """How many prompt tokens fit into the step's budget.
 
-        Others wait for the step to end: a prompt is cut by time, and not by a number of tokens
-        alone, which are a moment on one device and a second on another.
+        Other rows wait for the step to end, so a prompt is cut by time: the same number of tokens
+        takes a moment on one device and a second on another.
         """
         if all(row.is_decoding for row in self._state.running) and not self._state.waiting:
             return sys.maxsize
@@ -208,7 +208,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return bool(row.is_stale or row.unit.is_over)
 
     def _accept(self, step: TokenStep, row: ScheduledRow, found: Any, now_s: float) -> None:
-        """Send the token a step has sampled, or the end of the answer."""
+        """Send the token that a step sampled, or the end of the answer."""
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
             self._end(opened, JobState.FAILED, error=delta)
@@ -217,16 +217,16 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             return
         if not delta.state:
             opened.job.timings.setdefault("first_token_s", now_s)
-        self._pass_on(opened, delta)
+        self._send_delta(opened, delta)
 
-    def _pass_on(self, opened: SequenceState, delta: TokenDelta) -> None:
+    def _send_delta(self, opened: SequenceState, delta: TokenDelta) -> None:
         if delta.finish_reason is None:
             self._send(opened, delta)
         else:
             self._end(opened, JobState.FINISHED, payload=delta)
 
     def _on_step_end(self, now_s: float) -> None:
-        """Have it found out, for all rows of the step at once, what their grammars allow next."""
+        """Queue the mask computation for all rows of the step at once."""
         self.exchange.on_step_end()
         begun, self.tokens.grammar_starts = self.tokens.grammar_starts, []
         for row in begun:
@@ -237,7 +237,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             self.grammar_worker.follow(requests)
 
     def _take_masks(self, found: MaskResults) -> None:
-        """Let rows go on whose masks are there; a job may have ended meanwhile."""
+        """Resume rows whose masks are computed; a job may have ended meanwhile."""
         self._version += 1
         for grammar, allowance in found:
             opened = self._rows_by_grammar.get(grammar)
@@ -249,7 +249,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             grammar.observe(allowance.elapsed_s)
             delta = self.tokens.apply_mask(opened, allowance)
             if delta is not None:
-                self._pass_on(opened, delta)
+                self._send_delta(opened, delta)
 
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.is_retry:

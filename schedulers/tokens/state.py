@@ -1,4 +1,4 @@
-"""What the token scheduler knows: its rows, their queues, and the steps in flight.
+"""The token scheduler's data: its rows, their queues, and the steps in flight.
 
 Owns the data and its invariants. Decides nothing: `policy` reads it, `batch` changes it.
 """
@@ -27,16 +27,15 @@ from triptych.schedulers.tokens.reasoning import ReasoningCounter
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SequenceState(Unit):
-    """One sequence on its way through the batch: a job's answer, or a segment of speech.
+    """One sequence in the batch: a job's answer, or a segment of speech.
 
-    Its tokens are the prompt, the committed output, and `num_unknown` tokens more that steps in
-    flight will have sampled. `num_booked` positions are computed or in flight, the first
-    `num_committed` of them surely computed. While it holds a
-    `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
-    `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
-    flight. `num_forced` of its last tokens were not sampled but
-    follow from its `grammar` and are yet to be computed together. Its `reasoning` may
-    go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
+    Its tokens are the prompt, the committed output, and `num_unknown` more tokens that steps in
+    flight sample. `num_booked` positions are computed or in flight, the first `num_committed` of
+    them are computed. While it holds a `lease` it also holds a `slot`; a row that `is_bound` has
+    both at the runner, with `num_bound_pages` of its pages. A row that `is_over` may still be in
+    flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
+    computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
+    were computed by another engine.
     """
 
     name: str
@@ -74,41 +73,41 @@ class SequenceState(Unit):
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """The client that the job belongs to."""
         return self.job.client
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """The length of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
     def num_known(self) -> int:
-        """Tokens whose values are known here."""
+        """The number of tokens whose values are known."""
         return self.num_prompt_tokens + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known or in flight: the context the next step sees."""
+        """The number of tokens known or in flight: the context of the next step."""
         return self.num_known + self.num_unknown
 
     @property
     def num_remaining(self) -> int:
-        """Positions to compute before the next token can be sampled."""
+        """The number of positions to compute before the next token can be sampled."""
         return self.num_tokens - self.num_booked
 
     @property
     def max_positions(self) -> int:
-        """Positions that will ever be computed: the last token is sampled and never fed back."""
+        """The bound of positions computed: the last token is sampled and never fed back."""
         return self.num_prompt_tokens + self.max_outputs - 1
 
     @property
     def can_step(self) -> bool:
-        """Whether a step may be booked now: something is left to compute, and nothing forbids it.
+        """Whether a step may be booked now: positions are left, and it waits for nothing.
 
-        A row that must be bound again waits for its steps in flight, so that all its
-        tokens are known and its slot is not rebound under them. One with a grammar waits for its
-        mask, which follows from its last token, as may one that thinks.
+        A row that must be bound again waits for its steps in flight, so that all its tokens are
+        known and its slot is not rebound under them. A row with a grammar waits for its mask, which
+        depends on its last token; a reasoning row may wait likewise.
         """
         return (
             not self.is_paused
@@ -119,29 +118,29 @@ class SequenceState(Unit):
         )
 
     def _is_free(self, reasoning: ReasoningCounter) -> bool:
-        """Whether its next token may be any, whatever those in flight turn out to be."""
+        """Whether no mask can apply to the next token, whatever those in flight are."""
         return self.num_unknown < reasoning.num_unconstrained
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Its answer goes on with these."""
+        """Extend the answer by known tokens."""
         self.output_ids += token_ids
         if self.reasoning is not None:
             self.reasoning.take(token_ids)
 
     @property
     def allowed(self) -> bytes:
-        """The mask of its next token, if that may not be any."""
+        """The mask of its next token; empty if every token is allowed."""
         mask = self.reasoning.mask() if self.reasoning is not None and not self.num_unknown else b""
         return mask or (self.grammar.allowed if self.grammar is not None else b"")
 
     @property
     def is_answering(self) -> bool:
-        """Whether its prompt is computed: it goes on by a token, or by those that are forced."""
+        """Whether its prompt is computed: next is one token, or the forced ones."""
         return self.is_decoding or (self.is_bound and self.num_forced > 0)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether rows with grammars wait for its next mask, so as to go on together."""
+        """Whether other rows with grammars wait for its next mask, to share steps."""
         grammar = self.grammar
         return (
             grammar is not None and self.has_answered and not (grammar.is_ready or grammar.is_slow)
@@ -149,22 +148,22 @@ class SequenceState(Unit):
 
     def mask_request(self, *token_ids: int) -> MaskRequest:
         """The request for its next mask, after `token_ids`."""
-        assert self.grammar is not None, "a row with a grammar"
+        assert self.grammar is not None, "masks are for rows with grammars"
         num_outputs = len(self.output_ids)
         return MaskRequest(self.grammar, token_ids, num_outputs, self.max_outputs - num_outputs)
 
     def lookup_keys(self, page_size: int) -> list[bytes]:
-        """Names of the leading pages that may be taken from the cache.
+        """Keys of the leading pages that may be taken from the cache.
 
-        One token at least is computed, for its logits; a prompt whose log-probabilities are
-        wanted is computed whole.
+        At least one token is computed, for its logits; a prompt whose log-probabilities are
+        requested is computed as a whole.
         """
         if self.request.sampling.prompt_logprobs and not self.has_answered:
             return []
         return self.keys[: (self.num_known - 1) // page_size]
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """Known tokens at positions `start .. stop - 1`."""
+        """The known tokens at positions `start .. stop - 1`."""
         num_prompt = self.num_prompt_tokens
         if stop <= num_prompt:
             return self.request.prompt_ids[start:stop]
@@ -172,7 +171,7 @@ class SequenceState(Unit):
         return (*self.request.prompt_ids[start:num_prompt], *output)
 
     def binding(self) -> dict[str, Any]:
-        """What a `TokenRow` says of it as it takes its slot."""
+        """The fields of a `TokenRow` that binds the row to its slot."""
         return {
             "sampling": (self.reasoning or self.request).sampling,
             "history_ids": self.token_ids(0, self.num_known),
@@ -182,20 +181,20 @@ class SequenceState(Unit):
         }
 
     def extend_keys(self, num_pages: int, page_size: int) -> None:
-        """Name full pages up to `num_pages`, output included, so that a next turn finds them."""
+        """Compute the keys of the first `num_pages` pages, output included, for later lookups."""
         for page in range(len(self.keys), num_pages):
             parent = self.keys[-1] if self.keys else self.root
             start, stop = page * page_size, (page + 1) * page_size
             self.keys.append(page_key(parent, self.token_ids(start, stop), self._seen(start, stop)))
 
     def _seen(self, start: int, stop: int) -> bytes:
-        """What images there are at positions `start .. stop - 1`, and where."""
+        """The images at positions `start .. stop - 1`, as part of a page's key."""
         return b"".join(content.span.mark(start, stop) for content in self.request.contents)
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledRow:
-    """A sequence's part of a step in flight. A stale one follows a step that failed: it is void."""
+    """A sequence's part of a step in flight; a stale one, after a failed step, is void."""
 
     unit: SequenceState
     start: int
@@ -204,7 +203,7 @@ class ScheduledRow:
     is_stale: bool = False
 
     def book(self) -> TokenRow:
-        """The runner's view of it; from here on it is in flight."""
+        """Book the row into a step, and return its part of the plan."""
         row = self.unit
         assert row.lease is not None, "a running row holds a lease"
         end = self.start + self.num_tokens
@@ -223,7 +222,7 @@ class ScheduledRow:
         if self.is_sampled:
             row.num_forced = 0
             if row.grammar is not None:
-                row.grammar.is_ready = False  # until it is known what was sampled
+                row.grammar.is_ready = False  # until the sampled token is known
         row.num_bound_pages = len(row.lease)
         row.num_booked = end
         row.num_unknown += self.is_sampled
@@ -232,7 +231,7 @@ class ScheduledRow:
         return planned
 
     def roll_back(self) -> None:
-        """Undo the booking; the row is bound again when it is booked next."""
+        """Undo the booking; the row is bound again at its next booking."""
         row = self.unit
         row.num_booked = self.start
         row.num_unknown -= self.is_sampled
@@ -243,10 +242,10 @@ class ScheduledRow:
 
 
 class TokenProgress(NamedTuple):
-    """How far a sequence is, with steps in flight counted as done.
+    """The progress of a sequence, with steps in flight counted as done.
 
     `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
-    tokens are sampled. It `is_waiting` until its prompt is begun, and `is_answered` after it.
+    tokens are sampled. It `is_waiting` before its prompt is begun, and `is_answered` after it.
     """
 
     num_left: int
@@ -276,11 +275,11 @@ class RankedRows:
         return index < len(self._rows) and self._rows[index] is row
 
     def add(self, row: SequenceState) -> None:
-        """Put `row` in its place."""
+        """Insert `row` by its rank."""
         insort(self._rows, row, key=_rank)
 
     def remove(self, row: SequenceState) -> None:
-        """Take `row` out."""
+        """Remove `row`."""
         assert row in self, "no such row"
         del self._rows[self._find(row)]
 
@@ -296,9 +295,9 @@ class TokenState:
     """Rows and the resources they hold.
 
     A row that is not done is in exactly one of `waiting` (holds nothing), `held_back` (waiting,
-    but its reader is slow) and `running` (holds a lease and a slot). `leaving` rows are done but
-    in flight; what they hold is freed when their last step is over, since until then the device
-    may still write to their pages.
+    with a slow reader) and `running` (holds a lease and a slot). `leaving` rows are done but in
+    flight; their resources are freed when their last step ends, since until then the device may
+    still write to their pages.
     """
 
     def __init__(self, *, pool: PagePool, options: ScheduleOptions) -> None:
@@ -312,42 +311,42 @@ class TokenState:
         self.retries: deque[list[ScheduledRow]] = deque()
         self.computing: dict[bytes, SequenceState] = {}
         self.arriving: set[bytes] = set()
-        """Pages that come from another engine (`schedulers.roles.page_exchange`)."""
+        """Keys of pages that another engine sends (`schedulers.roles.page_exchange`)."""
         self.in_transfer: set[Lease] = set()
-        """Of pages on their way from or to other engines."""
+        """Leases of pages in transfer from or to other engines."""
         self.shares = ServiceShares()
-        """Tokens computed, by client."""
+        """Tokens computed for each client."""
         self.free_slots = list(range(options.max_batch_size))
 
     @property
     def max_rows(self) -> int:
-        """Rows that may run at once: at most half a step's tokens, so that prompts get the rest."""
+        """The bound of running rows: half a step's tokens, so that prompts get the rest."""
         return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether a page is being computed, here or elsewhere."""
+        """Whether a page is being computed, by this engine or another one."""
         return key in self.computing or key in self.arriving
 
     def is_protected(self, row: SequenceState) -> bool:
-        """Whether `row` gave way so often that it takes all its pages when it starts."""
+        """Whether `row` was preempted so often that it takes all its pages when it starts."""
         return row.num_preemptions >= self.options.max_preemptions
 
     def enqueue(self, row: SequenceState) -> None:
-        """Let `row` wait for its turn, by rank; a paused one waits aside."""
+        """Queue `row` by rank; a paused one is held back."""
         if row.is_paused:
             self.held_back.add(row)
         else:
             self.waiting.add(row)
 
     def dequeue(self, row: SequenceState) -> None:
-        """Take `row` out of the queue."""
+        """Remove `row` from the queue."""
         if row in self.held_back:
             self.held_back.remove(row)
         else:
             self.waiting.remove(row)
 
     def set_paused(self, row: SequenceState, is_paused: bool) -> None:
-        """Hold `row` back, or let it go on."""
+        """Pause or resume `row`."""
         if row.lease is None:
             self.dequeue(row)
         row.is_paused = is_paused
@@ -357,10 +356,10 @@ class TokenState:
             self.drop_retry(row)
 
     def admit(self, row: SequenceState, num_pages: int) -> None:
-        """Give a waiting row the cached beginning of its tokens, blank pages and a slot."""
+        """Start a waiting row on its cached pages, with blank pages and a slot."""
         self.dequeue(row)
         lease = row.lease
-        assert lease is not None, "its cached pages were pinned before"
+        assert lease is not None, "its cached pages were acquired before"
         self.pool.extend(lease, num_pages - len(lease))
         row.slot = heapq.heappop(self.free_slots)
         row.num_booked = row.num_committed = lease.num_published * self.pool.page_size
@@ -370,12 +369,12 @@ class TokenState:
             self.computing[key] = row
 
     def charge(self, pieces: Sequence[ScheduledRow]) -> None:
-        """What a step computes is service to its clients."""
+        """Charge the tokens of a step to its clients."""
         for piece in pieces:
             self.shares.charge(piece.unit.client, piece.num_tokens)
 
     def publish(self, row: SequenceState) -> None:
-        """Make the committed full pages of `row` findable."""
+        """Publish the committed full pages of `row` in the prefix index."""
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
         if not self.pool.enable_prefix_caching:
@@ -388,7 +387,7 @@ class TokenState:
             self.computing.pop(key, None)
 
     def release(self, row: SequenceState) -> None:
-        """Take back everything `row` holds; nothing of it is in flight."""
+        """Take back everything `row` holds; it must not be in flight."""
         assert not row.num_in_flight, "a step in flight may still write to its pages"
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
@@ -400,7 +399,7 @@ class TokenState:
         row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
 
     def leave(self, row: SequenceState) -> None:
-        """Take a row that has ended out of every queue; it keeps what it holds until released."""
+        """Remove an ended row from every queue; it keeps its resources until released."""
         self.rows.remove(row)
         if row.lease is None:
             self.dequeue(row)
@@ -411,19 +410,19 @@ class TokenState:
         self.leaving.add(row)
 
     def retry(self, pieces: list[ScheduledRow]) -> None:
-        """Try `pieces` once more, each half as a step of its own, before anything else."""
+        """Retry `pieces` before all other work, in two steps."""
         pieces = [piece for piece in pieces if not piece.unit.is_paused]
         half = -(-len(pieces) // 2)
         self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
 
     def drop_retry(self, row: SequenceState) -> None:
-        """Leave `row` out of what is to be tried again."""
+        """Remove `row` from the steps to be retried."""
         for group in self.retries:
             group[:] = [piece for piece in group if piece.unit is not row]
         self.retries = deque(group for group in self.retries if group)
 
     def unclaim(self, row: SequenceState) -> None:
-        """Let no row wait any more for pages that `row` was going to compute."""
+        """Withdraw the pages that `row` was going to compute: no row waits for them any more."""
         assert row.lease is not None, "a running row holds a lease"
         for key in row.keys[row.lease.num_published :]:
             if self.computing.get(key) is row:

@@ -1,12 +1,13 @@
-"""How much of a model's time the steps may take that rows of the busiest client make longer.
+"""The busiest client's share of a model's decode steps.
 
-Owns the account of seconds that others waited for it. Decides no step: it says which client stays
-out of the next one, or how many rows go on by a token.
+Owns the account of the seconds by which the busiest client's rows lengthened steps for other
+clients. Decides no step: it determines whether that client stays out of the next one, or how many
+rows decode a token.
 
 Where k clients are being answered, the one with the most rows may lengthen the gaps of the others
-k / (k - 1) times in the mean: so it has its share of the time, and no more. It takes this in steps
-of its own: a few full ones are cheaper than many that are not, since reading the weights costs
-each step the same. What others take by themselves is measured in those it stays out of.
+k / (k - 1) times on average: its fair share of the time. It takes this share in a few large steps
+rather than many small ones, since reading the weights costs each step the same. The time of the
+other clients alone is measured in the steps that it stays out of.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from typing import Final
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.tokens.state import SequenceState
 
-_ROWS: Final = "rows"  # the work of a step by its rows alone, whatever their contexts
+_ROWS: Final = "rows"  # the kind of work counted by rows alone, whatever their contexts
 _STRETCH: Final = 1.75
-"""Times its share that a step with the busiest client may take at most."""
+"""The longest step with the busiest client, as a multiple of its share."""
 _IN_STEPS: Final = 0.8
-"""Of the time that others wait, the part in steps: the work between them grows with rows, too."""
+"""The part of the waiting time in steps: the work between steps also grows with rows."""
 _PROBE_EVERY: Final = 16
-"""Steps after which the others may have one to themselves, only so that it is measured."""
+"""Steps after which the other clients get one alone, only to measure it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTurn:
-    """The busiest client of those being answered, and the seconds of a step that others are due.
+    """The busiest client being answered, and the step seconds that it may use.
 
-    Where it `stays_out`, the next step is theirs; else that takes `max_rows` at most.
+    If it `stays_out` the next step has only other clients; otherwise it has `max_rows` at most.
     """
 
     busiest: str
@@ -43,7 +44,7 @@ class StepTurn:
 
 
 class StepShares:
-    """Seconds of the steps of one model, by the rows that go on by a token."""
+    """Seconds of the decode steps of one model, by their rows."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -51,9 +52,9 @@ class StepShares:
         self._num_since_probe = _PROBE_EVERY
 
     def turn(self, rows: Sequence[SequenceState]) -> StepTurn | None:
-        """Whose turn it is among `rows`, those being answered; `None` where all may go on.
+        """The turn among `rows`, those being answered; `None` where all may run.
 
-        They may where no client has the most of them.
+        All may run while no single client has the most rows.
         """
         counts = Counter(row.client for row in rows)
         if len(counts) < 2 or not self._costs.is_timed(_ROWS, _work(0)):
@@ -75,7 +76,7 @@ class StepShares:
         )
 
     def book(self, turn: StepTurn | None, rows: Iterable[SequenceState]) -> None:
-        """A step of `rows` is booked, in that turn."""
+        """Account for a booked step of `rows` in that turn."""
         if turn is None:
             self._debt_s = 0.0
             return
@@ -83,12 +84,12 @@ class StepShares:
         self._num_since_probe = self._num_since_probe + 1 if counts[True] else 0
         due_s = turn.share_s if counts[False] else 0.0
         step_s = self._seconds(counts.total())
-        # One step is the most that is owed: more would come of others that could not go on anyhow.
+        # At most one step is owed: more would stem from other clients that could not run anyway.
         most_s = max(self._debt_s, step_s)
         self._debt_s = max(0.0, min(self._debt_s + step_s - due_s, most_s))
 
     def observe(self, num_rows: int, elapsed_s: float) -> None:
-        """Learn what a step took in which so many rows went on by a token, and nothing else ran."""
+        """Learn the seconds of a step of `num_rows` decode rows and nothing else."""
         self._costs.observe(_ROWS, _work(num_rows), elapsed_s)
 
     def _seconds(self, num_rows: int) -> float:
@@ -102,7 +103,7 @@ class StepShares:
 
 
 def _comes_first(client: str, rows: Sequence[SequenceState]) -> bool:
-    """Whether a row of `client` is of higher priority than those of all others."""
+    """Whether all rows of the highest priority belong to `client`."""
     best = min(row.rank[0] for row in rows)
     return all(row.client == client for row in rows if row.rank[0] == best)
 

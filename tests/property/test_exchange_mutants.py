@@ -9,30 +9,30 @@ from support.page_link import HandLink, drive_pair
 from support.token_driver import random_world
 from support.token_world import World
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _Awaited, _Sent
+from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _OpenFetch, _SentPrompt
 
 _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)
 _take, _end = FetchedPages._take, FetchedPages._end
 
 
-def publishes_a_page_too_many(self: FetchedPages, awaited: _Awaited, num_arrived: int) -> None:
+def publishes_a_page_too_many(self: FetchedPages, awaited: _OpenFetch, num_arrived: int) -> None:
     _take(self, awaited, min(num_arrived + 1, len(awaited.keys)))
 
 
-def forgets_what_was_to_come(self: FetchedPages, awaited: _Awaited) -> None:
+def forgets_what_was_to_come(self: FetchedPages, awaited: _OpenFetch) -> None:
     missing = set(awaited.keys[awaited.num_published :])
     _end(self, awaited)
     self._state.arriving |= missing
 
 
-def gives_no_pages_back(self: FetchedPages, awaited: _Awaited) -> None:
+def gives_no_pages_back(self: FetchedPages, awaited: _OpenFetch) -> None:
     self._state.pool.acquire()
     _end(self, awaited)
 
 
-def sends_pages_that_nobody_holds(self: SentPages, sent: _Sent) -> None:
-    keys = sent.keys[len(sent.order.pages) :]  # type: ignore[attr-defined]
-    sent.order.add(list(zip(keys, self._state.pool.peek(keys), strict=False)))
+def sends_pages_that_nobody_holds(self: SentPages, sent: _SentPrompt) -> None:
+    keys = sent.keys[len(sent.transfer.pages) :]  # type: ignore[attr-defined]
+    sent.transfer.add(list(zip(keys, self._state.pool.peek(keys), strict=False)))
 
 
 def follows_without_holding(self: PagePool, lease: Lease, keys: list[bytes]) -> None:

@@ -85,7 +85,7 @@ def test_the_longest_idle_model_gives_way(caplog: pytest.LogCaptureFixture) -> N
         bench.run_for(1.0)
     assert bench.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
     assert (a.num_closed, b.num_closed) == (0, 1)
-    assert "model b: unloading (giving way to c)" in caplog.text
+    assert "model b: unloading (evicted for c)" in caplog.text
     assert bench.beats[-1].counters['triptych_model_unloads_total{model="b"}'] == 1
     ledger.check()
 

@@ -291,7 +291,7 @@ def test_what_just_such_a_step_took_is_known() -> None:
         model.observe("denoise", {"rows": rows}, seconds)
     assert model.predict("denoise", {"rows": 8}) == 0.5, "whatever a line through all would say"
     assert model.predict("denoise", {"rows": 1}) == 0.01
-    assert model.measured("denoise", {"rows": 2}) is None, "once is not enough"
+    assert model.measured_s("denoise", {"rows": 2}) is None, "once is not enough"
 
 
 def test_kinds_that_are_alike_are_one_quantity() -> None:

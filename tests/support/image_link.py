@@ -30,7 +30,7 @@ class HandImages:
         self._features = world.features
         self._ids = itertools.count()
         self.fetched = FetchedFeatures(self, self)
-        world.scheduler.elsewhere = self.fetched
+        world.scheduler.image_exchange = self.fetched
         world.scheduler.connect(lambda call: call())
 
     # As the memory.

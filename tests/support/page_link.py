@@ -161,6 +161,6 @@ def drive_pair(seed: int, num_actions: int, link: HandLink) -> None:
         link.end(transfer)
     decode.finish()
     prefill.finish()
-    assert not link.decode.scheduler.tokens.state.carried
+    assert not link.decode.scheduler.tokens.state.in_transfer
     assert not link.decode.scheduler.tokens.state.arriving
-    assert not link.prefill.scheduler.tokens.state.carried
+    assert not link.prefill.scheduler.tokens.state.in_transfer

@@ -2,10 +2,9 @@
 
 Owns the choice, from plain numbers.
 
-Rows that skip cost next to nothing, so they are never waited for: a row goes through its skips at
-once and then stands at its next computed step. Rows at different steps so fall into step with each
-other by themselves, and what is left to choose is the order when more stand there than one run
-should take, and how many that is.
+Skipped steps cost next to nothing, so a row passes its skips at once and then stands at its next
+computed step. Rows at different steps therefore align by themselves; what remains to be chosen is
+how many rows one run takes, and which of them if there are more.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 
 from triptych.modalities.diffusion.scheduling.state import ImageState
 
-_OPTIMISM = 0.98  # of a row's time, for each doubling away from what was measured
+_OPTIMISM = 0.98  # factor on a row's time per doubling away from the nearest measurement
 
 
 def urgency(row: ImageState) -> tuple[float, int, tuple[int, ...]]:
-    """What comes first, least first: by due time, and of those due together by most left.
+    """The sort key of rows, most urgent first: by due time, then by most steps left.
 
     The latter finishes a set of images in the fewest runs (Hu's rule, optimal for chains of equal
     steps).
@@ -29,11 +28,11 @@ def urgency(row: ImageState) -> tuple[float, int, tuple[int, ...]]:
 
 
 def fill_batch(order: Sequence[ImageState], run_s: Sequence[float]) -> list[ImageState]:
-    """Which images compute next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
+    """The images that compute next. `run_s[b - 1]` is the duration of a run of b rows.
 
-    In `order`, the most urgent first; as many as make a row cheapest, and of equals the more: where
-    a larger run is no faster per row, a smaller one answers sooner. The first is never passed over,
-    so none starves.
+    The first ones in `order`, the most urgent first: as many as make a row cheapest, and of equals
+    the more. Where a larger run is slower per row, a smaller one answers sooner. The first image is
+    always included, so none starves.
     """
     best: list[ImageState] = []
     best_s, num_rows = float("inf"), 0
@@ -48,13 +47,13 @@ def fill_batch(order: Sequence[ImageState], run_s: Sequence[float]) -> list[Imag
 
 
 def run_table(measured: Sequence[float | None], alone_s: float) -> list[float]:
-    """How long a run of b rows takes at `[b - 1]`, from the runs that were `measured`.
+    """The duration of a run of b rows at `[b - 1]`, from the `measured` runs.
 
-    A device that is full takes twice as long for twice the rows, an empty one takes no longer at
-    all, and where between the two a model stands can only be measured. Between numbers of rows
-    that were, seconds lie on a line. Beyond them a row is taken to be a little cheaper than at the
-    nearest, and more so further away: so it will be tried. `alone_s` is for one row, where nothing
-    was measured yet.
+    A full device takes twice as long for twice the rows, an empty one takes no longer at all; where
+    a model stands between the two can only be measured. Between measured numbers of rows the
+    duration is interpolated linearly. Beyond them a row is assumed to be a little cheaper than at
+    the nearest, and more so further away, so that such runs are tried. `alone_s` is the duration of
+    one row before any measurement.
     """
     known = [(rows, run_s) for rows, run_s in enumerate(measured, start=1) if run_s is not None]
     return [_run_s(known or [(1, alone_s)], rows) for rows in range(1, len(measured) + 1)]

@@ -1,20 +1,20 @@
-"""Which images the next step takes: the policy of image generation, from the state alone.
+"""The policy of image generation: which images the next step takes, from the state alone.
 
 Owns the choice; changes nothing.
 
-- A finished image goes out first, then new ones are admitted, then all are denoised: so a new
-  image joins at the next step, and a finished one waits for no other.
-- Rows of unlike size are separate runs. Each size fills its own by `batching`, most urgent first,
-  until the step has `max_rows` rows. Spans that compute nothing are taken at once.
-- Beside other models a step is one image's text or pixels, or as many rows of one size as are
-  over within the step's budget; one guidance branch at least.
-- Where several clients generate, the one that received the least goes first, in admission and in
-runs;
-  deadlines order the images of each.
-- Images are admitted as they came. One for which there is no room may be passed by smaller ones,
-  but only so often. Paused jobs are left out.
-- A step that ran out of memory makes later ones of its kind half as large at most, until enough
-  images were done.
+1. A finished image is decoded first, then new ones are admitted, then all are denoised: a new image
+   joins at the next step, and a finished one waits for no other (`choose_step`).
+2. Rows of different sizes are separate runs. Each size fills its run by `batching`, most urgent
+   first, until the step has `max_rows` rows (`_batches`). Spans that compute nothing are taken at
+   once (`_denoise`).
+3. While other models have work, a step is one image's text or pixels, or as many rows of one size
+   as fit the step's budget; at least one guidance branch (`_take_within`, `_run_s`).
+4. Where several clients generate, the one that received the least goes first, in admission and in
+   runs; deadlines order the images of each (`_urgency`).
+5. Images are admitted in order of arrival. An image for which there is no room may be overtaken by
+   smaller ones, at most `_MAX_OVERTAKEN` times. Paused jobs are left out (`_find_admissible`).
+6. A step that ran out of memory halves the bound of later ones of its kind, until enough images
+   were finished (`DenoiseState.max_size`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
 from triptych.schedulers.shares import ServiceShares, none_running
 
-_MAX_OVERTAKEN = 8  # times a waiting image is passed by smaller ones
-_MAX_LOOKAHEAD = 64  # waiting images looked at for one step
-_MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one image
+_MAX_OVERTAKEN = 8  # times that smaller images overtake a waiting one
+_MAX_LOOKAHEAD = 64  # waiting images considered for one step
+_MAX_PIXELS = 1 << 20  # decoded together: beyond this one image keeps a decoder busy
 
 
 @dataclass(slots=True, kw_only=True)
 class DenoiseStep(ScheduledStep):
-    """What booking will do: `kind` to the images in `rows`. `passed` waited longer for room.
+    """A step of `kind` for the images in `rows`, which overtake the images in `overtaken`.
 
-    `size` is how much the step holds at once: images, tokens or pixels, as its kind is. With
-    `asks_ahead` the only image's step is asked of one guidance branch, and not taken.
+    `size` is how much the step holds at once, in images, tokens or pixels by its kind. With
+    `asks_ahead` one guidance branch of the only image's step is computed, without taking the step.
     """
 
     size: float = 0.0
@@ -51,19 +51,19 @@ class DenoiseStep(ScheduledStep):
 
 
 SKIPPING = MappingProxyType({"skips": 1.0})
-"""The work of a denoising step that computes nothing. It says nothing about those that do."""
+"""The work of a denoising step that computes nothing; it has its own prediction."""
 
 
 def denoise_work(num_rows: int, num_tokens: float) -> dict[str, float]:
-    """What a denoising step's seconds are predicted from; `num_tokens` is the sum over its rows."""
+    """The features that predict a denoising step; `num_tokens` is the sum over its rows."""
     return {"rows": num_rows, "tokens": num_tokens}
 
 
 @dataclass(frozen=True, slots=True)
 class DenoisePolicy:
-    """Chooses one step of at most `max_rows` rows, which should be over within `budget_s`.
+    """Chooses one step of at most `max_rows` rows, which should end within `budget_s`.
 
-    A step of two guidance branches may be shared between two plans, if it `splits_guidance`.
+    If it `splits_guidance`, a step of two guidance branches may be split into two plans.
     """
 
     state: DenoiseState
@@ -74,7 +74,7 @@ class DenoisePolicy:
     splits_guidance: bool = True
 
     def choose_step(self) -> DenoiseStep | None:
-        """The next step; none while all depends on steps in flight or on slow readers."""
+        """The next step; `None` while all images wait for steps in flight or slow readers."""
         ready = [image for image in self.state.running if image.can_step]
         generated = [image for image in ready if not image.num_left]
         ready = [image for image in ready if image.num_left]
@@ -110,7 +110,7 @@ class DenoisePolicy:
     def _take_within(
         self, kind: str, images: Iterable[ImageState], max_size: float
     ) -> Iterator[ImageState]:
-        """The first of `images`, and the next as far as they fit into one step."""
+        """The first of `images`, and the next ones that fit into the step."""
         left = min(max_size, self.state.max_size.get(kind, math.inf))
         for index, image in enumerate(images):
             left -= _size(kind, image)
@@ -119,13 +119,13 @@ class DenoisePolicy:
             yield image
 
     def _find_admissible(self) -> tuple[list[ImageState], list[ImageState]]:
-        """Images that may begin, in order, and those that are passed over."""
+        """Images that may begin, in order, and those that they overtake."""
         able: list[ImageState] = []
         overtaken: list[ImageState] = []
         num_left = self.state.max_images - len(self.state.running)
         bytes_left = self.state.max_state_bytes - self.state.state_bytes
-        in_line = self.shares.in_turn(p for p in self.state.waiting if not p.entry.is_paused)
-        for image in islice(in_line, _MAX_LOOKAHEAD if num_left else 0):
+        queue = self.shares.in_turn(p for p in self.state.waiting if not p.entry.is_paused)
+        for image in islice(queue, _MAX_LOOKAHEAD if num_left else 0):
             if image.entry.cost.state_bytes <= bytes_left:
                 bytes_left -= image.entry.cost.state_bytes
                 able.append(image)
@@ -138,9 +138,9 @@ class DenoisePolicy:
         return able, overtaken
 
     def _counts_overtaking(self, image: ImageState, other: ImageState) -> bool:
-        """Whether `image` counts that `other` passes it.
+        """Whether it counts for `image` that `other` overtakes it.
 
-        Of another client it may be the turn, unless nothing of the image's client is generated.
+        It always does within a client; across clients only while none of its client's images runs.
         """
         if image.client == other.client:
             return image.place < other.place
@@ -171,7 +171,7 @@ class DenoisePolicy:
         return DenoiseStep(kind="denoise", work=work, rows=images, size=size)
 
     def _batches(self, ready: list[ImageState]) -> list[ImageState]:
-        """Runs of one size each, the first of which may have an image that exceeds all bounds."""
+        """Runs of one size each; the first image is included even if it exceeds all bounds."""
         chosen: list[ImageState] = []
         rows_left = self.max_rows
         tokens_left = self.state.max_size.get("denoise", math.inf)
@@ -190,10 +190,10 @@ class DenoisePolicy:
         return chosen
 
     def _run_s(self, num_tokens: int, max_rows: int) -> list[float]:
-        """How long runs take that may be made now, by their rows."""
+        """The durations of the runs that fit the budget, by their rows."""
         works = (denoise_work(rows, rows * num_tokens) for rows in range(1, self.max_rows + 1))
         measured = [self.costs.measured_s("denoise", work) for work in works]
-        # Of a size that is new the line of other sizes says little: it must not seem too short.
+        # The trend of other sizes predicts a new size badly: it must not seem too short.
         alone_s = max(UNKNOWN_COST_S, self.costs.predict("denoise", denoise_work(1, num_tokens)))
         run_s = run_table(measured, alone_s)[: max(0, max_rows)]
         return list(takewhile(lambda seconds: seconds <= self.budget_s, run_s))

@@ -1,14 +1,12 @@
-"""Step batching of images: many at different steps share the model's runs.
+"""Step batching of images: images at different steps share the model's runs.
 
-Owns the life of images: each of a job's is encoded, denoised and decoded. Which images a step
-takes is the policy of `policy`; this file does what it chose, and records what came of it. Knows no
-tensors.
+Owns the life of images: each image of a job is encoded, denoised and decoded. `policy` chooses the
+images of a step; this module books the step and records its results. Knows no tensors.
 
-Plans overlap: an image's position is advanced when a step of it is booked, so that its next one
-can be booked while that is in flight. What came of a step is recorded when it is over; results of
-images that have ended meanwhile are dropped. After a step that ran out of memory its images are
-planned again in smaller steps; those that a later step has already taken on from a place they had
-not reached begin again.
+Plans overlap: an image's position is advanced when a step of it is booked, so that its next one can
+be booked while that is in flight. Results are recorded when a step ends; results of images that
+have ended meanwhile are dropped. After a step that ran out of memory its images are planned again
+in smaller steps; images that a later step has already continued from there start again.
 """
 
 from __future__ import annotations
@@ -47,11 +45,12 @@ from triptych.schedulers.batcher import Batcher
 class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     """Schedules the `ImageRequest` jobs of one model.
 
-    `measure` says what a request's images take, and raises `InvalidRequest` for what the model
-    can never generate. `max_images` are begun and not over at most, with `max_state_bytes` in sum.
-    A run of the model has `max_rows` rows at most, or one image's. No step has a deadline on the
-    timeline; a job's deadline orders images among themselves. It `splits_guidance` into two
-    steps where one would keep others waiting, unless the branches run at once, on several ranks.
+    `measure` returns the resources of a request's images, and raises `InvalidRequest` for images
+    that the model can never generate. At most `max_images` are in progress, with `max_state_bytes`
+    in sum. A run of the model has at most `max_rows` rows, or those of one image. No step has a
+    deadline on the timeline; a job's deadline orders images among themselves. It `splits_guidance`
+    into two steps where one would delay other models, unless the branches run in parallel on
+    several ranks.
     """
 
     splits_guidance = True
@@ -92,7 +91,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         request = job.request
         assert isinstance(request, ImageRequest), "the API sends this model image requests"
         if request.num_images < 1:
-            raise InvalidRequest("Ask for one image at least.", param="n")
+            raise InvalidRequest("At least one image must be requested.", param="n")
         cost = self._measure(request)
         if cost.state_bytes > self._state.max_state_bytes:
             raise InvalidRequest("An image of this size does not fit into memory.", param="size")
@@ -110,7 +109,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         return ImageDelta(finish_reason="cancelled")
 
     def _on_end(self, opened: ImageJob) -> None:
-        """What the job holds is released with the next plan."""
+        """Release the job's images, with the next plan."""
         self._state.remove(opened)
         self._send_positions()
 
@@ -125,7 +124,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         }
 
     def _send_positions(self) -> None:
-        """Send waiting jobs their positions, if they asked for them and they are news."""
+        """Send waiting jobs their queue positions, if requested and changed."""
         for position, entry in enumerate(self._state.queued_jobs):
             is_asked = entry.request.has_progress and not entry.is_paused
             if is_asked and entry.sent_position != position:
@@ -188,13 +187,13 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         return ScheduledImage(image)
 
     def _learn(self, step: DenoiseStep, kind: str, result: StepResult) -> None:
-        """Count what ran, and learn how long it took: caches may have skipped what was chosen."""
+        """Count the computed runs and learn their seconds: caches may have skipped chosen rows."""
         work, counters = step.work, self._counters
         if kind == "denoise":
             sizes: set[int] = set()
             num_rows = num_tokens = 0
             for row, found in zip(step.rows, result.rows, strict=True):
-                assert row.span is not None, "what is denoised takes a span"
+                assert row.span is not None, "a denoised row has a span"
                 counters["denoise_steps_computed_total"] += found.num_computed
                 counters["denoise_steps_skipped_total"] += row.span.num_steps - found.num_computed
                 if found.num_rows:
@@ -230,7 +229,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
 
     def _accept_span(self, row: ScheduledImage, found: ImageRowResult, now_s: float) -> None:
         image = row.unit
-        assert row.span is not None, "what is denoised takes a span"
+        assert row.span is not None, "a denoised row has a span"
         image.step = row.span.stop
         image.num_computed += found.num_computed
         if found.pixels is not None:
@@ -242,7 +241,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     def _retry(
         self, step: DenoiseStep, live: list[ScheduledImage], later: Iterable[ScheduledImage]
     ) -> bool:
-        """Generate the images again in steps of half the size."""
+        """Retry the images in steps of half the size."""
         if not step.size:
             return False
         self._state.max_size[step.kind] = step.size / 2
@@ -254,9 +253,9 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     def _show(
         self, image: ImageState, now_s: float, pixels: Pixels | None = None, preview: int = -1
     ) -> None:
-        """Send how far an image is; a job's last image ends it."""
+        """Send the progress of an image; a job's last image ends it."""
         entry, planned = image.entry, image.planned
-        assert planned is not None, "what is shown is encoded"
+        assert planned is not None, "an image is encoded before it is shown"
         entry.job.timings.setdefault("first_output_s", now_s)
         is_last = all(each.stage is ImageStatus.OVER for each in entry.images)
         delta = ImageDelta(

@@ -1,4 +1,4 @@
-"""What the denoise scheduler knows: jobs, their images, and the steps in flight.
+"""The denoise scheduler's data: jobs, their images, and the steps in flight.
 
 Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler` changes it.
 """
@@ -16,11 +16,11 @@ from triptych.modalities.diffusion.scheduling.step_spans import StepSpan, previe
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.batcher import BatchedJob, Unit
 
-_GROWTH = 1.05  # by image, so that want of memory at every turn still lets images be done
+_GROWTH = 1.05  # per image, so that images are finished even if memory is always short
 
 
 class ImageStatus(enum.Enum):
-    """Where an image stands, with steps in flight counted as done (but for what they yield)."""
+    """The stage of an image, with steps in flight counted as done (except their results)."""
 
     WAITING = "waiting"
     ENCODING = "encoding"
@@ -31,7 +31,7 @@ class ImageStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class ImageJob(BatchedJob):
-    """A job. `number` counts jobs as they came; `sent_position` is the last that was sent."""
+    """A job. `number` is its arrival order; `sent_position` the last queue position sent."""
 
     request: ImageRequest
     cost: ImageCost
@@ -41,16 +41,16 @@ class ImageJob(BatchedJob):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether none of its images is begun."""
+        """Whether none of its images has begun."""
         return all(image.stage is ImageStatus.WAITING for image in self.images)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ImageState(Unit):
-    """One image. `num_spans` of its `spans` are done or in flight, `step` steps surely done.
+    """One image. `num_spans` of its `spans` are done or in flight, `step` steps are done.
 
-    With `has_asked` one branch of the next span was asked ahead. An image that has to begin again
-    is another one with the same key.
+    With `has_asked` one guidance branch of the next span was computed ahead. An image that has to
+    start again is replaced by a new one with the same key.
     """
 
     entry: ImageJob
@@ -68,49 +68,49 @@ class ImageState(Unit):
 
     @property
     def key(self) -> ImageKey:
-        """What the runner knows it by."""
+        """The image's key at the runner."""
         return ImageKey(self.entry.job.job_id, self.index)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in the queue: by job, then by number."""
+        """The image's place in the queue: by job, then by number."""
         return self.entry.number, self.index
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place among those of all clients: none has a priority."""
+        """The image's place among images of all clients: none has a priority."""
         return 0, self.entry.number
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """The client that the job belongs to."""
         return self.entry.job.client
 
     @property
     def due_s(self) -> float:
-        """When its job must be over."""
+        """When the job must be over."""
         deadline_s = self.entry.job.deadline_s
         return math.inf if deadline_s is None else deadline_s
 
     @property
     def num_left(self) -> int:
-        """Spans to go."""
+        """The number of spans left."""
         return len(self.spans) - self.num_spans
 
     @property
     def span(self) -> StepSpan:
-        """The next one, or what is left of it."""
+        """The next span, or the rest of it."""
         span = self.spans[self.num_spans]
         return StepSpan(1, span.stop, span.num_rows - 1) if self.has_asked else span
 
     @property
     def num_rows(self) -> int:
-        """Guidance branches that the next span computes."""
+        """The number of guidance branches that the next span computes."""
         return self.span.num_rows
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of each branch: images with as many share a run."""
+        """The number of tokens per branch: images with the same number share a run."""
         return self.entry.cost.num_tokens
 
     @property
@@ -119,13 +119,13 @@ class ImageState(Unit):
         return self.stage is ImageStatus.GENERATING and not self.entry.is_paused
 
     def begin(self, planned: PlannedSteps) -> None:
-        """Its text is encoded, and its steps are known."""
+        """Start denoising an image whose text is encoded and whose steps are known."""
         self.stage, self.planned, self.step = ImageStatus.GENERATING, planned, planned.first_step
         self.spans = step_spans(planned)
         self.shown_after = preview_spans(self.spans, self.entry.request.num_partials)
 
     def preview_after(self, num_spans: int) -> int:
-        """Which preview is due after so many spans; -1 if none is, or it was shown before."""
+        """The preview that is due after `num_spans`; -1 if none is or it was shown before."""
         if num_spans - 1 not in self.shown_after:
             return -1
         index = self.shown_after.index(num_spans - 1)
@@ -134,9 +134,10 @@ class ImageState(Unit):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledImage:
-    """One image's part of a step; `span` where it is denoised, `preview` if it shows one.
+    """One image's part of a step: a `span` if it is denoised, a `preview` if it shows one.
 
-    With `asks_ahead` its span ends before the step that computes, of which one branch is asked.
+    With `asks_ahead` its span ends before the step that computes, and one branch of that step is
+    computed ahead.
     """
 
     unit: ImageState
@@ -147,9 +148,9 @@ class ScheduledImage:
 
 @dataclass(slots=True, kw_only=True)
 class DenoiseState:
-    """All of it: images waiting, those begun, and those the runner is to release.
+    """Images waiting, images in progress, and images that the runner has to release.
 
-    `max_size` bounds a step of a kind after one ran out of memory, for a while.
+    `max_size` bounds the steps of a kind for a while after one ran out of memory.
     """
 
     max_images: int
@@ -162,7 +163,7 @@ class DenoiseState:
 
     @property
     def state_bytes(self) -> int:
-        """What images hold between steps."""
+        """The bytes that images hold between steps."""
         return sum(image.entry.cost.state_bytes for image in self.running)
 
     @property
@@ -177,20 +178,20 @@ class DenoiseState:
         self.waiting += entry.images
 
     def admit(self, image: ImageState) -> None:
-        """Begin an image."""
+        """Start a waiting image."""
         self.waiting.remove(image)
         self.running[image] = None
         image.stage = ImageStatus.ENCODING
 
     def finish(self, image: ImageState) -> None:
-        """An image is decoded; the runner has released it. Steps may grow again."""
+        """Remove a decoded image, which the runner has released; steps may grow again."""
         del self.running[image]
         image.stage = ImageStatus.OVER
         for kind in self.max_size:
             self.max_size[kind] *= _GROWTH
 
     def remove(self, entry: ImageJob) -> None:
-        """Forget a job's images, whatever becomes of those in steps in flight."""
+        """Remove a job's images, including those in steps in flight."""
         for image in entry.images:
             if image.stage is ImageStatus.WAITING:
                 self.waiting.remove(image)
@@ -199,10 +200,10 @@ class DenoiseState:
             image.stage = ImageStatus.OVER
 
     def rollback(self, row: ScheduledImage) -> None:
-        """Put an image back to its place before a step that failed.
+        """Move an image back to its position before a step that failed.
 
-        Where a later step of it was in flight too, the runner's place is not known here: the
-        image begins again.
+        If a later step of it was also in flight, the runner's position is unknown: the image starts
+        again.
         """
         image = row.unit
         if image.num_in_flight:
@@ -220,7 +221,7 @@ class DenoiseState:
             image.has_asked = False
             if row.span is not None and not row.asks_ahead:
                 image.num_spans -= 1
-                image.has_asked = row.span != image.span  # it was what was left of it
+                image.has_asked = row.span != image.span  # it was the rest of a span
 
     def _drop(self, image: ImageState) -> None:
         del self.running[image]

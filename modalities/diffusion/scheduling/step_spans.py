@@ -1,4 +1,4 @@
-"""An image's steps from noise to its end: which are taken together, and where it is shown.
+"""Spans of an image's denoising steps: which are taken together, and where previews are shown.
 
 Owns the arithmetic of a `PlannedSteps`. Knows no queue and no time.
 """
@@ -14,9 +14,9 @@ from triptych.modalities.diffusion.plan import PlannedSteps
 
 
 class StepSpan(NamedTuple):
-    """Steps taken together: those known to be skipped, and one that computes.
+    """Steps taken together: skipped ones, and one that computes.
 
-    `stop` steps of the whole image are done after it. `num_rows` guidance branches compute at its
+    After it `stop` steps of the whole image are done. `num_rows` guidance branches compute at its
     last step; none do where the image ends in skips.
     """
 
@@ -26,7 +26,7 @@ class StepSpan(NamedTuple):
 
 
 def step_spans(planned: PlannedSteps) -> tuple[StepSpan, ...]:
-    """All of an image's spans, from the step it begins at."""
+    """All spans of an image, from its first step."""
     found: list[StepSpan] = []
     start = planned.first_step
     for stop in range(planned.first_step + 1, planned.num_steps + 1):
@@ -38,11 +38,11 @@ def step_spans(planned: PlannedSteps) -> tuple[StepSpan, ...]:
 
 
 def preview_spans(spans: Sequence[StepSpan], num_previews: int) -> tuple[int, ...]:
-    """After which spans to show an image, counted from 0, in order.
+    """The spans after which to show a preview, counted from 0, in order.
 
-    Evenly over what is computed, and none at the end: of k previews the first comes after at most
-    1 / (k + 2) of the work, so that it is early even if text and pixels take their time. Few
-    steps have fewer places than are asked for.
+    They are spaced evenly over the computed work, with none at the end: of k previews the first
+    comes after at most 1 / (k + 2) of the work, so that it is early even if encoding and decoding
+    are slow. Images of few steps have fewer previews than requested.
     """
     work = list(accumulate(span.num_rows for span in spans))
     shown: list[int] = []

@@ -256,7 +256,7 @@ class SpeechPolicy:
             if math.isinf(ready_s):
                 return None
             return SpeechStep(kind="audio", not_before_s=ready_s)
-        # Chunks that become ready while the step runs had better be part of it.
+        # Chunks that become ready while the step runs are part of it.
         end_s = now_s + self._costs.audio_s(len(ready), _num_frames(ready))
         ready = [chunk for chunk in chunks if self._ready_s(chunk, pace) <= end_s]
         ready.sort(key=lambda chunk: (chunk.due_s, chunk.stream.rank))

@@ -1,7 +1,7 @@
-"""Images that this engine encodes for others, and nothing else.
+"""The encoder role: an engine that only encodes images, for other engines.
 
-Owns the jobs of an engine of role encode, one for each image, and whose transfers wait for which.
-Features are kept by the image's digest, so that one which many ask for is encoded once. Knows no
+Owns the jobs of such an engine, one per image, and the transfers that wait for each. Features are
+cached by the image's digest, so that an image requested several times is encoded once. Knows no
 sockets, no tensors.
 """
 
@@ -37,7 +37,7 @@ class EncodeScheduler(StagedScheduler):
         )
         super().__init__(model=model, open_pace=_open_pace, max_jobs=max_jobs, limits=limits)
         self.add_stats: Callable[[SchedulerStats], SchedulerStats] = lambda stats: stats
-        """Adds what was sent; set before jobs come."""
+        """Adds the counts of sent features; set before jobs come."""
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics."""
@@ -45,17 +45,17 @@ class EncodeScheduler(StagedScheduler):
 
 
 def _open_pace(job: Job) -> JobPace:
-    """Raises `WrongModel` for what is no image."""
+    """The pace of an image's job. Raises `WrongModel` for any other request."""
     if not isinstance(job.request, PromptContent):
         raise WrongModel(
-            "This server only encodes images for others; ask the one that has the language model."
+            "This server only encodes images; send requests to the one with the language model."
         )
     return JobPace(Stage("encode", num_patches_of(job.request)))
 
 
 @dataclass(eq=False, slots=True)
 class _SentImage:
-    """What is held for a transfer: pages of an image's features, once they are there."""
+    """The pages of an image's features that are held for a transfer, once encoded."""
 
     image: PromptContent
     num_bytes: int
@@ -63,7 +63,7 @@ class _SentImage:
 
 
 class SentFeatures(TransferJobs):
-    """Has images encoded."""
+    """Encodes images for other engines, and sends their features."""
 
     def __init__(
         self, scheduler: EncodeScheduler, memory: SendingMemory, sink: PageSink, model: str
@@ -77,7 +77,7 @@ class SentFeatures(TransferJobs):
         scheduler.add_stats = self.add_stats
 
     def open(self, transfer: PageTransferRequest) -> None:
-        """On the server's thread: check an image, and have it encoded."""
+        """On the server's thread: check an image, and start encoding it."""
         image = transfer.wanted.request
         if isinstance(image, PromptContent) and self._can_be(image, transfer):
             self._post(partial(self._open, transfer, image))
@@ -85,7 +85,7 @@ class SentFeatures(TransferJobs):
             transfer.end("no image that can be encoded here")
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what was sent."""
+        """`stats` with the counts of sent features."""
         return exchange_stats(stats, self._counts, self._sink.counts, FEATURE_PREFIX)
 
     def _can_be(self, image: PromptContent, transfer: PageTransferRequest) -> bool:
@@ -111,18 +111,18 @@ class SentFeatures(TransferJobs):
         self._run(job_id, image, partial(self._take, span.digest))
 
     def _send(self, transfer: PageTransferRequest, sent: _SentImage) -> bool:
-        """Hand an image's pages to its transfer; false if they are not there."""
+        """Pass an image's pages to its transfer; false if it is not encoded."""
         span = sent.image.span
         sent.page_ids = self._memory.lend(span.digest)
         if len(sent.page_ids) == transfer.wanted.num_pages:
             keys = page_keys(span, len(sent.page_ids))
             transfer.add(list(zip(keys, sent.page_ids, strict=True)))
         elif sent.page_ids:
-            transfer.end("its features are not of the size that was asked for")
+            transfer.end("its features are not of the size that was requested")
         return bool(sent.page_ids)
 
     def _take(self, digest: bytes, output: Output) -> None:
-        """How the job of an image ends; its payload is for all who wait for it."""
+        """Finish the job of an image; all transfers that wait for it get its features."""
         del self._jobs[digest]
         waiting = self._waiting_for(digest)
         if output.payload is None:
@@ -139,7 +139,7 @@ class SentFeatures(TransferJobs):
     def _close(self, transfer: PageTransferRequest) -> None:
         sent = self._sent.pop(transfer, None)
         if sent is None:
-            return  # its image was not taken
+            return  # its image was not accepted
         self._memory.drop(sent.page_ids)
         digest = sent.image.span.digest
         if digest in self._jobs and not self._waiting_for(digest):

@@ -1,7 +1,7 @@
-"""Features of images as pages: what engines that hand them to each other have in common.
+"""Image features as pages, for engines that transfer them to each other.
 
-Owns the names of an image's pages, which are its features' bytes, cut, and the protocol of the
-memory behind them (the engine's: `modalities.vlm.engine.feature_memory`). Knows no tensors.
+Owns the keys of an image's pages, which are slices of its features' bytes, and the protocols of the
+memory that holds them (implemented in `modalities.vlm.engine.feature_memory`). Knows no tensors.
 """
 
 from __future__ import annotations
@@ -13,59 +13,59 @@ from typing import Any, Protocol
 from triptych.core.engine_api.prompt_content import ContentSpan
 
 FEATURE_PREFIX = "feature_"
-"""Before the names of what the connections for features count."""
+"""Prefix of the metrics of connections for features."""
 
 
 class FeatureMemory(Protocol):
-    """Where features lie as pages, on their way. Page ids are used once."""
+    """Memory of features in transfer, as pages. Page ids are used once."""
 
     capacity_bytes: int
-    """Of features on their way at once."""
+    """The bound of features in transfer at once."""
 
     def num_bytes_of(self, num_features: int) -> int:
-        """Of the features of an image."""
+        """The size of an image's features."""
         ...
 
     def num_pages_of(self, num_features: int) -> int:
-        """Pages that they are cut into."""
+        """The number of pages of an image's features."""
         ...
 
     def drop(self, page_ids: Sequence[int]) -> None:
-        """Forget pages that nobody reads or writes any more."""
+        """Release pages that are no longer read or written."""
         ...
 
 
 class ReceivingMemory(FeatureMemory, Protocol):
-    """Of an engine that has images encoded elsewhere."""
+    """The memory of an engine that fetches features."""
 
     def expect(self, num_features: int) -> Sequence[int]:
-        """New pages for the features of an image."""
+        """Allocate pages for the features of an image."""
         ...
 
     def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
-        """Put pages that are written into the cache of features, with a reference; any thread.
+        """Add written pages to the cache of features, with a reference; from any thread.
 
-        False where there is no room for them on the device.
+        False if the device has no room for them.
         """
         ...
 
 
 class SendingMemory(FeatureMemory, Protocol):
-    """Of an engine that encodes images for others."""
+    """The memory of an engine that encodes images for other engines."""
 
     def keep(self, digest: bytes, features: Any) -> None:
-        """Put what was encoded into the cache, with a reference."""
+        """Add encoded features to the cache, with a reference."""
         ...
 
     def release(self, digest: bytes) -> None:
-        """Give back a reference."""
+        """Release a reference."""
         ...
 
     def lend(self, digest: bytes) -> Sequence[int]:
-        """The pages of an image's features, kept until they are dropped; none if unknown."""
+        """The pages of an image's features, kept until dropped; empty if not cached."""
         ...
 
 
 def page_keys(span: ContentSpan, num_pages: int) -> list[bytes]:
-    """What the pages of an image's features are called."""
+    """The keys of the pages of an image's features."""
     return [span.digest + struct.pack("<I", index) for index in range(num_pages)]

@@ -1,8 +1,8 @@
 """Images that another engine encodes for this one.
 
-Owns which of them are on their way, on the engine's loop. What arrives goes to the cache of
-features as if it had been encoded here; what does not come in time is encoded here. Knows no
-sockets, no tensors, no prompts.
+Owns the fetches of features, on the engine's loop. Arriving features are added to the cache as if
+they had been encoded here; features that do not arrive are computed here. Knows no sockets, no
+tensors, no prompts.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from triptych.schedulers.roles.transfer_jobs import exchange_stats
 
 
 class ImageExchange:
-    """What the scheduler asks about images; an engine that encodes all itself has just this."""
+    """Hooks that the scheduler calls for images. This base class does nothing."""
 
     def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
-        """Learn how other threads reach the loop's, and who is told of images.
+        """Register `post`, which schedules a call on the loop's thread, and `done`.
 
-        `done` gets a digest, and whether its features are in the cache, with a reference.
+        `done` receives a digest, and whether its features are in the cache, with a reference.
         """
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether an image is on its way."""
+        """Whether an image's features are being fetched."""
         return False
 
     def start(self, image: PromptContent) -> None:
-        """Have an image encoded elsewhere, if that is possible."""
+        """Fetch an image's features from another engine, if possible."""
 
     def stop(self, digest: bytes) -> None:
-        """An image that may be on its way is not wanted any more."""
+        """End the fetch of an image that is not needed any more, if there is one."""
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what came from elsewhere."""
+        """`stats` with the counts of fetched features."""
         return stats
 
 
 @dataclass(frozen=True, slots=True)
 class _AwaitedImage:
-    """A fetch, begun at a time, for so many bytes."""
+    """A fetch of `num_bytes` that began at `started_s`."""
 
     fetch: PageFetch
     started_s: float
@@ -57,7 +57,7 @@ class _AwaitedImage:
 
 
 class FetchedFeatures(ImageExchange):
-    """Has images encoded by engines of that role."""
+    """Fetches image features from engines of the encoder role."""
 
     def __init__(self, memory: ReceivingMemory, source: PageSource) -> None:
         self._memory = memory
@@ -71,15 +71,15 @@ class FetchedFeatures(ImageExchange):
         self._stopped: set[bytes] = set()
 
     def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
-        """Learn how the source's thread reaches the loop's, and who is told of images."""
+        """Register `post`, which schedules a call on the loop's thread, and `done`."""
         self._post, self._done = post, done
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether an image is on its way."""
+        """Whether an image's features are being fetched."""
         return digest in self._open
 
     def start(self, image: PromptContent) -> None:
-        """Fetch an image's features, unless there is nobody to ask, or too much on its way."""
+        """Fetch an image's features, if an engine is connected and memory is free."""
         span, memory = image.span, self._memory
         self._counts["feature_fetches_total"] += 1
         num_bytes = memory.num_bytes_of(span.num_features)
@@ -109,18 +109,18 @@ class FetchedFeatures(ImageExchange):
             self._source.stop(awaited.fetch)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """`stats` with what came from elsewhere."""
+        """`stats` with the counts of fetched features."""
         found = exchange_stats(stats, self._counts, self._source.counts, FEATURE_PREFIX)
         found.counters["feature_wait_seconds_total"] = self._wait_s
         return found
 
     def _end(self, digest: bytes) -> None:
-        """On the source's thread: keep what came, and say so on the loop's."""
+        """On the source's thread: cache complete features, and notify the loop."""
         fetch, is_here = self._open[digest].fetch, False
         try:
             if fetch.num_arrived == len(fetch.keys):
                 is_here = self._memory.keep(digest, fetch.page_ids)
-        finally:  # whatever fails, prompts that wait for it must learn that it does not come
+        finally:  # on any failure, prompts that wait for the image must be notified
             self._memory.drop(fetch.page_ids)
             self._post(partial(self._close, digest, is_here))
 

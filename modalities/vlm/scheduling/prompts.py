@@ -1,11 +1,10 @@
-"""Chat with images: which are encoded when, and how far prompts get before they are.
+"""Chat with images: when images are encoded, and how far prompts are computed before that.
 
-Owns the steps of a vision model, beside those of tokens. A prompt's chunk ends at the first
-image that has no features yet; what the next chunks need is encoded, no more. Features live in a
-`ContentCache` that the runner fills; what is held here are references, from a job's first need of
-an image until its last position is computed. Steps that encode and steps of tokens take turns, so
-that neither waits for long. Images may be encoded by another engine (`fetching`). Knows no
-tensors.
+Owns the encode steps of a vision model, in addition to its token steps. A prompt's chunk ends at
+the first image without features; only images that the next chunks need are encoded. Features live
+in a `ContentCache` that the runner fills; a job holds references from its first need of an image
+until the image's last position is computed. Encode steps and token steps alternate, so that neither
+waits for long. Images may be encoded by another engine (`fetching`). Knows no tensors.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState
 
 _ENCODE = "encode"
-_MAX_WAITING_JOBS = 8  # jobs that have not begun whose images are encoded ahead
-_MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
-_PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they were like it
+_MAX_WAITING_JOBS = 8  # jobs not begun whose images are encoded ahead
+_MAX_LOOKAHEAD = 128  # waiting jobs, with or without images, that are searched for them
+_PATCH_VALUES = 14 * 14 * 3  # of most vision towers; assumed for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionLimits:
-    """What a model sees at once.
+    """Bounds of one step of a vision model.
 
-    A step encodes images of `max_step_patches` together, or one. `whole_spans`: what an image
-    fills is computed in one go, since its positions see each other; `whole_prompts`: so is the
-    prompt of a request with images.
+    A step encodes images of `max_step_patches` in sum, or one. With `whole_spans` the positions of
+    an image are computed in one step, since they attend to each other; with `whole_prompts`, all of
+    a prompt with images.
     """
 
     max_step_patches: int
@@ -55,9 +54,9 @@ class VisionLimits:
     whole_prompts: bool = False
 
     def chunk_end(self, spans: Iterable[ContentSpan], num_prompt_tokens: int, chunk: range) -> int:
-        """Where a chunk of a prompt ends so as not to cut what is whole.
+        """Where a chunk of a prompt ends without cutting a span or a whole prompt.
 
-        At `chunk.stop`, or where the span begins that it would cut, or else where that ends.
+        At `chunk.stop`, or where the span begins that it would cut, or else where that span ends.
         """
         start, end = chunk.start, chunk.stop
         if self.whole_prompts:
@@ -70,7 +69,7 @@ class VisionLimits:
 
 @dataclass(frozen=True, slots=True)
 class VisionResources:
-    """Where features are kept, and what may be encoded at once."""
+    """The cache of features, and the bounds of a step."""
 
     features: ContentCache[Any]
     limits: VisionLimits
@@ -78,9 +77,9 @@ class VisionResources:
 
 @dataclass(slots=True, eq=False)
 class ImagedPrompt:
-    """A job's prompt with references to the features `refs`; it had `awaited` encoded for it.
+    """A job's prompt, with references to the features of `refs`.
 
-    Other engines have been `requested` for some.
+    Images in `awaited` were encoded for it; another engine was asked for those in `requested`.
     """
 
     row: SequenceState
@@ -90,18 +89,18 @@ class ImagedPrompt:
 
     @property
     def images(self) -> tuple[PromptContent, ...]:
-        """What it shows."""
+        """The images of the prompt."""
         return self.row.request.contents
 
     @property
     def num_cached(self) -> int:
-        """Images that were in the cache, or wholly within cached pages."""
+        """The number of images found in the cache, or wholly within cached pages."""
         return sum(image.span.digest not in self.awaited for image in self.images)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _EncodeRow(Unit):
-    """An image in a step that encodes."""
+    """An image in an encode step."""
 
     image: PromptContent
 
@@ -136,22 +135,22 @@ class VisionScheduler(TokenScheduler):
         self._retry_alone: set[bytes] = set()
         self._releasing: list[tuple[int, set[bytes]]] = []
         self.image_exchange = ImageExchange()
-        """Where images are encoded beside this engine; set before jobs come."""
+        """Fetches images encoded by other engines; set before jobs come."""
         self._was_encode = False
         self._counters.update({"images_encoded_total": 0, "vision_cache_hits_total": 0})
 
     def connect(self, post: Post) -> None:
-        """As for text; and learn of images that come from elsewhere."""
+        """As for text; also register for fetched images."""
         super().connect(post)
         self.image_exchange.connect(post, self._take_fetched)
 
     def note_change(self) -> None:
-        """As for text; and ask for images that are needed now, as when pages do not come."""
+        """As for text; also request images that are needed now, as after a failed page fetch."""
         super().note_change()
         self._take_references()
 
     def stats(self) -> SchedulerStats:
-        """As for text; and counts of images that come from elsewhere."""
+        """As for text; also counts of fetched images."""
         return self.image_exchange.add_stats(super().stats())
 
     def check(self) -> None:
@@ -159,7 +158,7 @@ class VisionScheduler(TokenScheduler):
         super().check()
         self._features.check()
         assert self._prompts.keys() <= self._jobs.keys()
-        assert not self._releasing or self._steps, "references of jobs that are over"
+        assert not self._releasing or self._steps, "references of ended jobs"
         num_held = sum(len(job.refs) for job in self._prompts.values())
         num_held += sum(len(digests) for _, digests in self._releasing)
         if not self._encoding:
@@ -187,7 +186,7 @@ class VisionScheduler(TokenScheduler):
         super()._on_end(opened)
         prompt = self._prompts.pop(opened.name, None)
         if prompt is not None:
-            # A step in flight may still read what the job held.
+            # A step in flight may still read features that the job held.
             self._releasing.append((max(self._steps, default=-1), prompt.refs))
             for digest in {image.span.digest for image in prompt.images}:
                 if self.image_exchange.is_coming(digest) and not self._waiting_for(digest):
@@ -204,7 +203,7 @@ class VisionScheduler(TokenScheduler):
     # Policy.
 
     def _choose_step(self, now_s: float) -> TokenStep | None:
-        """A step of tokens or one that encodes, in turns where there are both."""
+        """A token step or an encode step, alternating where there are both."""
         step = super()._choose_step(now_s)
         if not self._prompts:
             return step
@@ -214,7 +213,7 @@ class VisionScheduler(TokenScheduler):
         return step if self._was_encode else encode
 
     def _chunk_end(self, row: SequenceState, start: int, end: int) -> int:
-        """Where a chunk ends: before an image without features, and never inside what is whole."""
+        """Where a chunk ends: before an image without features, never inside a whole span."""
         prompt = self._prompts.get(row.name)
         if prompt is None or start >= row.num_prompt_tokens:
             return end
@@ -238,13 +237,13 @@ class VisionScheduler(TokenScheduler):
                 yield image
 
     def _next_prompts(self) -> Iterator[ImagedPrompt]:
-        """Those whose images may be needed next: those that run, and the first that wait."""
+        """Prompts whose images may be needed next: running ones, and the first waiting ones."""
         yield from (prompt for prompt in self._prompts.values() if prompt.row.lease is not None)
         waiting = (self._prompts.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
         yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
     def _encode_step(self, *, is_shared: bool) -> TokenStep | None:
-        """As many images as share a step; a short one where others wait for the device."""
+        """The next images to encode; a short step while other work waits for the device."""
         chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
         most, budget_s = self._vision.max_step_patches, self._step_budget_s
@@ -288,7 +287,7 @@ class VisionScheduler(TokenScheduler):
         return not isinstance(row, _EncodeRow) and super()._is_void(row)
 
     def _accept(self, step: TokenStep, row: Any, found: Any, now_s: float) -> None:
-        """Pass an image's reference on to the jobs that wait for it."""
+        """Record an encoded image, or the result of a token row."""
         if not isinstance(row, _EncodeRow):
             super()._accept(step, row, found, now_s)
             return
@@ -300,13 +299,13 @@ class VisionScheduler(TokenScheduler):
         self._share_reference(row.digest)
 
     def _take_fetched(self, digest: bytes, is_here: bool) -> None:
-        """An image was encoded elsewhere, or is not going to be."""
+        """React to the end of an image's fetch; `is_here` if its features are cached."""
         if is_here:
             self._share_reference(digest)
         self.note_change()
 
     def _share_reference(self, digest: bytes) -> None:
-        """Give a new image's reference to the jobs that wait for it."""
+        """Give references to a new image to the jobs that wait for it."""
         for prompt in self._waiting_for(digest):
             self._features.acquire(digest)
             prompt.refs.add(digest)
@@ -320,7 +319,7 @@ class VisionScheduler(TokenScheduler):
         return True
 
     def _fail_row(self, row: Any, error: TriptychError) -> None:
-        """End a row's job, or every job that waits for an image which cannot be encoded."""
+        """End a row's job, or every job that waits for an image that cannot be encoded."""
         if not isinstance(row, _EncodeRow):
             super()._fail_row(row, error)
             return
@@ -347,7 +346,7 @@ class VisionScheduler(TokenScheduler):
         self._update_references()
 
     def _update_references(self) -> None:
-        """After any change: release what is not needed any more, take what is there already."""
+        """Release references that are not needed any more, and take those that are available."""
         for prompt in self._prompts.values():
             num_committed = prompt.row.num_committed
             needed = {p.span.digest for p in prompt.images if p.span.end > num_committed}
@@ -365,7 +364,7 @@ class VisionScheduler(TokenScheduler):
             for image in self._missing_images(prompt):
                 digest = image.span.digest
                 if digest in self._encoding or self.image_exchange.is_coming(digest):
-                    continue  # nobody's yet: it is handed on when it is there
+                    continue  # references are shared when its features are cached
                 if self._features.acquire(digest) is not None:
                     prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
@@ -373,7 +372,7 @@ class VisionScheduler(TokenScheduler):
                     self._request_image(prompt, image)
 
     def _request_image(self, prompt: ImagedPrompt, image: PromptContent) -> None:
-        """Have an image encoded elsewhere, unless that failed for somebody who still waits."""
+        """Fetch an image, unless its fetch failed for a job that still waits."""
         digest = image.span.digest
         is_new = not any(digest in other.requested for other in self._waiting_for(digest))
         prompt.requested.add(digest)
@@ -386,7 +385,7 @@ class VisionScheduler(TokenScheduler):
 
 
 def _send(prompt: ImagedPrompt, sink: Sink, output: Output) -> None:
-    """Pass on what a job yields, with how many of its images were found."""
+    """Send a job's output, with the number of its cached images."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
         delta.num_cached_contents = prompt.num_cached
@@ -394,6 +393,6 @@ def _send(prompt: ImagedPrompt, sink: Sink, output: Output) -> None:
 
 
 def num_patches_of(image: PromptContent) -> int:
-    """How much work it is to encode: what an encoder takes in, in patches."""
+    """The work of encoding an image: the encoder's input, in patches."""
     num_values = max(math.prod(array.shape) for array in image.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -176,7 +176,7 @@ def test_an_order_ends_with_its_job() -> None:
     link.prefill.commit()
     link.prefill.scheduler.cancel("pages-shadow-0")
     (transfer,) = link.open
-    assert transfer.reason == "pages had to give way"
+    assert transfer.reason == "pages were evicted"
     link.carry_all()
     assert step(link.decode) == [("a", 8)]
     link.decode.finish_all()
