@@ -14,7 +14,7 @@ from triptych.schedulers.tokens.state import SequenceState, TokenState
 
 
 class StepBudget:
-    """What is left for one step.
+    """The rows, tokens and pages left for one step.
 
     A step that `is_short` lacked a page for a running row. `waits_for_pages` while rows that have
     ended or sit out will free pages when their steps in flight are over. `excluded` rows run, but

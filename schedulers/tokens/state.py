@@ -279,7 +279,7 @@ class RankedRows:
         insort(self._rows, row, key=_rank)
 
     def remove(self, row: SequenceState) -> None:
-        """Remove `row`."""
+        """Remove `row` from the order."""
         assert row in self, "no such row"
         del self._rows[self._find(row)]
 
