@@ -217,13 +217,13 @@ class RefusedField:
 
 
 def type_of(value: Any) -> str:
-    """The `type` of an object in a body, or of a model made of one; empty if it has none."""
+    """Return the `type` of a JSON object or of its parsed model; empty without one."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else ""
 
 
 def unknown_type(value: Any, known: str) -> str:
-    """The `type` of an object, quoted for an error, if it is given and not the `known` one."""
+    """Return the `type` of an object, quoted for an error, unless it is missing or `known`."""
     kind = type_of(value)
     return f"{kind[:40]!a}" if kind not in ("", known) else ""
 

@@ -71,11 +71,11 @@ class Paths:
                 message = {**message, "body": b""}
             await send(message)
 
-        asked = {**scope, "method": "GET"}
+        as_get = {**scope, "method": "GET"}
         scope["state"]["is_head"] = True  # streams are skipped: they might never end
-        await self._app(asked, receive, send_head)
-        if "route" in asked:  # for logs and metrics of the outer layers
-            scope["route"] = asked["route"]
+        await self._app(as_get, receive, send_head)
+        if "route" in as_get:  # for logs and metrics of the outer layers
+            scope["route"] = as_get["route"]
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:

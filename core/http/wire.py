@@ -147,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1"):
-            self._refusal = InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are supported.")
+            self._refusal = InvalidRequest("Unsupported HTTP version; use HTTP/1.1.")
         elif num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             self._refusal = InvalidRequest("A request needs exactly one Host header.")
         elif any(

@@ -39,7 +39,7 @@ class PipelineOptions:
     encoder_address: tuple[str, ...] = option(
         (),
         "HOST:PORT, or unix:PATH on one host: where an encode engine listens and other engines"
-        " connect to it. Repeat for several on those.",
+        " connect to it. Repeat for several on these.",
         roles=_SEEING,
         is_for_server=True,
     )

@@ -433,13 +433,13 @@ def _check_together(config: Config) -> None:
 
 def _check_caches(images: ImageOptions) -> None:
     """Check that at most one step cache is chosen; FBCache can extrapolate with TaylorSeer."""
-    asked = {images.step_cache} - {"auto"}
-    asked |= {"teacache"} if images.teacache else set()
-    asked |= {"first-block"} if images.first_block_caching else set()
-    asked |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
-    if len(asked) > 1:
+    chosen = {images.step_cache} - {"auto"}
+    chosen |= {"teacache"} if images.teacache else set()
+    chosen |= {"first-block"} if images.first_block_caching else set()
+    chosen |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
+    if len(chosen) > 1:
         raise ConfigError(
-            f"an image has one step cache, not {' and '.join(sorted(asked))}: choose one with"
+            f"only one step cache can be set, not {' and '.join(sorted(chosen))}: choose one with"
             " --step-cache (--first-block-caching and --taylorseer can be combined)."
         )
 
