@@ -150,7 +150,7 @@ def y_of(floor: int, band: int) -> float:
 
 
 def render() -> str:
-    """The SVG."""
+    """The drawing as SVG."""
     below = read_imports()
     centers = centers_of(floors_of(below), reduce(below))
     parts = []
@@ -192,7 +192,7 @@ def frame(
 
 
 def box(label: str, x: float, y: float) -> str:
-    """A room."""
+    """The box of a room."""
     width = 7.6 * len(label) + 22
     return (
         f'<rect class="room" x="{x - width / 2:.0f}" y="{y - BOX / 2}" width="{width:.0f}" '

@@ -84,7 +84,7 @@ def transcribe(folder: Path, num_rows: int) -> Sequence[str]:
 
 
 def imagine(folder: Path, num_rows: int) -> Sequence[str]:
-    """Small images."""
+    """Rows of small images."""
     things = ("a red apple", "a blue car", "a penguin", "a house")
     rows = [{"prompt": things[n % 4], "seed": n, "size": "64x64"} for n in range(num_rows)]
     return ("imagine", "--batch", _jsonl(folder, rows), "--steps", "4")

@@ -331,7 +331,7 @@ def ratio(outcomes: Sequence[Outcome], column: tuple[str, str, str, float, bool]
 
 
 def processor(found: dict[str, Any]) -> str:
-    """What kind of processor this is, as a heading."""
+    """The kind of this processor, as a heading."""
     key = (found["cpu_family"], found["cpu_model"])
     return PROCESSORS.get(key, f"{found['cpu']} (family {key[0]}, model {key[1]})")
 

@@ -118,7 +118,7 @@ def compare_answers(given: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Compare."""
+    """Compare both models."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tensor-parallel-size", type=int, default=2)
     parser.add_argument("--cfg-parallel-size", type=int, default=1)

@@ -48,7 +48,7 @@ class Watch:
 
 
 def body(**more: Any) -> dict[str, Any]:
-    """A chat."""
+    """The body of a chat."""
     messages = [{"role": "user", "content": "Tell a long story."}]
     return {"model": MODEL, "messages": messages, "temperature": 0, **more}
 

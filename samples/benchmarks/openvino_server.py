@@ -80,7 +80,7 @@ class Batcher:
 
 
 def build(batcher: Batcher) -> FastAPI:
-    """The routes."""
+    """Build the application's routes."""
     app = FastAPI()
 
     @app.get("/health")
@@ -118,7 +118,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 async def map_lines(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events."""
+    """Lines as server-sent events."""
     async for event in events:
         yield f"data: {json.dumps(event)}\n\n"
     yield "data: [DONE]\n\n"

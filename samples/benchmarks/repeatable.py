@@ -82,7 +82,7 @@ class Repeater:
         self._options: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
 
     async def ask(self, question: Question) -> Reply:
-        """One answer."""
+        """Ask for one answer."""
         answer = await self._client.chat.completions.create(
             messages=[{"role": "user", "content": question.prompt}],
             logprobs=True,

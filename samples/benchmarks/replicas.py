@@ -54,7 +54,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.port}"
 
     def num_ready(self) -> int:

@@ -196,7 +196,7 @@ async def rest(watch: Watch, seconds: float) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check."""
+    """Result of one check."""
 
     what: str
     found: str
@@ -211,7 +211,7 @@ def growth(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float
 
 
 def judge(record: Record) -> list[Finding]:
-    """All checks."""
+    """Results of all checks."""
     steady = [sample for sample in record.samples if sample.at_s >= record.warm_s]
     warm, last = record.rests
     # Of RSS: shared pages count twice, but PSS falls when an unrelated process maps a library.

@@ -103,7 +103,7 @@ class _Baseline:
         self.voices.clear()
 
     def stats(self) -> SchedulerStats:
-        """Counts."""
+        """Counts of requests."""
         return SchedulerStats(num_waiting=0, num_running=len(self.voices), gauges={}, counters={})
 
     def check(self) -> None:

@@ -137,7 +137,7 @@ class Peer:
         return float(pcm_S.numel() / 24_000)
 
     def one(self, num_frames: int) -> Heard:
-        """One listener."""
+        """Serve one listener."""
         started_s = time.perf_counter()
         length = self.say(num_frames, seed=0)
         return Heard(times_s=(time.perf_counter() - started_s,), sound_s=(length,))
@@ -165,7 +165,7 @@ class Ours:
         self._num_jobs = 0
 
     def one(self, num_frames: int) -> Heard:
-        """One listener."""
+        """Serve one listener."""
         return self._loop.run_until_complete(self._listen(1, num_frames, seed=0))
 
     def crowd(self, num_listeners: int, num_sentences: int) -> list[Heard]:

@@ -30,7 +30,7 @@ def chat_agent(server: Server, **options: Any) -> Agent:
 
 
 async def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said((await chat_agent(server).run(QUESTION)).text, "Paris")
 
 
@@ -60,7 +60,7 @@ async def responses(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("agent-framework-openai", run, stream, agent, response_format, responses)
 
 

@@ -37,7 +37,7 @@ def agent_of(server: Server, **options: Any) -> Agent:
 
 
 def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(str(agent_of(server).run(QUESTION).content), "Paris")
 
 
@@ -73,7 +73,7 @@ def responses(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("agno", run, stream, agent, output_schema, responses)
 
 

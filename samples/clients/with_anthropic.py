@@ -36,7 +36,7 @@ def asking(server: Server) -> dict[str, Any]:
 
 
 def message(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply = client_of(server).messages.create(
         messages=[{"role": "user", "content": QUESTION}],
         system="You answer in one sentence.",
@@ -87,7 +87,7 @@ def count_tokens(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("anthropic", message, stream, tools, count_tokens)
 
 

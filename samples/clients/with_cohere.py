@@ -56,7 +56,7 @@ def rerank(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("cohere", embed, embedding_types, rerank)
 
 

@@ -47,7 +47,7 @@ def agent_of(server: Server, **options: Any) -> Agent:
 
 
 def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(agent_of(server).kickoff(QUESTION).raw, "Paris")
 
 
@@ -66,7 +66,7 @@ def response_format(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("crewai", run, agent, response_format)
 
 

@@ -67,7 +67,7 @@ def react(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("dspy", predict, chain_of_thought, typed, json_adapter, react)
 
 

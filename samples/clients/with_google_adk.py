@@ -35,7 +35,7 @@ async def ask(server: Server, question: str, **options: Any) -> str:
 
 
 async def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(await ask(server, QUESTION), "Paris")
 
 
@@ -52,7 +52,7 @@ async def output_schema(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("google-adk", run, agent, output_schema)
 
 

@@ -37,7 +37,7 @@ def model_of(server: Server, **options: Any) -> OpenAIChatGenerator:
 
 
 def chat(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply = model_of(server).run([ChatMessage.from_user(QUESTION)])
     return said(reply["replies"][0].text, "Paris")
 
@@ -74,7 +74,7 @@ def agent(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("haystack-ai", chat, stream, response_format, agent)
 
 

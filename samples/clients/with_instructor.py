@@ -71,7 +71,7 @@ def iterable(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("instructor", tools, tools_strict, json_mode, json_schema, markdown_json, iterable)
 
 

@@ -41,7 +41,7 @@ def model_of(server: Server, **options: Any) -> ChatOpenAI:
 
 
 def invoke(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(model_of(server).invoke(QUESTION).text, "Paris")
 
 
@@ -120,7 +120,7 @@ def responses(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks(
         "langchain-openai",
         *(invoke, stream, forced_call, agent, json_schema, function_calling, json_mode, responses),

@@ -50,7 +50,7 @@ def _written(model: BaseChatModel) -> str:
 
 
 def ollama(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(of_ollama(server).invoke(QUESTION).text, "Paris")
 
 
@@ -78,7 +78,7 @@ def ollama_embeddings(server: Server) -> str:
 
 
 def anthropic(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(of_anthropic(server).invoke(QUESTION).text, "Paris")
 
 
@@ -100,7 +100,7 @@ def anthropic_schema(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks(
         "langchain-ollama",
         *(ollama, ollama_stream, ollama_call, ollama_schema, ollama_embeddings),

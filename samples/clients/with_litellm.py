@@ -39,7 +39,7 @@ def question(text: str) -> list[Any]:
 
 
 def completion(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply: Any = litellm.completion(messages=question(QUESTION), **asking(server))
     return said(reply.choices[0].message.content, "Paris")
 
@@ -87,7 +87,7 @@ def responses(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("litellm", completion, hosted_vllm, stream, tools, response_format, responses)
 
 

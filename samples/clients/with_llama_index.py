@@ -40,7 +40,7 @@ def model_of(server: Server, *, by_schema: bool = False) -> OpenAILike:
 
 
 def chat(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply = model_of(server).chat([ChatMessage(role="user", content=QUESTION)])
     return said(reply.message.content, "Paris")
 
@@ -78,7 +78,7 @@ def structured(model: OpenAILike) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("llama-index-core", chat, stream, agent, function_calling, json_schema)
 
 

@@ -41,7 +41,7 @@ def model_of(server: Server) -> Any:
 
 
 def prompt(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(
         model_of(server).prompt(QUESTION, stream=False, **OPTIONS).text(),
         "Paris",
@@ -81,7 +81,7 @@ def tools(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("llm", prompt, stream, schema, tools)
 
 

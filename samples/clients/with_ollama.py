@@ -22,7 +22,7 @@ OPTIONS = {"temperature": 0, "num_predict": MAX_TOKENS}
 
 
 def chat(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply = Client(host=server.url).chat(
         server.model, [{"role": "user", "content": QUESTION}], options=OPTIONS
     )
@@ -86,7 +86,7 @@ def models(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("ollama", chat, stream, generate, tools, structured, models)
 
 

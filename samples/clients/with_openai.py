@@ -32,7 +32,7 @@ def client_of(server: Server) -> OpenAI:
 
 
 def chat(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     reply = client_of(server).chat.completions.create(
         model=server.model,
         messages=[{"role": "user", "content": QUESTION}],
@@ -182,7 +182,7 @@ def responses_parse(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks(
         "openai",
         *(chat, stream, tools, streamed_tools, parse, json_object),

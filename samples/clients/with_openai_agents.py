@@ -68,7 +68,7 @@ def with_tools(server: Server, kind: Any) -> str:
 
 
 def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(Runner.run_sync(agent_of(server), QUESTION).final_output, "Paris")
 
 
@@ -86,7 +86,7 @@ def agent(server: Server) -> str:
 
 
 def output_type(server: Server) -> str:
-    """Typed output."""
+    """An answer of a type."""
     extracting = agent_of(server, output_type=Person)
     return said(repr(Runner.run_sync(extracting, PERSON_TEXT).final_output), "age=36")
 
@@ -103,7 +103,7 @@ def responses_agent(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     set_tracing_disabled(True)  # traces go to OpenAI
     run_checks("openai-agents", run, stream, agent, output_type, responses, responses_agent)
 

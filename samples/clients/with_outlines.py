@@ -35,7 +35,7 @@ def as_vllm_choice(server: Server) -> str:
 
 
 def as_vllm_regex(server: Server) -> str:
-    """A pattern."""
+    """An answer by a pattern."""
     model = outlines.from_vllm(client(server), server.model)
     text = model("What is 2 + 2?", Regex(r"[0-9]{1,3}"), max_tokens=MAX_TOKENS, temperature=0)
     return str(int(text))
@@ -56,7 +56,7 @@ def as_sglang_schema(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks(
         "outlines", as_openai, as_vllm_choice, as_vllm_regex, as_sglang_regex, as_sglang_schema
     )

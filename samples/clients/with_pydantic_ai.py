@@ -39,7 +39,7 @@ def model_of(server: Server, kind: Any = OpenAIChatModel) -> Any:
 
 
 def run(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     return said(Agent(model_of(server), model_settings=SETTINGS).run_sync(QUESTION).output, "Paris")
 
 
@@ -96,7 +96,7 @@ def responses(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks(
         "pydantic-ai-slim",
         *(run, stream, agent, tool_output, native_output, prompted_output, responses),

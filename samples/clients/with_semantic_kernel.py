@@ -33,12 +33,12 @@ class Shop:
 
     @kernel_function(description="Calculates an arithmetic expression.")
     def calculate(self, expression: str) -> str:
-        """See `tasks.calculate`."""
+        """The tool `tasks.calculate`."""
         return calculate(expression)
 
     @kernel_function(description="Looks up the price of an item in the shop's list.")
     def look_up_price(self, item: str) -> str:
-        """See `tasks.look_up_price`."""
+        """The tool `tasks.look_up_price`."""
         return look_up_price(item)
 
 
@@ -56,7 +56,7 @@ def history_of(question: str, instructions: str | None = None) -> ChatHistory:
 
 
 async def chat(server: Server) -> str:
-    """One answer."""
+    """Ask for one answer."""
     settings = OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=MAX_TOKENS)
     reply = await service_of(server).get_chat_message_content(history_of(QUESTION), settings)
     return said(str(reply), "Paris")
@@ -98,7 +98,7 @@ async def response_format(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("semantic-kernel", chat, stream, functions, response_format)
 
 

@@ -68,7 +68,7 @@ def code_agent_of(server: Server, *, by_schema: bool) -> CodeAgent:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("smolagents", chat, stream, tool_calling_agent, code_agent, structured_code_agent)
 
 

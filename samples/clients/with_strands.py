@@ -53,7 +53,7 @@ def structured_output(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("strands-agents", run, agent, structured_output)
 
 

@@ -38,7 +38,7 @@ def sentence_similarity(server: Server) -> str:
 
 
 def embeddings(server: Server) -> str:
-    """LlamaIndex: vectors."""
+    """LlamaIndex: vectors of texts."""
     model = TextEmbeddingsInference(
         model_name=server.embedding_model, base_url=server.url, auth_token=server.key
     )
@@ -55,7 +55,7 @@ def rerank(server: Server) -> str:
 
 
 def main() -> None:
-    """Try each."""
+    """Try each function."""
     run_checks("huggingface-hub", feature_extraction, sentence_similarity, embeddings, rerank)
 
 
