@@ -1,1 +1,1 @@
-"""Operations: a torch reference of each, and the CPU kernels in C (`native/`). A place of torch."""
+"""Operations: a torch reference of each, and the CPU kernels in C (`native/`)."""

@@ -1,7 +1,7 @@
 """Adaptive normalization of diffusion transformers (Peebles and Xie 2023, arXiv:2212.09748).
 
 Owns the operations: a norm without weights that is scaled and shifted by the row's conditioning,
-and the residual before it whose other side is gated.
+and the gated residual before it.
 
 Shapes: R rows, T tokens of a row, C features.
 """
@@ -41,7 +41,7 @@ def gated_modulated_norm(
     eps: float,
     is_rms: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of `x + gate * y`, as above, and that sum. `residual` are y `[R, T, C]` and gate."""
+    """The modulated norm of `x + gate * y`, and that sum. `residual` is y `[R, T, C]` and gate."""
     y_RTC, gate_RC = residual
     if x_RTC.is_cuda:
         from triptych.core.runtime.kernels.triton import adaln as on_gpu

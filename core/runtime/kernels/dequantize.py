@@ -1,6 +1,6 @@
 """Weights in blocks of small integers, and their values in torch.
 
-Owns what the bytes of each format mean, as the reference of every kernel that reads them. Knows
+Owns the meaning of each format's bytes, as the reference of every kernel that reads them. Knows
 nothing of files.
 
 Shapes: O outputs, I inputs, B bytes of a row, N blocks, S bytes of a block.
@@ -19,54 +19,54 @@ from triptych.core.block_formats import BlockFormat
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A matrix of `num_inputs` columns, kept as a file's bytes `blocks_OB`."""
+    """A matrix of `num_inputs` columns, kept as the file's bytes `blocks_OB`."""
 
     blocks_OB: torch.Tensor
     format: BlockFormat
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
         num_outputs, row_bytes = self.blocks_OB.shape
         return num_outputs, row_bytes // self.format.num_bytes * self.format.num_inputs
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         return self.blocks_OB.nbytes
 
     def rows(self, ids: torch.Tensor) -> PackedTensor:
-        """Some of its outputs."""
+        """Select some of its outputs."""
         return PackedTensor(self.blocks_OB.index_select(0, ids), self.format)
 
     def part(self, rows: slice, inputs: slice) -> PackedTensor:
-        """Some of its outputs, and of its inputs, which are whole blocks."""
+        """A slice of rows and columns, both block-aligned."""
         assert all(map(self.format.holds, (inputs.start, inputs.stop)))
         first, end = map(self.format.row_bytes, (inputs.start, inputs.stop))
         return PackedTensor(self.blocks_OB[rows, first:end].contiguous(), self.format)
 
     def to(self, device: torch.device) -> PackedTensor:
-        """The same on a device."""
+        """Copy the matrix to a device."""
         return PackedTensor(self.blocks_OB.to(device), self.format)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """Its values, `[O, I]`, computed in float32."""
+        """Compute its values, `[O, I]`, in float32."""
         blocks_NS = self.blocks_OB.reshape(-1, self.format.num_bytes)
         return _READERS[self.format.name](blocks_NS).to(dtype).view(self.shape)
 
 
 def _halves(blocks_NS: torch.Tensor, first: int, count: int = 1) -> torch.Tensor:
-    """Some float16 numbers of each block, `[N, count]`."""
+    """Read float16 numbers of each block, `[N, count]`."""
     return blocks_NS[:, first : first + 2 * count].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed_NB: torch.Tensor) -> torch.Tensor:
-    """`[N, 2, B]`: lower halves of the bytes, then the upper ones."""
+    """Half bytes, `[N, 2, B]`: lower halves of the bytes, then the upper ones."""
     return torch.stack((packed_NB & 15, packed_NB >> 4), dim=1)
 
 
 def _bits(packed_NB: torch.Tensor, width: int) -> torch.Tensor:
-    """`[N, 8 / width, B]`: the bits of the bytes, lowest first, so many at a time."""
+    """Fields of `width` bits, `[N, 8 / width, B]`, lowest first."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed_NB.device)
     return packed_NB[:, None] >> shifts[:, None] & (1 << width) - 1
 
@@ -100,7 +100,7 @@ def _q5_1(blocks_NS: torch.Tensor) -> torch.Tensor:
 
 
 def _scales_and_minima(blocks_NS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the eight parts of blocks of Q4_K and Q5_K, `[N, 8, 1]` each: numbers of 6 bits."""
+    """Scales and minima of 6 bits of the eight parts of Q4_K and Q5_K blocks, `[N, 8, 1]` each."""
     low, middle, high = blocks_NS[:, 4:16].split(4, dim=1)
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), dim=1)
     minima = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), dim=1)

@@ -1,4 +1,4 @@
-"""The gates of MLPs: `act(gate) * up`, where the gate is the first half of the last axis.
+"""The gates of MLPs: `act(gate) * up`, with the gate in the first half of the last axis.
 
 Shapes: T tokens, F features.
 """

@@ -1,13 +1,13 @@
 """One layer's keys and values in pages: the types of cells, and their conversion in torch.
 
-Owns the formats. Knows nothing of who reads or writes them, or of the order within a page that
-kernels of a CPU keep.
+Owns the formats. Knows nothing of their readers and writers, or of the order within a page that CPU
+kernels use.
 
-Cells of a byte take half of bfloat16's memory. `float8_e4m3fn` holds values as they are, with four
-significant bits, up to 448. `int8` holds multiples of a scale that each token has for each head:
-the largest value of those is 127. A scale for a page would have to grow as tokens come, and what
-is there already would be rounded again: what a row holds would depend on how its prompt was cut.
-Scales are bfloat16 (two bytes for a head's 64 or 128), and values are divided by what was stored.
+Cells of a byte take half of bfloat16's memory. `float8_e4m3fn` holds values with four significant
+bits, up to 448. `int8` holds multiples of a scale for each token and head, which maps the largest
+value to 127. A scale for a page would have to grow with its tokens, and earlier tokens would be
+rounded again: the contents would depend on how a prompt was cut into chunks. Scales are bfloat16
+(two bytes for a head's 64 or 128), and values are divided by the rounded scale.
 
 Shapes: T tokens, N pages, P tokens per page, K key-value heads, D head dim.
 """
@@ -35,7 +35,7 @@ class KvPages(NamedTuple):
     def empty(
         cls, shape_NPKD: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> KvPages:
-        """Left as the system hands them out: a host page that is never used takes no memory."""
+        """Allocate without initializing: a host page that is never used takes no memory."""
         k_NPKD, v_NPKD = (torch.empty(shape_NPKD, dtype=dtype, device=device) for _ in range(2))
         if dtype is not torch.int8:
             return cls(k_NPKD, v_NPKD)
@@ -45,11 +45,11 @@ class KvPages(NamedTuple):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those that there are."""
+        """The tensors, with scales if there are any."""
         return tuple(tensor for tensor in self if tensor is not None)
 
     def check(self) -> None:
-        """Assert that all of it has one shape and one type."""
+        """Assert that all tensors have matching shapes and types."""
         assert self.k_NPKD.shape == self.v_NPKD.shape
         assert self.k_NPKD.dtype == self.v_NPKD.dtype
         has_scales = self.k_NPKD.dtype is torch.int8
@@ -61,13 +61,13 @@ class KvPages(NamedTuple):
 
 
 def head_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one head of one token, of keys as of values."""
+    """Bytes of one head of one token, for keys or for values."""
     scale_bytes = _SCALE_TYPE.itemsize if dtype is torch.int8 else 0
     return head_dim * dtype.itemsize + scale_bytes
 
 
 def quantized(x_TKD: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cells of a type, and their scales if it has any. NaN and infinity make the scale one."""
+    """Quantize to cells of a type, with scales if it has any: NaN or infinite if a value is."""
     if dtype is torch.float8_e4m3fn:
         return x_TKD.float().clamp(-_MAX_FLOAT8, _MAX_FLOAT8).to(dtype), None
     if dtype is not torch.int8:
@@ -85,7 +85,7 @@ def write_cells(
     scale_NPK: torch.Tensor | None,
     slots_T: torch.Tensor,
 ) -> None:
-    """Store a step's keys, or its values, at `slots_T`, which are `page * P + offset`."""
+    """Store a step's keys or values at `slots_T`, which are `page * P + offset`."""
     cells_TKD, scale_TK = quantized(x_TKD, cells_NPKD.dtype)
     _addressable(cells_NPKD).flatten(0, 1).index_copy_(0, slots_T, _addressable(cells_TKD))
     if scale_NPK is not None:
@@ -99,7 +99,7 @@ def read_cells(
     slots_L: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The keys, or the values, at some slots, `[L, K, D]`, as numbers of a type."""
+    """Load the keys or values at some slots, `[L, K, D]`, as numbers of a type."""
     cells_LKD = _addressable(cells_NPKD).flatten(0, 1).index_select(0, slots_L)
     x_LKD = cells_LKD.view(cells_NPKD.dtype)
     if scale_NPK is None:
@@ -109,5 +109,5 @@ def read_cells(
 
 
 def _addressable(cells: torch.Tensor) -> torch.Tensor:
-    """As a type that torch copies by index, which float8 is not."""
+    """View as a type that torch copies by index, which float8 is not."""
     return cells.view(torch.uint8) if cells.dtype is torch.float8_e4m3fn else cells

@@ -1,8 +1,8 @@
-"""Linear projections whose weights stay as they are stored, on any device but for our CPU kernels.
+"""Linear projections over weights as they are stored, on any device except with our CPU kernels.
 
-Owns the kinds of such weights, their joining, and the choice of kernel. On a GPU weights become
-numbers on their way to the product; elsewhere they become a plain matrix first, which only what is
-in blocks can. Knows nothing of files.
+Owns the kinds of such weights, their joining, and the choice of kernel. On a GPU weights are
+dequantized inside the product; elsewhere they become a plain matrix first, which only blocks can.
+Knows nothing of files.
 
 Shapes: T tokens, I inputs, O outputs, R groups of inputs that share a scale.
 """
@@ -20,7 +20,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _SQUARE = 128
-"""Side of what shares a scale in float8 of blocks."""
+"""Side of the squares that share a scale in blockwise float8."""
 _WORD = 8
 """Weights of four bits in a word."""
 
@@ -29,7 +29,7 @@ _WORD = 8
 class Int4Weight:
     """Four bits in words, with a scale and a zero for each group, for a GPU.
 
-    The layouts are those of `core.runtime.kernels.triton.gptq_linear`, which says what they mean.
+    The layouts are defined in `core.runtime.kernels.triton.gptq_linear`.
     """
 
     qweight: torch.Tensor
@@ -40,18 +40,18 @@ class Int4Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
         inputs_per_word = 1 if self.layout == "awq" else _WORD
         return self.scales_RO.shape[1], inputs_per_word * len(self.qweight)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         held = self.qweight, self.scales_RO, self.zeros, self.group_of_input_I
         return sum(each.nbytes for each in held if each is not None)
 
     def part(self, rows: slice, inputs: slice) -> Int4Weight:
-        """Some of its outputs and inputs. Raises `WeightsError` where that cuts words or groups."""
+        """Slice its outputs and inputs. Raises `WeightsError` where that cuts words or groups."""
         num_outputs, num_inputs = self.shape
         words = _units(rows, _WORD, num_outputs)
         along_inputs = inputs, words
@@ -67,7 +67,7 @@ class Int4Weight:
         return Int4Weight(self.qweight[along_inputs], scales_RO, zeros, table_I, self.layout)
 
     def to(self, device: torch.device) -> Int4Weight:
-        """The same on a device."""
+        """Copy the weight to a device."""
         zeros, groups = (
             None if each is None else each.to(device)
             for each in (self.zeros, self.group_of_input_I)
@@ -78,24 +78,24 @@ class Int4Weight:
 
 @dataclass(frozen=True, slots=True)
 class Float8Weight:
-    """Float8 (e4m3) with a scale in float32 for all, each output, or squares of 128; for a GPU."""
+    """Float8 (e4m3) with float32 scales for all, each output, or squares of 128; for a GPU."""
 
     weight_OI: torch.Tensor
     scale: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The numbers of outputs and inputs."""
         num_outputs, num_inputs = self.weight_OI.shape
         return num_outputs, num_inputs
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         return self.weight_OI.nbytes + self.scale.nbytes
 
     def part(self, rows: slice, inputs: slice) -> Float8Weight:
-        """Some of its outputs and inputs. Raises `WeightsError` where that cuts squares."""
+        """Slice its outputs and inputs. Raises `WeightsError` where that cuts squares."""
         scale, (num_outputs, num_inputs) = self.scale, self.shape
         if scale.dim() == 2:
             squares = _units(rows, _SQUARE, num_outputs), _units(inputs, _SQUARE, num_inputs)
@@ -105,7 +105,7 @@ class Float8Weight:
         return Float8Weight(self.weight_OI[rows, inputs].contiguous(), scale)
 
     def to(self, device: torch.device) -> Float8Weight:
-        """The same on a device."""
+        """Copy the weight to a device."""
         return Float8Weight(self.weight_OI.to(device), self.scale.to(device))
 
 
@@ -114,11 +114,11 @@ HeldWeight: TypeAlias = PackedTensor | StoredWeight
 
 
 def _units(part: slice, size: int, total: int) -> slice:
-    """A part of `total` counted in units of `size`, of which the last may be smaller."""
+    """A part of `total`, counted in units of `size`; the last unit may be smaller."""
     if part.start % size or (part.stop % size and part.stop != total):
         raise WeightsError(
-            f"A part from {part.start} to {part.stop} of {total} cuts what belongs together in the"
-            f" checkpoint, {size} at a time; give another number of ranks, or plain weights."
+            f"A part from {part.start} to {part.stop} of {total} cuts a group of the"
+            f" checkpoint, of size {size}; use another number of ranks, or plain weights."
         )
     return slice(part.start // size, -(-part.stop // size))
 
@@ -130,15 +130,16 @@ def packed_linear(
     *,
     is_deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ weight_OI.T`. `is_deterministic` is for a GPU, where sums may follow from the rows.
+    """Compute `x_TI @ weight_OI.T`.
 
-    Plain weights are torch's, but for that.
+    `is_deterministic` makes sums on a GPU independent of the number of rows. Otherwise plain
+    weights are multiplied by torch.
     """
     if x_TI.is_cuda and (is_deterministic or not isinstance(weight, torch.Tensor)):
         return _on_gpu(x_TI, weight, out_dtype, is_deterministic)
     if isinstance(weight, PackedTensor):
         weight = weight.dequantize(x_TI.dtype)
-    assert isinstance(weight, torch.Tensor), "weights as stored are multiplied on a GPU alone"
+    assert isinstance(weight, torch.Tensor), "weights as stored need a GPU"
     return linear(x_TI, weight).to(out_dtype)
 
 
@@ -148,7 +149,7 @@ def _on_gpu(
     out_dtype: torch.dtype,
     is_deterministic: bool,
 ) -> torch.Tensor:
-    """By the kernel of its kind; each needs Triton."""
+    """Multiply by the kernel of the weight's kind; all kernels need Triton."""
     y_TO: torch.Tensor
     if isinstance(weight, torch.Tensor):
         from triptych.core.runtime.kernels.triton.linear import linear as plain_linear
@@ -172,7 +173,7 @@ def _on_gpu(
 
 
 def joined(parts: Sequence[torch.Tensor | HeldWeight]) -> list[torch.Tensor | HeldWeight]:
-    """The parts of a projection, neighbours of one kind as one: each is a product of its own."""
+    """The parts of a projection, with neighbours of one kind joined: each part is one product."""
     found: list[torch.Tensor | HeldWeight] = []
     for part in parts:
         both = _join(found[-1], part) if found else None
@@ -184,7 +185,7 @@ def joined(parts: Sequence[torch.Tensor | HeldWeight]) -> list[torch.Tensor | He
 
 
 def _join(first: torch.Tensor | HeldWeight, second: torch.Tensor | HeldWeight) -> HeldWeight | None:
-    """Two weights one after the other as one, where they can be."""
+    """Join two consecutive weights if possible."""
     if isinstance(first, PackedTensor) and isinstance(second, PackedTensor):
         if first.format == second.format:
             return PackedTensor(torch.cat((first.blocks_OB, second.blocks_OB)), first.format)
@@ -209,7 +210,7 @@ def _join_int4(first: Int4Weight, second: Int4Weight) -> Int4Weight | None:
 
 
 def _join_float8(first: Float8Weight, second: Float8Weight) -> Float8Weight | None:
-    """Scales of squares only where the second's begin with a square; others become per output."""
+    """Join float8 weights: scales of squares need an aligned start; others become per output."""
     has_squares = first.scale.dim() == 2
     if has_squares != (second.scale.dim() == 2) or (has_squares and first.shape[0] % _SQUARE):
         return None

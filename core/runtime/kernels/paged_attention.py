@@ -1,7 +1,7 @@
 """Attention of a mixed batch over paged keys and values.
 
-Owns the operation, its batch description and its torch reference. Knows nothing of models, slots
-or which row leased which page.
+Owns the operation, its batch description and its torch reference. Knows nothing of models, slots or
+page leases.
 
 Shapes: T tokens of this step, B rows, M pages per row, N pages of storage, P tokens per page,
 H query heads, K key-value heads, D head dim, S keys seen, Q queries per row, G rows of a group.
@@ -31,13 +31,13 @@ _MIN_GROUP_KEYS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
-    """How a layer's tokens weigh the keys that they may see.
+    """The rule by which a layer's tokens weigh the keys that they see.
 
-    `window` counts them, itself included; `None`: all. A score is `scale` times the product of
-    query and key; a `soft_cap` bends it to less than that: `cap * tanh(score / cap)`. `sinks_H` are
-    scores of a key that every token sees besides and that has no value (Xiao et al. 2023,
-    arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`,
-    beside what the cells' own scales are.
+    `window` counts these keys, the token included; `None`: all. A score is `scale` times the
+    product of query and key; a `soft_cap` limits it: `cap * tanh(score / cap)`. `sinks_H` are the
+    scores of an additional key that every token sees and that has no value (Xiao et al. 2023,
+    arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`, in
+    addition to the scales of cells.
     """
 
     scale: float
@@ -49,13 +49,13 @@ class AttentionRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scale and window are all there is to it."""
+        """Whether the rule consists of scale and window only."""
         is_unscaled = self.k_scale == self.v_scale == 1.0
         return is_unscaled and self.soft_cap is None and self.sinks_H is None
 
 
 class CpuPagedKernels(Protocol):
-    """Kernels of a CPU that keep values in an order of their own; see `kernels.native`."""
+    """CPU kernels with their own order of values in pages; see `kernels.native`."""
 
     def write_pages(
         self,
@@ -64,7 +64,7 @@ class CpuPagedKernels(Protocol):
         pages: KvPages,
         batch: AttentionBatch,
     ) -> None:
-        """`write_pages` of this module."""
+        """Store keys and values: `write_pages` of this module."""
         ...
 
     def paged_attention(
@@ -76,27 +76,27 @@ class CpuPagedKernels(Protocol):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """`paged_attention` of this module, for a rule of a scale and a window alone."""
+        """Attend: `paged_attention` of this module, for a rule of scale and window only."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class AttentionBatch:
-    """Which tokens of a step belong to which row, and where the rows' keys live.
+    """The assignment of a step's tokens to rows, and the places of the rows' keys.
 
     Rows lie one after the other in the token axis: `num_decode_rows` rows of one token first, then
-    prompt chunks. All tensors are int64 on the device; the two host arrays repeat what shapes and
-    launch decisions need, so that nothing is ever read back. In a step that is captured on a GPU,
-    `host_context_lengths_B` are the most that there may be.
+    prompt chunks. All tensors are int64 on the device; the two host arrays repeat the lengths that
+    shapes and launches depend on, so that nothing is ever read back. In a step that is captured on
+    a GPU, `host_context_lengths_B` are upper limits.
 
-    `blocks_2T`, where there are any, are the first and the last position of the block that each
-    token belongs to: within it, all see each other. A block's last position is in the step.
-    `context_lengths_B` counts the keys a row's last token sees, this step's tokens included.
-    `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
-    token's key. Entries of `page_table_BM` past a row's pages are ignored. `native` are the CPU
-    kernels that the cache is kept for, if any: they keep values in an order of their own.
-    On a GPU, grids follow from the shapes of the tensors; `is_deterministic` fixes the order of
-    sums, so that a token's result does not depend on the other rows.
+    `blocks_2T`, if given, are the first and the last position of each token's block: within it, all
+    tokens see each other. A block's last position is in the step. `context_lengths_B` counts the
+    keys that a row's last token sees, this step's tokens included. `query_starts_B` is the first
+    token of each row. `write_slots_T` is `page * P + offset` of each token's key. Entries of
+    `page_table_BM` past a row's pages are ignored. `native` are the CPU kernels of the cache, if
+    any: they keep values in another order. On a GPU, grids depend on the shapes of the tensors;
+    `is_deterministic` fixes the order of sums, so that a token's result does not depend on other
+    rows.
     """
 
     page_table_BM: torch.Tensor
@@ -110,7 +110,7 @@ class AttentionBatch:
     blocks_2T: torch.Tensor | None = None
     is_deterministic: bool = False
     groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
-    """The reference's own plan of a step, by window; made by the first layer that asks."""
+    """The reference's plan of a step, by window; made by the first layer that uses it."""
 
 
 def write_pages(
@@ -143,8 +143,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of every token over its row's pages; keys of this step must be written.
 
-    A token sees itself and those before it, within the window if there is one; and its block.
-    Runs on `batch.native` where there is one. Returns `out_THD` in the type of `q_THD`.
+    A token sees itself and earlier tokens, within the window if there is one, and its block. Runs
+    on `batch.native` where there is one. Returns `out_THD` in the type of `q_THD`.
     """
     (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, pages.k_NPKD.shape
     pages.check()
@@ -153,7 +153,7 @@ def paged_attention(
     assert q_THD.stride(2) == 1
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     if batch.native is not None:
-        assert rule.is_plain, "the native kernels know scale and window alone"
+        assert rule.is_plain, "the native kernels support scale and window only"
         return batch.native.paged_attention(
             q_THD, pages, batch, scale=rule.scale, window=rule.window
         )
@@ -167,7 +167,7 @@ def _on_gpu(
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Rows of one token and prompt chunks have a kernel each; no value is read back for either."""
+    """Attend with one kernel for decode rows and one for prompt chunks; no value is read back."""
     from triptych.core.runtime.kernels.triton.float8 import as_stored
     from triptych.core.runtime.kernels.triton.paged_decode import paged_decode
     from triptych.core.runtime.kernels.triton.paged_prefill import paged_prefill
@@ -199,7 +199,7 @@ def _reference(
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Gather the keys of rows of similar length into one padded block; SDPA per block."""
+    """Gather the keys of rows of similar length into one padded block; one SDPA per block."""
     window = rule.window
     if window not in batch.groups:
         batch.groups[window] = _plan_groups(batch, pages.k_NPKD.shape[:2], window)
@@ -210,7 +210,7 @@ def _reference(
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
     for group, out_LHD in zip(groups, outs, strict=True):
         assert group.query_index_L is not None
-        # A clamped index repeats a row's last query: equal values to the same place.
+        # A clamped index repeats a row's last query, which writes equal values to the same place.
         out_THD.index_copy_(0, group.query_index_L, out_LHD)
     return out_THD
 
@@ -244,12 +244,12 @@ def _attend_group(
         q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
         out = _weigh(q, k_GKSD, v_GKSD, mask, rule)
         return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
-    if mask.shape[2] == 1:  # one query per row: its heads of one key-value head become queries
+    if mask.shape[2] == 1:  # one query per row: heads of one key-value head become queries
         q = q_LHD.reshape(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = scaled_dot_product_attention(q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale)
         return out.reshape(-1, num_heads, head_dim)
     q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
-    if not q.is_cpu:  # no fused kernel of another device takes a mask and grouped heads together
+    if not q.is_cpu:  # fused kernels of other devices do not take a mask and grouped heads together
         repeats = num_heads // num_kv_heads
         k_GKSD, v_GKSD = (x.repeat_interleave(repeats, dim=1) for x in (k_GKSD, v_GKSD))
     out = scaled_dot_product_attention(
@@ -265,7 +265,7 @@ def _weigh(
     mask_G1QS: torch.Tensor,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Attention written out in float32, for what no fused kernel of torch knows."""
+    """Attention written out in float32, for rules without a fused kernel in torch."""
     repeats = q_GHQD.shape[1] // k_GKSD.shape[1]
     k_GHSD, v_GHSD = (x.float().repeat_interleave(repeats, dim=1) for x in (k_GKSD, v_GKSD))
     scores_GHQS = q_GHQD.float() @ k_GHSD.mT * (rule.scale * rule.k_scale)
@@ -283,7 +283,7 @@ def _weigh(
 def _plan_groups(
     batch: AttentionBatch, storage_NP: torch.Size, window: int | None
 ) -> list[_RowGroup]:
-    """Put rows whose query and key counts agree within a factor of two into one group."""
+    """Group rows whose query and key counts agree within a factor of two."""
     query_lengths, context_lengths = batch.host_query_lengths_B, batch.host_context_lengths_B
     num_keys_B = context_lengths
     if window is not None and batch.blocks_2T is None:
@@ -315,10 +315,10 @@ def _make_group(
     rows_G = rows_G.squeeze(1)
     context_G1 = batch.context_lengths_B[rows_G].unsqueeze(1)
 
-    # Queries past a row's end repeat its last one, so no line of the mask is ever empty.
+    # Queries past a row's end repeat its last one, so no line of the mask is empty.
     query_GQ = torch.minimum(torch.arange(max_queries, device=device), num_queries_G1 - 1)
     query_position_GQ = context_G1 - num_queries_G1 + query_GQ
-    # There may be fewer keys than the host says: a captured step is for the most there may be.
+    # The host's lengths are upper limits in a captured step: there may be fewer keys.
     first_key_G1 = (context_G1 - num_keys_G1).clamp_(min=0)
     key_position_GS = first_key_G1 + torch.arange(max_keys, device=device)
 

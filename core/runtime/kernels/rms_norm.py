@@ -12,8 +12,8 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalize the last axis in float32, cast to the type of `weight`, and scale by it.
 
-    `weight` broadcasts against `x` from the right, so heads may each bring their own. Returns a
-    tensor in the type of `x`.
+    `weight` broadcasts against `x` from the right, so each head may have its own. Returns a tensor
+    in the type of `x`.
     """
     assert x.shape[-1] == weight.shape[-1]
     if x.is_cuda and weight.dim() == 1:
@@ -27,7 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum, normalized as above, and the sum itself."""
+    """Return the sum, normalized as above, and the sum itself."""
     assert x.shape == residual.shape
     if x.is_cuda:
         from triptych.core.runtime.kernels.triton import add_rms_norm as on_gpu

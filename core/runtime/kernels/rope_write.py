@@ -1,6 +1,6 @@
 """From a layer's projection to its queries and its pages: head norms, rotation, and the write.
 
-Owns the order of the three. A GPU does them in one kernel, a CPU one after the other.
+Owns their order. A GPU runs them in one kernel, a CPU one after the other.
 
 Shapes: T tokens, H query heads, K key-value heads, D head dim, N pages, P page size, R rotated
 dims.
@@ -28,7 +28,7 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A step's rows of `core.runtime.layers.rotary`, and whether pairs lie side by side."""
+    """A step's rows of `core.runtime.layers.rotary`, and whether pairs are adjacent."""
 
     cos_T1R: torch.Tensor
     sin_T1R: torch.Tensor
@@ -42,10 +42,10 @@ def rope_write(
     pages: KvPages,
     batch: AttentionBatch,
 ) -> torch.Tensor:
-    """Norm and turn query and key heads, write keys and values. Returns `q_THD`.
+    """Normalize and rotate query and key heads, and write keys and values. Returns `q_THD`.
 
-    `qkv_TXD` has the heads of queries, keys and values in that order. What is written is of the
-    type of `pages`.
+    `qkv_TXD` has the heads of queries, keys and values in that order. Keys and values are written
+    in the type of `pages`.
     """
     num_kv_heads = pages.k_NPKD.shape[2]
     qk_TXD, v_TKD = qkv_TXD.tensor_split((qkv_TXD.shape[1] - num_kv_heads,), dim=1)

@@ -17,8 +17,8 @@ def rotary(
 ) -> torch.Tensor:
     """Rotate the first R dims of every head; the pair of dim `i` is dim `i + R / 2`.
 
-    `sin_T1R` carries its sign: negative in the first half. With `is_interleaved`, pairs lie side
-    by side; the rows of cosines and sines are the same. Returns a new contiguous tensor.
+    `sin_T1R` carries its sign: negative in the first half. With `is_interleaved`, pairs are
+    adjacent; the rows of cosines and sines are the same. Returns a new contiguous tensor.
     """
     num_tokens, _, head_dim = x_THD.shape
     num_rotated = cos_T1R.shape[2]
@@ -41,6 +41,6 @@ def _reference(x_THR: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor
 
 
 def _swapped(x_THR: torch.Tensor, inner: int) -> torch.Tensor:
-    """The last axis as a matrix with `inner` columns, transposed: pairs to halves, and back."""
+    """Transpose the last axis as a matrix with `inner` columns: pairs to halves, and back."""
     swapped: torch.Tensor = x_THR.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2)
     return swapped

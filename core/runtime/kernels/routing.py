@@ -1,4 +1,4 @@
-"""Which experts a token is given to, and with what weights.
+"""Chooses the experts of each token, and their weights.
 
 Owns top-k routing and its torch reference, of which `core.runtime.kernels.triton.routing` is one
 kernel. Knows no experts.
@@ -20,11 +20,11 @@ def route(
     renormalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights in float32 and the numbers in int32 of the experts of each token, `[T, C]`.
+    """The weights (float32) and numbers (int32) of the experts of each token, `[T, C]`.
 
     The `num_chosen` best scores are chosen, the lower number of equals first; `bias_E` in float32
     corrects the choice, not the weight (arXiv:2408.15664). With `renormalize` weights add up to
-    `scale`, and are the scores times `scale` otherwise.
+    `scale`; otherwise they are the scores times `scale`.
     """
     if logits_TE.is_cuda:
         from triptych.core.runtime.kernels.triton.routing import route as on_gpu
@@ -42,7 +42,7 @@ def reference(
     renormalize: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In torch, in float32."""
+    """Route as above in torch, in float32."""
     logits = logits_TE.float()
     scores_TE = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
     ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E

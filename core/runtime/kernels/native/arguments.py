@@ -1,6 +1,6 @@
-"""What the native kernels are called with: the structures of native/kernels.h, for ctypes.
+"""Arguments of the native kernels: the structures of native/kernels.h, for ctypes.
 
-Owns their layout, and how the weights of a projection lie in them. Calls nothing.
+Owns their layout, and the layout of a projection's weights in them. Calls nothing.
 
 Shapes: I inputs, O outputs; B rows of a sample, S slots, V vocabulary.
 """
@@ -18,16 +18,16 @@ from triptych.core.runtime.kernels.kv_pages import KvPages
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
-"""Of cells in pages; the last two have no other use."""
+"""Types of cells in pages; the last two have no other use."""
 FIRST_BLOCKS = 2  # the first number of a format in blocks
 
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """What the rows of a sample have beside their logits: see `SampleRows` in kernels.h.
+    """The edits of a sample's rows in addition to their logits: see `SampleRows` in kernels.h.
 
     `penalties` are the counts of all slots (`[S, V]`, int32), their scales (`[S, 3]`) and the
-    indexes of the rows that have any.
+    indexes of the rows that have penalties.
     """
 
     edited_BV: torch.Tensor | None = None
@@ -36,7 +36,7 @@ class RowEdits:
 
 
 class PackedWeight(NamedTuple):
-    """Some outputs of a projection in the layout of `linear`."""
+    """Consecutive outputs of a projection in the layout of `linear`."""
 
     data: torch.Tensor
     num_outputs: int
@@ -44,7 +44,7 @@ class PackedWeight(NamedTuple):
 
 
 class WeightPointers(ctypes.Structure):
-    """`Weight` in kernels.h."""
+    """The structure `Weight` in kernels.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -56,13 +56,13 @@ class WeightPointers(ctypes.Structure):
 class NativeWeights:
     """The weights of one projection, as `NativeKernels.pack` lays them out.
 
-    `dtype` is that of those that are not in blocks.
+    `dtype` is that of the weights that are not in blocks.
     """
 
     __slots__ = ("_tensors", "dtype", "has_blocks", "num_inputs", "num_outputs", "pointers")
 
     def __init__(self, packed: Sequence[PackedWeight], num_inputs: int) -> None:
-        self._tensors = tuple(each.data for each in packed)  # the pointers live no longer
+        self._tensors = tuple(each.data for each in packed)  # kept for the pointers
         self.num_inputs = num_inputs
         self.num_outputs = sum(each.num_outputs for each in packed)
         self.has_blocks = any(each.format >= FIRST_BLOCKS for each in packed)
@@ -78,22 +78,22 @@ class NativeWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def projection(self, bias_O: torch.Tensor | None) -> ProjectionPointers:
-        """As a decoder layer holds them."""
+        """The structure of the projection in a decoder layer."""
         return ProjectionPointers(self.pointers, pointer(bias_O), len(self.pointers))
 
 
 PAGE_POINTERS = tuple(
     (name, ctypes.c_void_p) for name in ("k_pages", "v_pages", "k_scales", "v_scales")
 )
-"""In the order of `KvPages`."""
+"""The pointers in the order of `KvPages`."""
 
 
 class AttentionArguments(ctypes.Structure):
-    """`Attention` in kernels.h."""
+    """The structure `Attention` in kernels.h."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),
@@ -111,7 +111,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class LinearArguments(ctypes.Structure):
-    """`Linear` in kernels.h."""
+    """The structure `Linear` in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "bias", "residual")),
@@ -123,7 +123,7 @@ class LinearArguments(ctypes.Structure):
 
 
 class SnakeArguments(ctypes.Structure):
-    """`Snake` in kernels.h."""
+    """The structure `Snake` in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "gamma", "beta", "alpha", "y")),
@@ -134,7 +134,7 @@ class SnakeArguments(ctypes.Structure):
 
 
 class SampleArguments(ctypes.Structure):
-    """`SampleRows` in kernels.h."""
+    """The structure `SampleRows` in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "edited", "shapes", "penalties")),
@@ -147,7 +147,7 @@ class SampleArguments(ctypes.Structure):
 
 
 class ProjectionPointers(ctypes.Structure):
-    """`Projection` in kernels.h."""
+    """The structure `Projection` in kernels.h."""
 
     _fields_ = (
         ("weights", ctypes.POINTER(WeightPointers)),
@@ -157,7 +157,7 @@ class ProjectionPointers(ctypes.Structure):
 
 
 class LayerPointers(ctypes.Structure):
-    """`Layer` in kernels.h: where one decoder layer's weights and pages lie."""
+    """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
     _fields_ = (
         *((name, ProjectionPointers) for name in ("qkv", "out", "gate_up", "down")),
@@ -169,7 +169,7 @@ class LayerPointers(ctypes.Structure):
 
 
 class StepArguments(ctypes.Structure):
-    """`Step` in kernels.h. What `attention` has of one layer alone is left empty."""
+    """The structure `Step` in kernels.h. Fields of `attention` for a single layer are empty."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
@@ -185,11 +185,11 @@ class StepArguments(ctypes.Structure):
 
 
 def point_to_pages(arguments: AttentionArguments | LayerPointers, pages: KvPages) -> None:
-    """Have a structure point to the pages of a layer."""
+    """Point a structure to the pages of a layer."""
     for (name, _), tensor in zip(PAGE_POINTERS, pages, strict=True):
         setattr(arguments, name, pointer(tensor))
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Address of a tensor that may be absent."""
+    """The address of a tensor that may be absent."""
     return None if tensor is None else tensor.data_ptr()

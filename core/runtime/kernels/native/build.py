@@ -1,15 +1,15 @@
-"""Compiles the C sources beside this file on first use, and keeps the result.
+"""Compiles the C sources of this folder on first use, and keeps the result.
 
 Owns the compiler call, the instruction levels it can compile for, and the folder of built
-libraries. Knows nothing of what they compute.
+libraries. Knows nothing of the computations.
 
-A library is named by two digests: of everything that decides its content (the sources, the flags
-and all that the compiler says of itself and of its target), and of its own bytes. A damaged
-file is therefore found out and built again, and another level, compiler or version gets its own.
+A library is named by two digests: of everything that decides its content (the sources, the flags,
+and all that the compiler reports of itself and of its target), and of its own bytes. A damaged file
+is therefore detected and built again, and another level, compiler or version gets its own file.
 
 A library may come from another machine instead (`core.bundle`). Its recipe, the same digest without
-what the compiler says, tells whether it is of these sources; what this processor can run is then
-asked of the system, since there may be no compiler here.
+the compiler's report, shows whether it was built from these sources; the system reports what this
+processor can run, since there may be no compiler here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The flags that compile for an instruction level, and what a processor that has it defines."""
+    """The flags that compile for an instruction level, and the macros of its processors."""
 
     flags: tuple[str, ...] = ()
     macros: frozenset[str] = frozenset()
@@ -76,9 +76,9 @@ class BuildError(Exception):
 
 
 def supported_levels() -> tuple[str, ...]:
-    """The levels that this processor and the compiler have, highest first; none without one.
+    """The levels that this processor and the compiler have, highest first; none without a compiler.
 
-    The system may still refuse its tile unit: `NativeKernels.open` asks.
+    The system may still refuse its tile unit, which `NativeKernels.open` checks.
     """
     try:
         compiler = _compiler()
@@ -92,7 +92,7 @@ def supported_levels() -> tuple[str, ...]:
 
 
 def processor_levels() -> tuple[str, ...]:
-    """The levels that this processor has, as the system tells; no compiler is asked."""
+    """The levels that this processor has, as the system reports them, without a compiler."""
     found = re.search(r"^flags\s*: (.*)$", _read_cpuinfo(), re.MULTILINE)
     features = {_bare(flag) for flag in found[1].split()} if found else set()
     needs = {name: set(map(_bare, level.macros)) for name, level in LEVELS.items()}
@@ -100,7 +100,7 @@ def processor_levels() -> tuple[str, ...]:
 
 
 def _bare(name: str) -> str:
-    """A feature as compilers (`__AVX512BF16__`) and Linux (`avx512_bf16`) both mean it."""
+    """A feature in one spelling for compilers (`__AVX512BF16__`) and Linux (`avx512_bf16`)."""
     return name.replace("_", "").lower()
 
 
@@ -112,16 +112,16 @@ def _read_cpuinfo() -> str:
 
 
 def recipe(level: str) -> str:
-    """A digest of all that a library of `level` is made from, but for the compiler."""
+    """A digest of everything that a library of `level` is made from, except the compiler."""
     flags = " ".join((*_FLAGS, *LEVELS[level].flags)).encode()
     return _digest(flags, *(path.read_bytes() for path in _files("*.[ch]")))
 
 
 def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
-    """Path of the library, built into `folder` unless it is there already; takes 2 to 5 s.
+    """Build the library into `folder` unless it is there, in 2 to 5 s, and return its path.
 
-    `definitions` are macros of the sources, for tests. The folder is made, and kept, for this user
-    alone. Safe to call from several processes at once. Raises `BuildError`.
+    `definitions` are macros of the sources, for tests. The folder is created for this user only.
+    Safe to call from several processes at once. Raises `BuildError`.
     """
     compiler = _compiler()
     flags = (*_FLAGS, *LEVELS[level].flags, *(f"-D{name}" for name in definitions))
@@ -141,7 +141,7 @@ def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
 
 
 def bundle_library(path: Path, level: str, folder: Path) -> BundledKernels:
-    """Put the library at `path` into `folder` of a new bundle; what the bundle promises by it."""
+    """Copy the library at `path` into `folder` of a new bundle; returns its bundle entry."""
     name = f"kernels-{level}.so"
     shutil.copyfile(path, folder / name)
     return BundledKernels(
@@ -154,10 +154,10 @@ def bundle_library(path: Path, level: str, folder: Path) -> BundledKernels:
 
 
 def bundled_library(bundle: Bundle, isa: str) -> tuple[Path, str]:
-    """The library that a bundle has for this machine, and its level; `isa` as asked for, or auto.
+    """The library that a bundle has for this machine, and its level; `isa` is a level, or auto.
 
-    Raises `BuildError` where it is for another kind of machine or of other sources, `BundleError`
-    where it is damaged.
+    Raises `BuildError` where it is for another kind of machine or built from other sources,
+    `BundleError` where it is damaged.
     """
     promised = bundle.manifest.kernels
     assert promised is not None
@@ -178,7 +178,7 @@ def _compiler() -> str:
 
 
 def _macros(compiler: str, *flags: str) -> frozenset[str]:
-    """The names of all macros that the compiler defines by itself: one for each feature."""
+    """The names of all macros that the compiler predefines: one for each feature."""
     lines = _run(compiler, *flags, *_PREDEFINED).decode().splitlines()
     return frozenset(line.split()[1] for line in lines)
 
@@ -187,7 +187,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise BuildError("the kernel folder belongs to somebody else")
+        raise BuildError("the kernel folder belongs to another user")
     folder.chmod(0o700)
 
 

@@ -1,9 +1,9 @@
 """The native CPU kernels as Python calls: tensors in, tensors out.
 
-Owns the loaded library and the choice of its instruction level. Which step uses it is decided by
-the maker of the step's `AttentionBatch`. Every call releases the GIL and runs on threads of its
-own, as many as torch has. What a row gets depends neither on the other rows nor on the number of
-threads.
+Owns the loaded library and the choice of its instruction level. The creator of a step's
+`AttentionBatch` decides whether the step uses it. Every call releases the GIL and runs on the
+library's own threads, as many as torch has. A row's result depends neither on other rows nor on the
+number of threads.
 
 Shapes: see `core.runtime.kernels.paged_attention`.
 """
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 64
 _PANEL = 32
-_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come in so many
+_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
 
 
 _FUNCTIONS = {
@@ -103,14 +103,14 @@ _FUNCTIONS = {
     # slots, k, v
     "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
 }
-"""What each function of the library returns and takes."""
+"""Result and argument types of the library's functions."""
 
 
 class NativeKernels:
     """The loaded library. Threads may share it.
 
     `level` is the instruction level it was compiled for; see `core.runtime.kernels.native.build`.
-    `path` is where it lies.
+    `path` is its file.
     """
 
     __slots__ = ("_arena", "_library", "level", "path")
@@ -132,14 +132,14 @@ class NativeKernels:
     ) -> NativeKernels | None:
         """Build or find the library. `mode` is the option `cpu_kernels`: auto, native or torch.
 
-        `torch` gives `None`; so does `auto` where nothing can be built, and logs why. `native`
-        raises `DeviceError` then. `isa` is an instruction level, or auto for the highest; a level
-        that this machine lacks is a `DeviceError`. What a `bundle` has for this processor is taken
-        from there.
+        `torch` gives `None`; so does `auto` where nothing can be built, with the reason in the log.
+        `native` raises `DeviceError` then. `isa` is an instruction level, or auto for the highest;
+        a level that this machine lacks raises `DeviceError`. A library of the `bundle` for this
+        processor is used if there is one.
         """
         if mode == "torch":
             if isa != "auto":
-                raise DeviceError("--cpu-isa is for the kernels that --cpu-kernels turns off.")
+                raise DeviceError("--cpu-isa has no effect with --cpu-kernels torch.")
             return None
         with looking_for("native kernels", isa) as search:
             if bundle is not None and bundle.manifest.kernels is not None:
@@ -154,7 +154,7 @@ class NativeKernels:
     def _build(cls, mode: str, folder: Path, isa: str) -> NativeKernels | None:
         levels = supported_levels()
         if isa != "auto" and levels and isa not in levels:
-            raise DeviceError(f"This machine has no {isa}: use --cpu-isa {' or '.join(levels)}.")
+            raise DeviceError(f"This machine lacks {isa}: use --cpu-isa {' or '.join(levels)}.")
         reasons = []
         for level in (isa,) if isa != "auto" else levels or ("portable",):
             try:
@@ -166,7 +166,7 @@ class NativeKernels:
                 f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch without --cpu-isa."
             )
         missed("they cannot be built")
-        _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
+        _log.warning("no native kernels (%s); using torch, which is slower", reasons[-1])
         return None
 
     def can_hold(self, num_heads: int, shape_PKD: Sequence[int], dtype: torch.dtype) -> bool:
@@ -202,7 +202,7 @@ class NativeKernels:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Native `kernels.paged_attention.paged_attention`, over pages from `write_pages`."""
+        """Attend as `kernels.paged_attention.paged_attention`, over pages from `write_pages`."""
         dtype, q_THD = q_THD.dtype, _readable(q_THD)
         if q_THD.stride(1) != q_THD.shape[2]:
             q_THD = q_THD.contiguous()
@@ -218,15 +218,15 @@ class NativeKernels:
         return out_THD.to(dtype)
 
     def can_pack(self, weight_OI: torch.Tensor | PackedTensor) -> bool:
-        """Whether `linear` takes this weight."""
+        """Whether `linear` supports this weight."""
         if isinstance(weight_OI, PackedTensor):
             return weight_OI.blocks_OB.device.type == "cpu"
         return weight_OI.dtype in DTYPES and weight_OI.device.type == "cpu"
 
     def pack(self, *weights_OI: torch.Tensor | PackedTensor) -> NativeWeights:
-        """Weights of one projection, whose outputs follow each other, in the layout of `linear`.
+        """Pack the weights of one projection, in the order of its outputs, for `linear`.
 
-        Plain ones have the type of the input. They are filled up with zeros to whole panels and
+        Plain ones must have the type of the input. They are padded with zeros to whole panels and
         units of inputs.
         """
         num_inputs = weights_OI[0].shape[1]
@@ -257,7 +257,7 @@ class NativeKernels:
         return PackedWeight(data, num_outputs, code)
 
     def dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
-        """`PackedTensor.dequantize`, the same to the bit, of what `can_dequantize`."""
+        """Compute `PackedTensor.dequantize`, bit-identical, for matrices that `can_dequantize`."""
         num_outputs, num_inputs = packed.shape
         blocks_OB = packed.blocks_OB.contiguous()
         values_OI = torch.empty(num_outputs, num_inputs, dtype=dtype)
@@ -273,11 +273,11 @@ class NativeKernels:
         return values_OI
 
     def can_dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
-        """Whether `dequantize` takes this matrix, and gives this type."""
+        """Whether `dequantize` supports this matrix and this type."""
         return dtype in DTYPES and packed.blocks_OB.device.type == "cpu"
 
     def quantized(self, num_rows: int, num_inputs: int) -> torch.Tensor:
-        """Room for so many rows of inputs of weights in blocks."""
+        """Allocate the quantized inputs of weights in blocks, for `num_rows` rows."""
         num_bytes = self._library.quantized_bytes(num_inputs)
         return torch.empty(num_rows * num_bytes, dtype=torch.uint8)
 
@@ -291,8 +291,8 @@ class NativeKernels:
     ) -> torch.Tensor:
         """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32.
 
-        The result has the type of `x_TI` unless `out_dtype` says otherwise; a residual has it, too.
-        Inputs of weights in blocks are quantized, 32 at a time (see native/quantized.c).
+        The result has the type of `x_TI` unless `out_dtype` is given; a residual must have the
+        same. Inputs of weights in blocks are quantized, 32 at a time (see native/quantized.c).
         """
         num_rows, num_inputs = x_TI.shape
         assert x_TI.is_contiguous()
@@ -323,7 +323,7 @@ class NativeKernels:
         return y_TO
 
     def rows(self, weights: NativeWeights, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The values of some outputs' weights, `[len(ids), I]`, of one matrix in blocks."""
+        """The weights of some outputs, `[len(ids), I]`, of one matrix in blocks."""
         (weight,) = weights.pointers
         assert weight.format >= FIRST_BLOCKS
         rows = torch.empty(len(ids), weights.num_inputs, dtype=dtype)
@@ -348,7 +348,7 @@ class NativeKernels:
         slots_B: torch.Tensor,
         uniforms_B: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Native `kernels.triton.sampling.launch` for float32 logits, penalties and masks."""
+        """Sample as `kernels.triton.sampling.launch`: float32 logits, penalties and masks."""
         (num_rows, vocab_size), edited_BV = logits_BV.shape, edits.edited_BV
         token_ids_B = torch.empty(num_rows, dtype=torch.int64)
         is_finite_B = torch.empty(num_rows, dtype=torch.bool)
@@ -396,8 +396,8 @@ class NativeKernels:
     ) -> torch.Tensor:
         """Instance norm over T, times 1 + gamma, plus beta; then y + sin(alpha y)^2 / alpha.
 
-        `style_BC` are gamma and beta; everything is float32 but the result, [B, C, T] in `dtype`.
-        Snake: arXiv:2006.08195.
+        `style_BC` are gamma and beta; everything is float32 except the result, [B, C, T] in
+        `dtype`. Snake: arXiv:2006.08195.
         """
         gamma_BC, beta_BC = (part.contiguous() for part in style_BC)
         x_BCT, alpha_C = x_BCT.contiguous(), alpha_C.contiguous()
@@ -438,7 +438,7 @@ def attention_arguments(
     shape_THD: torch.Size | tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionArguments:
-    """What the layers of a step have in common. `dtype` is that of queries and result."""
+    """The arguments that all layers of a step share. `dtype` is that of queries and result."""
     num_tokens, num_heads, head_dim = shape_THD
     _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
     table_BM = batch.page_table_BM
@@ -461,7 +461,7 @@ def attention_arguments(
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
-    """In a type that the kernels know."""
+    """Convert to a type that the kernels support."""
     return x if x.dtype in DTYPES else x.float()
 
 

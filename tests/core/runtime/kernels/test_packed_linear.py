@@ -75,12 +75,12 @@ def test_squares_of_float8_and_words_are_not_cut() -> None:
     part = square.part(slice(128, 200), slice(128, 300))
     assert part.shape == (72, 172)
     assert part.scale.tolist() == [[4.0, 5.0]]
-    with pytest.raises(WeightsError, match="128 at a time"):
+    with pytest.raises(WeightsError, match="of size 128"):
         square.part(slice(0, 100), slice(0, 128))
     awq, _ = int4("awq", has_zeros=True)
-    with pytest.raises(WeightsError, match="8 at a time"):
+    with pytest.raises(WeightsError, match="of size 8"):
         awq.part(slice(0, 4), slice(0, 128))
-    with pytest.raises(WeightsError, match="64 at a time"):
+    with pytest.raises(WeightsError, match="of size 64"):
         awq.part(slice(0, 8), slice(0, 32))
 
 

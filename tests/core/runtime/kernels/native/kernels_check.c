@@ -174,7 +174,7 @@ static char *some_mask(int64_t size) {
     return mask;
 }
 
-static void draw_checked(const Draws *d) {
+static void draw_checked(const SampleRows *d) {
     num_wrong += sample_rows(d) != 0;
     for (int row = 0; row < d->num_rows; row++) {
         int64_t id = d->token_ids[row];
@@ -201,7 +201,7 @@ static void check_draws(int64_t size) {
     int64_t ids[6];
     uint8_t is_finite[6];
     logits[4 * stride] = NAN;
-    Draws d = {.logits = logits, .shapes = shapes[0], .penalties = penalties[0], .masks = masks,
+    SampleRows d = {.logits = logits, .shapes = shapes[0], .penalties = penalties[0], .masks = masks,
                .counts = counts, .is_penalized = is_penalized, .slots = slots,
                .uniforms = uniforms, .token_ids = ids, .is_finite = is_finite, .num_rows = 6,
                .size = size, .stride = stride, .num_threads = 2};

@@ -1,4 +1,4 @@
-"""Draws by our CPU kernels, on each level of instructions: those of torch, number for number."""
+"""Samples of our CPU kernels, on each level of instructions: those of torch, number for number."""
 
 from __future__ import annotations
 
