@@ -1,7 +1,7 @@
 """Adaptive normalization in one pass: gated residual, norm, scale and shift.
 
 Owns the kernel of `core.runtime.kernels.adaln`. Results are rounded once; the reference rounds
-after each operation. The sum is rounded before it is normalized.
+after each operation. The sum of the residual is rounded before it is normalized.
 
 Shapes: R rows, T tokens of a row, C features.
 """
@@ -154,7 +154,7 @@ def _kernel(
     IS_RMS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """One token. Without a residual, its pointers and that of the sum are `None`."""
+    """Process one token. Without a residual, its pointers and that of the sum are `None`."""
     token = tl.program_id(0).to(tl.int64)
     row = token // num_tokens
     columns = tl.arange(0, BLOCK_C)

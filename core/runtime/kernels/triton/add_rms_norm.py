@@ -1,8 +1,8 @@
-"""RMSNorm of a sum: the residual stream takes a layer's output and is normalized in one pass.
+"""RMSNorm of a sum: adds a layer's output to the residual stream and normalizes it in one pass.
 
 Owns the kernel of `core.runtime.kernels.rms_norm`. The sum is rounded to the type of the stream
-before it is normalized, and the normalized value to the type of the weight before it is scaled: as
-the torch reference there does, step by step.
+before it is normalized, and the normalized value to the type of the weight before it is scaled,
+exactly as in the torch reference.
 
 Shapes: T tokens, C features.
 """
@@ -19,7 +19,7 @@ _MAX_FEATURES = 65536
 
 
 def launch_rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x_TC` normalized and scaled, in its own type."""
+    """Normalize and scale `x_TC`, in its own type."""
     _check(x_TC, weight_C)
     normed_TC = x_TC.new_empty(x_TC.shape)
     _launch(x_TC, None, weight_C, normed_TC, None, eps)
@@ -40,7 +40,7 @@ def _(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
 def launch_add_rms_norm(
     x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalized sum, and the sum."""
+    """Return the normalized sum, and the sum."""
     _check(x_TC, weight_C, residual_TC)
     normed_TC, sum_TC = x_TC.new_empty(x_TC.shape), x_TC.new_empty(x_TC.shape)
     _launch(x_TC, residual_TC, weight_C, normed_TC, sum_TC, eps)
@@ -103,7 +103,7 @@ def _launch(
 
 
 def _num_warps(block: int) -> int:
-    """Sixteen features or so for each thread."""
+    """About sixteen features for each thread."""
     return min(max(block // 512, 1), 16)
 
 
@@ -120,7 +120,7 @@ def _kernel(
     eps,
     BLOCK_C: tl.constexpr,
 ):
-    """One token. Without a residual, its pointer and that of the sum are `None`."""
+    """Process one token. Without a residual, its pointer and that of the sum are `None`."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_C)
     is_feature = columns < num_features

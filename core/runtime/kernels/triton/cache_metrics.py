@@ -1,7 +1,7 @@
-"""What step caches compute over whole tensors: how far rows have moved, and predictions of them.
+"""Metrics and predictions of step caches over whole tensors.
 
-Owns the kernels of the diffusion engine's tensor pools, which read cells where they lie. A row is
-cut into parts by its own size alone, so its numbers are the same in every batch.
+Owns the kernels over the diffusion engine's tensor pools, which read cells in place. A row is split
+into parts by its own size only, so its results are the same in every batch.
 
 Shapes: M cells, R rows, N values of a cell, K cells that a row reads.
 """
@@ -23,7 +23,7 @@ _NUM_WARPS = 8
 def launch_distances(
     values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor
 ) -> torch.Tensor:
-    """How far each row is from a cell of its own: mean|value - cell| / mean|cell|, float32."""
+    """The distance of each row from its cell: mean|value - cell| / mean|cell|, in float32."""
     _check_cells(cells_MN, cells_R)
     num_rows, size = values_RN.shape
     assert size == cells_MN.shape[1]
@@ -60,9 +60,9 @@ def _(values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor) ->
 def launch_weighted(
     cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor
 ) -> torch.Tensor:
-    """Each row's cells, weighted and summed in order: `[R, N]`, float32.
+    """Each row's weighted sum of cells, in their order: `[R, N]`, float32.
 
-    A cell with no weight is not read, so it may hold anything.
+    A cell with weight 0 is not read, so it may hold anything.
     """
     _check_cells(cells_MN, cells_KR)
     assert weights_KR.shape == cells_KR.shape
@@ -113,7 +113,7 @@ def _distance_kernel(
     PART: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Two sums over one part of a row: of what has moved, and of what it is compared with."""
+    """Two sums over one part of a row: of the differences, and of the cell's magnitudes."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     values_ptr += row * size
     cells_ptr += tl.load(numbers_ptr + row) * size
@@ -144,7 +144,7 @@ def _weighted_kernel(
     size,
     BLOCK_N: tl.constexpr,
 ):
-    """Some values of one row."""
+    """Compute some values of one row."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_N], tl.float32)

@@ -1,12 +1,12 @@
-"""Compiles every kernel of this folder ahead, for devices that need not be here.
+"""Compiles every kernel of this folder ahead of time, for devices that need not be present.
 
-    python -m triptych.core.runtime.kernels.triton.compile --check
+python -m triptych.core.runtime.kernels.triton.compile --check
 
-Owns the walk over the folder's `variants()`, Triton's compiler call for an explicit target, and
-the processes it runs in. Knows nothing of what a kernel computes, or of bundles.
+Owns the walk over the folder's `variants()`, Triton's compiler call for an explicit target, and the
+processes it runs in. Knows nothing of the kernels' computations, or of bundles.
 
-Results lie in Triton's own cache, by what was compiled. A launch finds one there if it has the same
-types, constants, alignment, warps and stages, and the same Triton.
+Results are stored in Triton's own cache. A launch finds one there if it has the same types,
+constants, alignment, warps and stages, and the same version of Triton.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CompileTarget:
         arch = arch.removeprefix("sm_") if backend == "cuda" else arch
         is_known = arch.isdecimal() if backend == "cuda" else arch.startswith("gfx")
         if backend not in {"cuda", "hip"} or not is_known:
-            raise ConfigError(f"{text!r} is no target: give one like cuda:sm_90 or hip:gfx942.")
+            raise ConfigError(f"{text!r} is not a target: use one like cuda:sm_90 or hip:gfx942.")
         return cls(backend, arch)
 
     @property
@@ -65,12 +65,12 @@ class CompileTarget:
 
     @property
     def multiplies_float8(self) -> bool:
-        """Whether it has units for e4m3."""
+        """Whether the target has matrix units for e4m3."""
         return multiplies_float8(self.backend, self.arch)
 
     @property
     def gpu(self) -> Any:
-        """The target in Triton's words."""
+        """The target as Triton's own type."""
         from triton.backends.compiler import GPUTarget
 
         arch = int(self.arch) if self.backend == "cuda" else self.arch
@@ -81,16 +81,16 @@ class CompileTarget:
 
 
 _SHARED_KIB = {"cuda:80": 163, "cuda:90": 227, "cuda:100": 227, "hip:gfx942": 64}
-"""Memory that a program can have beside its registers; a launch that wants more fails."""
+"""Shared memory available to a program; a launch that needs more fails."""
 TARGETS = tuple(map(CompileTarget.parse, _SHARED_KIB))
-"""What every kernel must compile for."""
+"""The targets that every kernel must compile for."""
 MEASURED = CompileTarget.parse("cuda:90")
 """The target whose resources are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledVariant:
-    """What came of one variant on one target. `error` says why it did not compile."""
+    """The result of one variant on one target. `error` says why it did not compile."""
 
     module: str
     variant: str
@@ -102,12 +102,12 @@ class CompiledVariant:
 
     @property
     def name(self) -> str:
-        """Of the kernel, whatever the target."""
+        """The kernel's name, without the target."""
         return f"{self.module}.{self.variant}"
 
 
 def kernel_modules() -> list[str]:
-    """The modules of this folder, by name; not all need have kernels."""
+    """The modules of this folder, by name; some may have no kernels."""
     return [each.name for each in pkgutil.iter_modules([str(Path(__file__).parent)])]
 
 
@@ -119,9 +119,9 @@ def compile_all(
 ) -> list[CompiledVariant]:
     """Compile the variants of `modules`, or of all, for each target, on all usable cores.
 
-    The processes import the kernels for a compiler even where this one interprets them. None raises
-    for a kernel that does not compile: see `CompiledVariant.error`. `cache_folder` is Triton's own
-    unless given. `on_progress` is called here with each result as it comes.
+    The processes import the kernels for a compiler even where this one interprets them. A kernel
+    that does not compile does not raise: see `CompiledVariant.error`. `cache_folder` is Triton's
+    own unless given. `on_progress` is called here with each result as it comes.
     """
     names = kernel_modules() if modules is None else modules
     with ProcessPoolExecutor(
@@ -148,7 +148,7 @@ def _results_of(
 ) -> list[CompiledVariant]:
     try:
         return job.result()
-    except BrokenProcessPool:  # this job's, or that of one beside it
+    except BrokenProcessPool:  # by this job, or by another one
         error = "a compiler process ended"
         return [CompiledVariant(module=module, variant="*", target=target, error=error)]
 
@@ -172,7 +172,7 @@ def _compile_module(module: str, target: CompileTarget) -> list[CompiledVariant]
 def _compile(module: str, variant: Variant, target: CompileTarget) -> CompiledVariant:
     import triton
 
-    # Hits are told to a listener alone, misses have no other sign.
+    # Triton reports a cache hit to a listener only, and a miss not at all.
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda **event: hits.append(event["cache_hit"])
     start_s, error, resources = time.perf_counter(), None, None
@@ -183,7 +183,7 @@ def _compile(module: str, variant: Variant, target: CompileTarget) -> CompiledVa
             error = f"takes {shared_bytes} bytes of shared memory, {target} has {most} KiB"
         if target == MEASURED:
             resources = read_resources(kernel.asm["cubin"], shared_bytes)
-    except Exception as raised:  # what a compiler may raise is nowhere listed
+    except Exception as raised:  # a compiler may raise anything
         error = f"{type(raised).__name__}: {raised}"
     return CompiledVariant(
         module=module,
@@ -204,7 +204,7 @@ def _call_compiler(variant: Variant, target: CompileTarget) -> Any:
 
 
 def describe(variant: Variant, target: CompileTarget) -> tuple[Any, dict[str, Any]]:
-    """Source and options of a variant, to the letter as a launch has them."""
+    """Source and options of a variant, exactly as a launch has them."""
     from triton.compiler.compiler import ASTSource, make_backend
 
     kernel, types = variant.kernel, variant.signature
@@ -223,7 +223,7 @@ def describe(variant: Variant, target: CompileTarget) -> tuple[Any, dict[str, An
 
 
 def _marks(variant: Variant, param: Any) -> str | None:
-    """What a launch tells: "D" of a multiple of 16 and, to AMD alone, "S" of less than 2 GiB."""
+    """A launch's marks: "D" for a multiple of 16 and, for AMD only, "S" for less than 2 GiB."""
     kind = variant.signature[param.name]
     is_pointer = kind.startswith("*")
     if param.do_not_specialize or not (is_pointer or kind in _INTEGERS):
@@ -232,7 +232,7 @@ def _marks(variant: Variant, param: Any) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile for all targets and compare with the record, or write it. 0 if nothing failed."""
+    """Compile for all targets and compare with the record, or write it; 0 if all succeeded."""
     parser = argparse.ArgumentParser(prog=f"python -m {_PACKAGE}.compile")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--check", action="store_true", help="fail where a kernel takes more")

@@ -1,8 +1,8 @@
-"""The least probability that a row's filters keep: top-k and top-p without an order.
+"""The least probability that a row's filters keep: top-k and top-p without sorting.
 
 Owns the search among the bits of positive floats, whose order is that of their values: a value is
 kept while fewer than k others, or a mass of less than top-p, lie above it. Masses are float64.
-Knows nothing of what is sampled.
+Knows nothing of the sample.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import triton.language as tl
 
 @triton.jit
 def narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, enough, BLOCK_V: tl.constexpr):
-    """The bits below the least probability that is kept, or a bound of them; how many lie above.
+    """The bits below the least kept probability, or a bound of them; how many tokens lie above.
 
-    Kept is what has less above it than a number of tokens and a mass. The search goes on until no
-    more than `enough` tokens lie above the bound, or one is left between bound and kept; three
-    values are tried at once, first some that leave the likeliest tokens only.
+    A probability is kept while fewer tokens than a number, and less mass than a limit, lie above
+    it. The search continues until no more than `enough` tokens lie above the bound, or one value is
+    left between bound and kept; three values are tried at once, at first some that leave only the
+    likeliest tokens.
     """
     num_below = vocab_size
     num_kept = 0
@@ -59,7 +60,7 @@ def narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, enough, BLOC
 
 @triton.jit
 def least_among(probs, least, kept, max_above, max_mass):
-    """The bits of the least probability that is kept, of some that are at hand."""
+    """The bits of the least kept probability, among some that are in registers."""
     bits = probs.to(tl.int32, bitcast=True)
     below = least - 1
     num_below = tl.sum((bits > below).to(tl.int32), axis=0)
@@ -83,7 +84,7 @@ def kept_of(probs, least, floor):
 
 @triton.jit
 def mass_of(probs_ptr, vocab_size, least, BLOCK_V: tl.constexpr):
-    """The mass of all tokens that are kept."""
+    """The mass of all kept tokens."""
     masses = tl.zeros([BLOCK_V], tl.float64)
     for start in range(0, vocab_size, BLOCK_V):
         tokens = start + tl.arange(0, BLOCK_V)
@@ -100,7 +101,7 @@ def _quarters(below, kept):
 
 @triton.jit
 def _narrowed(bits, above, mass, below, num_below, kept, num_kept, max_above, max_mass):
-    """The search's bounds after a value was tried, with the numbers of tokens above each."""
+    """The bounds of the search after a value was tried, with the numbers of tokens above each."""
     num_above = tl.sum(above, axis=0)
     is_kept = (num_above < max_above) & (tl.sum(mass, axis=0) < max_mass)
     is_higher = (bits > below) & (is_kept == 0)

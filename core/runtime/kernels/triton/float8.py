@@ -1,8 +1,8 @@
-"""Numbers as cells of storage, and back: float8 (e4m3) as its bits, int8, or a type of its own.
+"""Converts numbers to storage cells and back: float8 (e4m3) as its bits, int8, or a plain type.
 
 Owns the conversions, which every GPU can do, whatever its instructions. Writing rounds to nearest
-even; what lies beyond the range saturates. Float8 is seen as uint8, and its NaN stays NaN. Cells of
-int8 hold multiples of a scale, which is the caller's to load and store.
+even; values beyond the range saturate. Float8 is stored as uint8, and its NaN stays NaN. Cells of
+int8 hold multiples of a scale, which the caller loads and stores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import triton.language as tl
 
 
 def as_stored(pages: torch.Tensor) -> torch.Tensor:
-    """The tensor as a kernel takes it: float8 as its bits, everything else as it is."""
+    """View the tensor as a kernel takes it: float8 as its bits, other types unchanged."""
     return pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages
 
 
 @triton.jit
 def to_stored(values, dtype: tl.constexpr):
-    """Float32 as values of storage: cast to `dtype`, or the bits of float8 where that is uint8."""
+    """Convert float32 to storage: cast to `dtype`, or to the bits of float8 where that is uint8."""
     if dtype == tl.uint8:
         return _e4m3_bits(values)
     elif dtype == tl.int8:
@@ -31,9 +31,10 @@ def to_stored(values, dtype: tl.constexpr):
 
 @triton.jit
 def dequantized(x, DTYPE: tl.constexpr):
-    """Stored values as `DTYPE`. `uint8` holds the bits of float8, of which NaN reads as 480."""
+    """Convert stored values to `DTYPE`. `uint8` holds bits of float8, of which NaN reads as 480."""
     if x.dtype == tl.uint8:
-        # Put where float32 has sign, exponent and fraction: the same number, divided by 2^120.
+        # Shifted to sign, exponent and fraction of float32, the bits are the number divided by
+        # 2^120.
         bits = x.to(tl.uint32)
         bits = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
         x = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -44,13 +45,13 @@ def dequantized(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def int8_scale(peak_bits):
-    """Scales whose 127-fold is the largest value, given as its `size_bits`."""
+    """The scale that maps the largest value, given as its `size_bits`, to 127."""
     return (peak_bits.to(tl.float32, bitcast=True) / 127.0).to(tl.bfloat16)
 
 
 @triton.jit
 def divided(values, scale):
-    """`values / scale`: zeros by a scale that divides nothing, of zeros or of what is no number."""
+    """Compute `values / scale`; zeros where the scale is 0 or not finite."""
     scale = scale.to(tl.float32)
     divides = (scale > 0) & (scale < float("inf"))
     return tl.where(divides, values, 0.0) / tl.where(divides, scale, 1.0)
@@ -58,7 +59,7 @@ def divided(values, scale):
 
 @triton.jit
 def size_bits(values):
-    """The bits of absolute values, which are in order as integers; NaN's are the largest."""
+    """The bits of absolute values, which order as integers; NaN's are the largest."""
     return tl.abs(values).to(tl.int32, bitcast=True)
 
 
@@ -66,7 +67,7 @@ def size_bits(values):
 def _e4m3_bits(values):
     size = tl.minimum(tl.abs(values), 448.0)
     bits = size.to(tl.int32, bitcast=True)
-    # Of the 23 bits of the fraction 3 stay: add half of the rest, less one to leave even as it is.
+    # Of the 23 bits of the fraction 3 stay: add half of the rest, less one so that ties go to even.
     rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
     normal = rounded - ((127 - 7) << 3)
     # Below 2 ** -6 values are multiples of 2 ** -9, the last place of 2 ** 14.

@@ -1,9 +1,9 @@
-"""Linear projection in float8 (e4m3): weights as stored, rows of `x` quantized as they come.
+"""Linear projection in float8 (e4m3): weights as stored, rows of `x` quantized on the fly.
 
-Owns the product, the quantization of rows and the torch reference of both. A row's scale is its
-own: its largest value becomes e4m3's. With block scales each 128 inputs of a row have one, as those
-weights were trained for (DeepSeek-V3, arXiv:2412.19437). Where there are no units for float8 the
-rows stay as they are, and only the weights are of eight bits.
+Owns the product, the quantization of rows and the torch reference of both. Each row has a scale
+that maps its largest value to e4m3's. With block scales each 128 inputs of a row have one, as such
+weights were trained for (DeepSeek-V3, arXiv:2412.19437). On a device without float8 units the rows
+stay as they are, and only the weights have eight bits.
 
 Shapes: T rows, I inputs, O outputs, R groups of a row's inputs (one or `I / 128`), P parts, M rows,
 N outputs and K inputs of a tile's step.
@@ -40,7 +40,7 @@ from triptych.core.runtime.kernels.triton.variant import Variant
 BLOCK = 128
 """Inputs, and outputs, that share a scale; and the inputs of a step with units for float8."""
 _WIDE_STEP_INPUTS = 64
-"""Of a step without, where rows are wider."""
+"""Inputs of a step without such units, where rows are wider."""
 _BLOCK = tl.constexpr(BLOCK)
 _LARGEST = tl.constexpr(448.0)
 _ROW_BLOCK = 1024
@@ -53,7 +53,7 @@ def launch_fp8_linear(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ (weight_OI * scale).T`, summed in float32.
+    """Compute `x_TI @ (weight_OI * scale).T`, summed in float32.
 
     The weights are float8_e4m3fn. `scale` is float32: `[1]` for all, `[O]`, or one for each block
     of 128 by 128, `[ceil(O / 128), ceil(I / 128)]`.
@@ -114,7 +114,7 @@ def multiply_fp8(
     *,
     has_units: bool,
 ) -> torch.Tensor:
-    """As `launch_fp8_linear` for a device that multiplies float8, or does not."""
+    """As `launch_fp8_linear`, for a device with or without units for float8."""
     _check(x_TI, weight_OI, scale)
     (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
     has_blocks = scale.dim() == 2
@@ -157,7 +157,7 @@ def _step_inputs(has_units: bool) -> int:
 
 
 def quantize_rows(x_TI: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each group of a row in float8, and what it is to be multiplied by, `[T, R]` in float32."""
+    """Each group of a row in float8, and its factors, `[T, R]` in float32."""
     num_rows, num_inputs = x_TI.shape
     num_groups = ceil_div(num_inputs, group_size)
     quantized_TI = x_TI.new_empty(num_rows, num_inputs, dtype=torch.float8_e4m3fn)
@@ -197,7 +197,7 @@ def reference(
 
 
 def round_rows(x_TI: torch.Tensor, group_size: int) -> torch.Tensor:
-    """What is left of float32 rows that were quantized in groups."""
+    """Round float32 rows as quantization in groups does."""
     groups = x_TI.split(group_size, dim=1)
     return torch.cat([_round_group(group) for group in groups], dim=1)
 
@@ -280,7 +280,7 @@ def _fp8_kernel(
                 scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)
                 if HAS_UNITS:
                     x_scale_M = tl.load(x_scale_ptrs_M + block, mask=is_row_M, other=0)
-            # A step at a time, since units for float8 sum with fewer bits than float32 has.
+            # One step at a time, since float8 units sum with fewer bits than float32 has.
             product_MN = dot(x_MK, weight_NK.T, tl.zeros((M, N), tl.float32))
             if HAS_UNITS:
                 product_MN *= x_scale_M[:, None]
@@ -290,7 +290,7 @@ def _fp8_kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of a scale for each output and of blocks, weights alone, and the quantization of rows."""
+    """Scales of outputs and of blocks, weights only, and the quantization of rows."""
     rows = product_variant(
         "quantize",
         _quantize_kernel,

@@ -1,7 +1,7 @@
 """The gates of MLPs in one pass: `act(gate) * up`.
 
-Owns the kernel of `core.runtime.kernels.gated`. The product is rounded once; the reference rounds
-the activation, too.
+Owns the kernel of `core.runtime.kernels.gated`. The product is rounded once; the reference also
+rounds the activation.
 
 Shapes: T tokens, F features.
 """
@@ -19,7 +19,7 @@ _NUM_WARPS = 4
 
 
 def launch(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-    """SwiGLU, or GeGLU of the tanh kind."""
+    """Apply SwiGLU, or GeGLU of the tanh kind."""
     out_TF = _new_output(gate_up_T2F)
     num_tokens, num_features = out_TF.shape
     if num_tokens:
@@ -63,7 +63,7 @@ def activated(gate, IS_GELU: tl.constexpr):
 def _kernel(
     gate_up_ptr, out_ptr, stride, num_features, IS_GELU: tl.constexpr, BLOCK_F: tl.constexpr
 ):
-    """Some features of one token."""
+    """Compute some features of one token."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     is_feature = columns < num_features

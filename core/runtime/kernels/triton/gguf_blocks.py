@@ -1,11 +1,11 @@
-"""The blocks of GGUF files in a kernel: how their bytes become weights.
+"""The blocks of GGUF files in a kernel: the conversion of their bytes to weights.
 
 Owns the formats of `core.block_formats`; their torch reference is
 `core.runtime.kernels.dequantize`. Knows nothing of products.
 
-A block is taken in groups of bytes with one scale for their low and one for their high half bytes;
-the high ones belong to inputs that lie a fixed distance behind. A byte of Q8_0 is one input. So no
-byte of weights is read twice, and no weight moves between threads before a product.
+A block is read in groups of bytes with one scale for their low and one for their high half bytes;
+the high ones belong to inputs at a fixed distance. A byte of Q8_0 is one input. No byte of weights
+is therefore read twice, and no weight moves between threads before a product.
 
 Shapes: N outputs of a tile, G groups, L bytes of a group.
 """
@@ -22,9 +22,10 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """How many groups a block has, and of how many bytes.
+    """The number of groups of a block, and of bytes of a group.
 
-    `distance` is from the input of a low half byte to that of the high one; 0 where a byte is one.
+    `distance` is from the input of a low half byte to that of the high one; 0 where a byte is one
+    input.
     """
 
     num_groups: int
@@ -47,7 +48,7 @@ GROUPS = {
 
 @triton.jit
 def inputs_of_groups(groups_G, KIND: tl.constexpr, L: tl.constexpr):
-    """The inputs `[G, L]` of low half bytes, or of whole ones."""
+    """The inputs `[G, L]` of low half bytes, or of whole bytes."""
     if KIND == "q6_k":
         firsts_G = (groups_G // 4) * 128 + (groups_G % 4) * L
     elif KIND == "q4_k" or KIND == "q5_k":
@@ -88,7 +89,7 @@ def weights_of_groups(
 
 @triton.jit
 def _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND: tl.constexpr, L: tl.constexpr):
-    """A scale, in Q4_1 and Q5_1 an offset, in Q5_0 and Q5_1 the fifth bits, and half bytes."""
+    """Half bytes and a scale; an offset in Q4_1 and Q5_1; the fifth bits in Q5_0 and Q5_1."""
     HAS_OFFSET: tl.constexpr = KIND == "q4_1" or KIND == "q5_1"
     HAS_FIFTH: tl.constexpr = KIND == "q5_0" or KIND == "q5_1"
     bytes_NG = blocks_NG * (18 + 2 * HAS_OFFSET + 4 * HAS_FIFTH)
@@ -98,7 +99,7 @@ def _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND: tl.constexpr, L: tl.cons
     ).to(tl.int32)
     low, high = packed & 15, packed >> 4
     if HAS_FIFTH:
-        # They lie at an even place, and not always at a multiple of four.
+        # Blocks lie at even addresses, not always at multiples of four.
         words = (blocks_ptr + bytes_NG + (2 + 2 * HAS_OFFSET)).to(
             tl.pointer_type(tl.uint16), bitcast=True
         )
@@ -114,7 +115,7 @@ def _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND: tl.constexpr, L: tl.cons
 
 @triton.jit
 def _fifth_bits(words_NG, L: tl.constexpr):
-    """Each bit of words of two bytes as the fifth bit of a weight."""
+    """Expand each bit of two-byte words to the fifth bit of a weight."""
     return ((words_NG.to(tl.int32)[:, :, None] >> tl.arange(0, L)[None, None, :]) & 1) << 4
 
 
@@ -130,7 +131,7 @@ def _q8_0(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
 def _k_blocks(blocks_ptr, blocks_NG, group_1G, mask_NG, KIND: tl.constexpr, L: tl.constexpr):
     """Q4_K and Q5_K: scales and offsets of six bits, in Q5_K the fifth bits, and half bytes.
 
-    Groups are of inputs `64 * group` and those 32 behind.
+    Groups hold the inputs from `64 * group` and those 32 further.
     """
     HAS_FIFTH: tl.constexpr = KIND == "q5_k"
     bytes_NG = blocks_NG * (144 + 32 * HAS_FIFTH)
@@ -159,7 +160,7 @@ def _k_blocks(blocks_ptr, blocks_NG, group_1G, mask_NG, KIND: tl.constexpr, L: t
 
 @triton.jit
 def _six_bits(scales, offsets, rest, is_late):
-    """Scale and offset of the lowest byte; those of late groups are in pieces."""
+    """Scale and offset in the lowest byte; those of the last groups are in two pieces."""
     late_scale = (rest & 15) | ((scales & 192) >> 2)
     late_offset = ((rest & 240) >> 4) | ((offsets & 192) >> 2)
     scale = tl.where(is_late, late_scale, scales & 63)
@@ -169,7 +170,7 @@ def _six_bits(scales, offsets, rest, is_late):
 
 @triton.jit
 def _q6_k(blocks_ptr, blocks_NG, group_1G, mask_NG, L: tl.constexpr):
-    """Four low bits, and two high ones from elsewhere, of 16 inputs and those 64 behind."""
+    """Four low bits, and two high ones from other bytes, of 16 inputs and of those 64 further."""
     bytes_NG = blocks_NG * 210
     half, quarter = group_1G // 4, group_1G % 4
     step = _load_half(blocks_ptr, bytes_NG + 208, mask_NG)
@@ -189,7 +190,7 @@ def _q6_k(blocks_ptr, blocks_NG, group_1G, mask_NG, L: tl.constexpr):
 
 @triton.jit
 def _load_half(bytes_ptr, offsets, mask):
-    """Floats of two bytes, which lie at even places."""
+    """Load floats of two bytes, which lie at even addresses."""
     ptrs = (bytes_ptr + offsets).to(tl.pointer_type(tl.float16), bitcast=True)
     return tl.load(ptrs, mask=mask, other=0).to(tl.float32)
 

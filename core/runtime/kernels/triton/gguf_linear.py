@@ -1,7 +1,7 @@
-"""Linear projection with weights in the blocks of a GGUF file, just as the file has them.
+"""Linear projection with weights in the blocks of a GGUF file, as stored.
 
 Owns the products; `gguf_blocks` owns the formats. Weights become the type of `x` (float32 for a
-single row) on their way to the product, and never lie in memory unpacked.
+single row) inside the product, and are never unpacked in memory.
 
 Shapes: T rows, I inputs, O outputs, B bytes of a row of blocks, P parts, M rows and N outputs of a
 tile, G groups of a step, L bytes of a group.
@@ -40,7 +40,7 @@ from triptych.core.runtime.kernels.triton.tiling import (
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _STEP_BYTES = {1: 128, 128: 32}
-"""Of each output in a step, by the rows of a tile: more would not fit the registers."""
+"""Bytes of each output in a step, by the rows of a tile: more would not fit the registers."""
 _OTHER_STEP_BYTES = 64
 _VECTOR_TILE = Tiling(1, 32)
 
@@ -52,7 +52,7 @@ def launch_gguf_linear(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ weight_OI.T`, summed in float32. The blocks are dense, of a format in `GROUPS`."""
+    """Compute `x_TI @ weight_OI.T`, summed in float32; dense blocks of a format in `GROUPS`."""
     _check(x_TI, blocks_OB, kind)
     num_rows, num_outputs, groups = len(x_TI), len(blocks_OB), GROUPS[kind]
     num_blocks = blocks_OB.shape[1] // FORMATS[kind].num_bytes
@@ -210,7 +210,7 @@ def _gguf_vector_kernel(
     G: tl.constexpr,
     L: tl.constexpr,
 ):
-    """Of one row: products are summed by the threads that unpack, and added up at the end."""
+    """Multiply one row: threads that unpack weights sum products, which are added up at the end."""
     outputs_N = tl.program_id(0) * N + tl.arange(0, N)
     is_output_N = outputs_N < num_outputs
     first_blocks_N = outputs_N.to(tl.int64) * num_blocks
@@ -235,7 +235,7 @@ def _gguf_vector_kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of a K-quantized file: one row, a batch, a prompt; and one of small blocks."""
+    """Kernels of a K-quantized file: one row, a batch, a prompt; and one of small blocks."""
     return (
         _variant("q4_k", _VECTOR_TILE),
         _variant("q4_k", Tiling(16, 64)),

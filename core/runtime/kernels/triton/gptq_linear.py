@@ -1,8 +1,8 @@
-"""Linear projection with weights of four bits in words: GPTQ's layout, AWQ's, and their kin.
+"""Linear projection with weights of four bits in words: the layouts of GPTQ, AWQ and relatives.
 
 Owns the layouts, the product and its reference. A word of 32 bits holds eight weights: along the
-inputs in GPTQ's layout, along the outputs, in an order of its own, in AWQ's. Groups of inputs share
-a scale and a zero, `weight = (packed - zero) * scale`. Strides are free, so the transposed words of
+inputs in GPTQ's layout, along the outputs, permuted, in AWQ's. Groups of inputs share a scale and a
+zero, `weight = (packed - zero) * scale`. Strides are free, so the transposed words of
 compressed-tensors are a view of GPTQ's.
 
 Shapes: T rows, I inputs, O outputs, R groups of inputs, P parts, M rows, N outputs and K inputs of
@@ -36,7 +36,7 @@ _LAYOUTS = ("gptq", "gptq_v2", "awq")
 _MAX_STEP_INPUTS = 64
 _NO_ZERO = 8
 _AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-"""By how many bits each of eight consecutive outputs is shifted in a word of AWQ's."""
+"""Bit shifts of eight consecutive outputs in a word of AWQ."""
 
 
 def launch_gptq_linear(
@@ -49,11 +49,11 @@ def launch_gptq_linear(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ weight_OI.T`, summed in float32.
+    """Compute `x_TI @ weight_OI.T`, summed in float32.
 
-    `qweight` is int32, `[I / 8, O]` or, in the layout "awq", `[I, O / 8]`; `zeros` `[R, O / 8]`,
-    and 8 where there are none. In the layout "gptq" they are stored less one. `group_of_input_I`
-    is GPTQ's `g_idx`, for groups that are not of consecutive inputs.
+    `qweight` is int32, `[I / 8, O]` or, in the layout "awq", `[I, O / 8]`; `zeros` is `[R, O / 8]`,
+    or `None` for 8. In the layout "gptq" zeros are stored less one. `group_of_input_I` is GPTQ's
+    `g_idx`, for groups of inputs that are not consecutive.
     """
     (num_rows, num_inputs), (num_groups, num_outputs) = x_TI.shape, scales_RO.shape
     _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
@@ -164,7 +164,7 @@ def dequantize(
     group_of_input_I: torch.Tensor | None,
     layout: str,
 ) -> torch.Tensor:
-    """The weights `[I, O]` in float32."""
+    """Compute the weights `[I, O]` in float32."""
     is_awq = layout == "awq"
     packed_IO = _unpack(qweight, is_awq) if is_awq else _unpack(qweight.t(), is_awq).t()
     num_inputs, num_groups = len(packed_IO), len(scales_RO)
@@ -233,7 +233,7 @@ def _gptq_kernel(
 
 @triton.jit
 def _groups(group_ptr, group, inputs_K, num_inputs):
-    """The groups of inputs, `[K, 1]`; the one that they all are in, `[1, 1]`, without a table."""
+    """The groups of inputs, `[K, 1]`, by the table; without it their common group, `[1, 1]`."""
     if group_ptr is None:
         return tl.full((1, 1), group, tl.int64)
     else:
@@ -243,7 +243,7 @@ def _groups(group_ptr, group, inputs_K, num_inputs):
 
 @triton.jit
 def _zeros(ptrs_K1, outputs_N, stride, mask_KN, LAYOUT: tl.constexpr):
-    """The zeros of outputs, in words of eight."""
+    """Load the zeros of outputs from words of eight."""
     ptrs_KN = ptrs_K1 + (outputs_N // 8).to(tl.int64)[None, :] * stride
     words_KN = tl.load(ptrs_KN, mask=mask_KN, other=0)
     zeros_KN = (words_KN >> _shift_of(outputs_N % 8, LAYOUT)[None, :]) & 15
@@ -254,7 +254,7 @@ def _zeros(ptrs_K1, outputs_N, stride, mask_KN, LAYOUT: tl.constexpr):
 def _packed_along_inputs(
     word_ptrs_N, is_output_N, first_input, num_inputs, stride, K: tl.constexpr
 ):
-    """The weights `[K, N]` of words of eight inputs."""
+    """Load the weights `[K, N]` from words of eight inputs."""
     words = first_input // 8 + tl.arange(0, K // 8)
     ptrs = word_ptrs_N[None, :] + words.to(tl.int64)[:, None] * stride
     mask = (words * 8 < num_inputs)[:, None] & is_output_N[None, :]
@@ -267,7 +267,7 @@ def _packed_along_inputs(
 def _packed_along_outputs(
     word_ptrs_K, is_input_K, first_output, num_outputs, stride, N: tl.constexpr
 ):
-    """The weights `[K, N]` of words of eight outputs."""
+    """Load the weights `[K, N]` from words of eight outputs."""
     words = first_output // 8 + tl.arange(0, N // 8)
     ptrs = word_ptrs_K[:, None] + words.to(tl.int64)[None, :] * stride
     mask = is_input_K[:, None] & (words * 8 < num_outputs)[None, :]
@@ -278,7 +278,7 @@ def _packed_along_outputs(
 
 @triton.jit
 def _shift_of(place, LAYOUT: tl.constexpr):
-    """By how many bits the weight at a place from 0 to 7 is shifted in its word."""
+    """The bit shift of the weight at a place from 0 to 7 in its word."""
     if LAYOUT == "awq":
         return (place // 2 + place % 2 * 4) * 4
     else:
@@ -286,7 +286,7 @@ def _shift_of(place, LAYOUT: tl.constexpr):
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of groups of 128 inputs: GPTQ decoding and prompts, and AWQ."""
+    """Groups of 128 inputs: GPTQ decoding and prompts, and AWQ."""
     return (
         _variant("gptq", Tiling(16, 64)),
         _variant("gptq", Tiling(128, 128)),

@@ -1,9 +1,9 @@
-"""Products of rows that each have a weight of their own choosing: experts, adapters.
+"""Products of rows with one of many weights each: experts, adapters.
 
-Owns the order in which rows of one group lie together in tiles, found on the device, and the
-product over it. Knows nothing of routing or of what a group is.
+Owns the order in which rows of one group share tiles, computed on the device, and the product over
+it. Knows nothing of routing or of the meaning of a group.
 
-A *pair* is a row and one group it goes through; row `p // pairs_per_row` is the input of pair `p`.
+A *pair* is a row and one of its groups; row `p // pairs_per_row` is the input of pair `p`.
 
 Shapes: P pairs, E groups, I inputs, O outputs, S slots (tiles of M pairs each), M pairs, N outputs
 and K inputs of a tile's step.
@@ -36,10 +36,10 @@ GATES = ("silu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class GroupedPairs:
-    """The pairs of each group in their order, in tiles of one group. All int32, on the device.
+    """The pairs sorted by group, in tiles of one group. All tensors are int32, on the device.
 
     `pairs_S` are numbers of pairs, or `num_pairs` where a tile has a gap. `groups_of_tiles` is -1
-    for tiles that are not used; how many are is never read back.
+    for unused tiles; the number of used tiles is never read back.
     """
 
     pairs_S: torch.Tensor
@@ -49,7 +49,7 @@ class GroupedPairs:
 
 
 def group_pairs(group_of_pair_P: torch.Tensor, num_groups: int, tile_rows: int) -> GroupedPairs:
-    """Sort pairs by group, stably; those of a group outside `[0, num_groups)` are left out."""
+    """Sort pairs by group, stably; pairs outside of groups `[0, num_groups)` are left out."""
     assert group_of_pair_P.dtype == torch.int32
     assert group_of_pair_P.is_contiguous()
     num_pairs = group_of_pair_P.numel()
@@ -84,11 +84,11 @@ def grouped_linear(
     gate: str | None = None,
     added_scale_P: torch.Tensor | None = None,
 ) -> None:
-    """Write the product of each pair in `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
+    """Write the product of each pair to `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
 
-    With a `gate` the weights are `[E, 2 O, I]`, and what is written is `gate(first) * second`. With
-    `added_scale_P` the product, times its pair's scale, is added to what is there. Pairs left out
-    keep what is there.
+    With a `gate` the weights are `[E, 2 O, I]`, and the result is `gate(first) * second`. With
+    `added_scale_P` the product, times its pair's scale, is added to `out`. The outputs of omitted
+    pairs are unchanged.
     """
     num_inputs, num_outputs = weight_EOI.shape[2], out.shape[-1]
     assert x_RI.shape[1] == num_inputs
@@ -134,7 +134,7 @@ def _group_kernel(
     B: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """One program counts and places the pairs of one group; the last fills what is left."""
+    """One program counts and places the pairs of one group; the last program marks the rest."""
     group = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
@@ -167,7 +167,7 @@ def _group_kernel(
 
 @triton.jit
 def _load_groups(group_ptr, first, num_pairs, num_groups, B: tl.constexpr):
-    """Groups of consecutive pairs, `num_groups` for none."""
+    """Load the groups of consecutive pairs; `num_groups` for none."""
     pairs_B = first + tl.arange(0, B)
     groups_B = tl.load(group_ptr + pairs_B, mask=pairs_B < num_pairs, other=-1)
     return tl.where((groups_B >= 0) & (groups_B < num_groups), groups_B, num_groups)
@@ -252,7 +252,7 @@ def grouped_variant(
     is_added: bool = False,
     out: str = "*bf16",
 ) -> Variant:
-    """A product as an operation of groups uses it, of bfloat16."""
+    """A bfloat16 product in the form that an operation uses."""
     types = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": out}
     types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32")
     constants = {

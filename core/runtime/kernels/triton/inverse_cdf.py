@@ -1,7 +1,7 @@
-"""The token of a row whose probabilities are written down.
+"""Samples the token of a row from its stored probabilities.
 
-Owns the sample: once few tokens are left to decide about, they are put side by side, and the rest
-happens among these. Knows no logits.
+Owns the sample: once few candidate tokens are left, they are gathered, and the rest works on these
+only. Knows no logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sampled_token(
     NUM_BLOCKS: tl.constexpr,
     MAX_CANDIDATES: tl.constexpr,
 ):
-    """The token of a row whose likeliest has the probability `most`, and all of them `mass`."""
+    """The token of a row with total mass `mass`, whose likeliest has the probability `most`."""
     top_k = tl.load(of_slot + 1).to(tl.int32)
     top_p = tl.load(of_slot + 2).to(tl.float64)
     floor = tl.load(of_slot + 3) * most
@@ -36,7 +36,7 @@ def sampled_token(
     below = 0
     num_below = vocab_size
     if has_top_k | (top_p < 1):
-        # The first filter of the two alone: what it drops the other would, too.
+        # The first filter alone: every token that it drops is also dropped by both.
         max_mass = tl.where(has_top_k, float("inf"), top_p * mass)
         below, num_below = narrow(
             probs_ptr, vocab_size, below, highest, max_above, max_mass, MAX_CANDIDATES, BLOCK_V
@@ -76,7 +76,7 @@ def _put_side_by_side(
     BLOCK_V: tl.constexpr,
     MAX_CANDIDATES: tl.constexpr,
 ):
-    """Write down the tokens whose bits are `least` or more; how many they are."""
+    """Gather the tokens whose bits are `least` or more; returns their number."""
     num_candidates = 0
     for start in range(0, vocab_size, BLOCK_V):
         tokens = start + tl.arange(0, BLOCK_V)
@@ -97,7 +97,7 @@ def _put_side_by_side(
 def _least_of_all(
     probs_ptr, vocab_size, least, highest, top_k, has_top_k, top_p, mass, BLOCK_V: tl.constexpr
 ):
-    """The bits of the least probability that both filters keep, `least` or more, of all tokens."""
+    """The bits of the least probability, from `least` on, that both filters keep of all tokens."""
     if has_top_k:
         below, _ = narrow(
             probs_ptr, vocab_size, least - 1, highest, top_k, float("inf"), 0, BLOCK_V
@@ -123,7 +123,7 @@ def _token_of_all(
     BLOCK_V: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):
-    """First the block in whose share of the mass the number falls, then the token in the block."""
+    """Find the block whose share of the mass contains the number, then the token in the block."""
     lanes = tl.arange(0, BLOCK_V)
     blocks = tl.arange(0, NUM_BLOCKS)
     of_blocks = tl.zeros([NUM_BLOCKS], tl.float64)
@@ -141,9 +141,9 @@ def _token_of_all(
 
 @triton.jit
 def _first_above(masses, share, NUM: tl.constexpr):
-    """The entry in which a share of the whole mass falls, and the share of the entry before that.
+    """The entry that contains a share of the mass, and the share of the mass before it.
 
-    Sums of a scan may differ by their order, so an entry without mass is ruled out by name.
+    The sums of a scan may differ by their order, so entries without mass are excluded explicitly.
     """
     entries = tl.arange(0, NUM)
     has_mass = masses > 0

@@ -1,7 +1,7 @@
 """Linear projection with plain weights, whose rows can be made independent of their batch.
 
-Owns the kernel, and the dense sum of a tile that other products here build on. Vendors' libraries
-choose their kernel by the number of rows; this one need not.
+Owns the kernel, and the dense sum of a tile that other products here use. Vendors' libraries choose
+their kernel by the number of rows; this one does not have to.
 
 Shapes: T rows, I inputs, O outputs, P parts, M rows, N outputs and K inputs of a tile's step.
 """
@@ -38,7 +38,7 @@ def launch_linear(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ weight_OI.T`, summed in float32. The last axes are dense."""
+    """Compute `x_TI @ weight_OI.T`, summed in float32. The last axes are dense."""
     (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
     _check(x_TI, weight_OI)
     tiling = choose_tiling(
@@ -142,7 +142,7 @@ def dense_sum(
     num_splits,
     K: tl.constexpr,
 ):
-    """The products of rows at `x_ptrs_M` and `weight_ptrs_N` over one split of their inputs."""
+    """Sum the products of rows at `x_ptrs_M` and `weight_ptrs_N` over one split of their inputs."""
     begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
     total_MN = tl.zeros((x_ptrs_M.shape[0], weight_ptrs_N.shape[0]), tl.float32)
     for step in range(begin, end):
@@ -154,7 +154,7 @@ def dense_sum(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of decoding and of prompts."""
+    """Kernels for decoding and for prompts."""
     return tuple(
         product_variant(
             f"rows_{tiling.rows}",

@@ -1,7 +1,7 @@
 """Low-rank adapters of many requests in one batch (arXiv:2106.09685, arXiv:2310.18547).
 
-Owns the two products of a row with its adapter, and their reference. Knows nothing of where
-adapters come from.
+Owns the two products of a row with its adapter, and their reference. Knows nothing of the source of
+adapters.
 
 Shapes: T rows, I inputs, O outputs, L adapters, R the largest rank, P parts of the inputs.
 """
@@ -40,8 +40,8 @@ def launch_lora_add(
 ) -> None:
     """Add `scale * b @ (a @ x)` of each row and its adapter to `y_TO`, in place.
 
-    Smaller ranks are padded with zeros. A row whose adapter (int32) is -1 is left as it is. `y_TO`
-    may be a few columns of a wider result. Scales are float32, each row's its own.
+    Smaller ranks are padded with zeros. A row whose adapter (int32) is -1 is unchanged. `y_TO` may
+    be a few columns of a wider result. Scales are float32, one for each row.
     """
     _check(y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T)
     num_adapters, rank, num_inputs = a_LRI.shape
@@ -103,7 +103,7 @@ def reference(
     scales_T: torch.Tensor,
     adapters_T: torch.Tensor,
 ) -> torch.Tensor:
-    """What `y_TO` becomes, row by row in float32."""
+    """The new `y_TO`, row by row in float32."""
     out_TO = y_TO.float()
     for row, adapter in enumerate(adapters_T.tolist()):
         if adapter >= 0:

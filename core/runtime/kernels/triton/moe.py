@@ -1,4 +1,4 @@
-"""The experts of a layer: each token through those it was routed to.
+"""The experts of a layer, each applied to the tokens routed to it.
 
 Owns the order of its products, the weighted sum and the reference. Knows nothing of routing.
 
@@ -45,7 +45,7 @@ def launch_moe_mlp(
 ) -> torch.Tensor:
     """The sum of `weight * down @ (act(gate @ x) * (up @ x))` over a token's experts, `[T, I]`.
 
-    `gate_up_EFI` holds the rows of the gate, then those it multiplies: `[E, 2 F, I]`. Weights are
+    `gate_up_EFI` holds the rows of the gate, then those of the factor: `[E, 2 F, I]`. Weights are
     float32, experts int32. Within an expert, results are in the type of `x_TI`.
     """
     _check(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, activation)
@@ -110,7 +110,7 @@ def reference(
     experts_TC: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Expert by expert, in float32."""
+    """Compute expert by expert, in float32."""
     out_TI = torch.zeros_like(x_TI, dtype=torch.float32)
     for expert, (gate_up_FI, down_IF) in enumerate(zip(gate_up_EFI, down_EIF, strict=True)):
         tokens, slots = torch.where(experts_TC == expert)

@@ -1,11 +1,11 @@
-"""One block of keys after the other: the softmax of attention without its matrix of scores.
+"""Softmax of attention block by block, without the whole matrix of scores.
 
 Owns the running maximum, sum and output of a tile (Milakov and Gimelshein 2018, arXiv:1805.02867;
 Dao 2023, arXiv:2307.08691). Knows nothing of pages, rows or grids.
 
-Scores are powers of two: a kernel multiplies them by log2(e) once. A block that a query sees
-nothing of leaves that query's state as it was, bit by bit, and a block's own sums do not depend on
-the other queries of the tile. So a query's result depends on where blocks begin, on nothing else.
+Scores are powers of two: a kernel multiplies them by log2(e) once. A block without keys that a
+query sees leaves that query's state unchanged, bit by bit, and a block's sums do not depend on the
+other queries of the tile. A query's result therefore depends only on where blocks begin.
 
 Shapes: M queries of a tile, N keys of a block, D head dim.
 """
@@ -44,7 +44,7 @@ def attend_block(
     HAS_SOFT_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Take one block of keys into the state of a tile. `scale` is positive.
+    """Add one block of keys to the state of a tile. `scale` is positive.
 
     With `HAS_SCALES` keys and values are multiples of `k_scale_N` and `v_scale_N`.
     """
@@ -54,7 +54,7 @@ def attend_block(
         scores_MN *= k_scale_N[None, :]
     factor = scale * LOG2E
     if HAS_SOFT_CAP:
-        # tanh(x) = 1 - 2 / (e^2x + 1), which is right at both infinities.
+        # tanh(x) = 1 - 2 / (e^2x + 1), which is exact at both infinities.
         scores_MN = 1.0 - 2.0 / (tl.exp2(scores_MN * (2.0 * factor / soft_cap)) + 1.0)
         factor = soft_cap * LOG2E
     if IS_MASKED:
@@ -73,7 +73,7 @@ def attend_block(
 
 @triton.jit
 def with_sinks(max_M, sum_M, out_MD, sinks_M):
-    """Let each query also see a key without a value, whose score is its sink."""
+    """Add a key without a value to each query, whose score is its sink."""
     new_max_M = tl.maximum(max_M, sinks_M * LOG2E)
     rescale_M = tl.exp2(max_M - new_max_M)
     sum_M = sum_M * rescale_M + tl.exp2(sinks_M * LOG2E - new_max_M)
@@ -82,5 +82,5 @@ def with_sinks(max_M, sum_M, out_MD, sinks_M):
 
 @triton.jit
 def normalized(sum_M, out_MD, v_scale):
-    """The finished output; zeros for a query that saw nothing."""
+    """The final output; zeros for a query that saw no keys."""
     return out_MD * (v_scale / tl.where(sum_M == 0.0, 1.0, sum_M))[:, None]

@@ -1,4 +1,4 @@
-"""What the kernels of decode rows and of prompt chunks share: the contract, and where keys lie.
+"""Common parts of the kernels of decode rows and of prompt chunks: contract and key addresses.
 
 Owns the address of a position in the pages. Knows nothing of grids.
 
@@ -21,7 +21,7 @@ _CONSTANTS = ("HAS_", "IS_")
 _FLOATS = ("scale", "soft_cap", "v_scale")
 _TYPES = {"table_ptr": "*i64", "lengths_ptr": "*i64", "starts_ptr": "*i64", "blocks_ptr": "*i64"}
 UPLOADED = tuple(_TYPES)
-"""What comes over with a step, one behind the other: their alignments differ from step to step."""
+"""Arguments uploaded with a step, one after the other: their alignments differ between steps."""
 _OPTIONAL = {"sinks_ptr": "HAS_SINKS", "blocks_ptr": "HAS_BLOCKS"}
 _OPTIONAL |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "HAS_SCALES")
 _TYPES |= {"partial_ptr": "*fp32", "log_sums_ptr": "*fp32"}
@@ -34,7 +34,7 @@ def check_paged(
     sinks_H: torch.Tensor | None,
     scale: float,
 ) -> None:
-    """The contract of both kinds of rows."""
+    """Check the arguments of both kinds of rows."""
     pages.check()
     k_pages_NPKD = pages.k_NPKD
     assert q_THD.shape[2] == k_pages_NPKD.shape[3]
@@ -47,7 +47,7 @@ def check_paged(
 
 
 def block_d(head_dim: int) -> int:
-    """The head dim as a tile has it."""
+    """The head dim of a tile."""
     return 1 << max((head_dim - 1).bit_length(), 4)
 
 
@@ -60,7 +60,7 @@ def paged_cells(
     NUM_KV_HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Where the keys of a row's positions lie, counted in heads, in int64."""
+    """The places of the keys at a row's positions, counted in heads, in int64."""
     page_N = tl.load(table_ptr + position_N // PAGE_SIZE, mask=is_seen_N, other=0)
     slot_N = page_N.to(tl.int64) * PAGE_SIZE + position_N % PAGE_SIZE
     return slot_N * NUM_KV_HEADS + kv_head
@@ -68,7 +68,7 @@ def paged_cells(
 
 @triton.jit
 def load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM: tl.constexpr):
-    """The keys and the values that lie at `cell_N`, as they are stored."""
+    """Load the keys and the values at `cell_N`, as they are stored."""
     cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
     is_read_ND = is_read_N[:, None] & (dim_D < HEAD_DIM)
     k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
@@ -78,7 +78,7 @@ def load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
-    """The scales of keys, or of values, that lie at `cell_N`; 1 where there are none."""
+    """Load the scales of keys, or of values, at `cell_N`; 1 without scales."""
     if HAS_SCALES:
         return tl.load(scale_ptr + cell_N, mask=is_seen_N, other=0.0).to(tl.float32)
     else:
@@ -88,7 +88,7 @@ def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
 def paged_variant(
     name: str, kernel: Any, constants: dict[str, Any], *flags: str, cache: str = "*bf16"
 ) -> Variant:
-    """The kernel for queries in bfloat16, with what `flags` name switched on."""
+    """The kernel for queries in bfloat16, with some flags switched on."""
     signature: dict[str, str] = {}
     values: dict[str, Any] = {}
     for argument in kernel.arg_names:

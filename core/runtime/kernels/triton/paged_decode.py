@@ -1,13 +1,13 @@
 """Attention of decode rows over paged keys and values: one query per row, many keys.
 
 Owns the kernels for `core.runtime.kernels.paged_attention` (the reference) of rows of one token. A
-row's keys are cut into splits that are attended in parallel, and joined by their log-sum-exp (Dao
-et al. 2023, "Flash-Decoding"). All query heads of a key-value head share one tile, so a key is read
-once.
+row's keys are divided into splits that are attended in parallel, and joined by their log-sum-exp
+(Dao et al. 2023, "Flash-Decoding"). All query heads of a key-value head share one tile, so a key is
+read once.
 
-Splits begin at multiples of their size, counted from the row's first token. The size fits the
-device's load, unless `is_deterministic`: then it is constant, and a row's result depends on its own
-tokens alone, at the price of more splits than are needed where the batch is large.
+Splits begin at multiples of their size, counted from the row's first token. Their size follows the
+device's load, unless `is_deterministic`: then it is constant, and a row's result depends only on
+its own tokens, at the price of needless splits in large batches.
 
 Shapes: B rows, M pages per row, N pages of storage, P tokens per page, H query heads, K key-value
 heads, D head dim, S splits.
@@ -68,7 +68,7 @@ def launch_paged_decode(
 ) -> None:
     """Attend, writing `out_BHD`. Pages in uint8 hold the bits of float8 (e4m3).
 
-    `scale` includes that of the keys. Grids follow from shapes: a row may be as long as its page
+    `scale` includes that of the keys. Grids depend on shapes only: a row may be as long as its page
     table, and one of length 0 gets zeros.
     """
     pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
@@ -171,21 +171,21 @@ def _(
 
 
 def _heads_per_tile(q_BHD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> tuple[int, int]:
-    """Query heads of a key-value head, and how many of them a tile has room for."""
+    """Query heads of a key-value head, and the number of them in a tile."""
     group = q_BHD.shape[1] // k_pages_NPKD.shape[2]
     return group, min(max(triton.next_power_of_2(group), 16), _MAX_HEADS_PER_TILE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Splits:
-    """How many keys a split has, and how many splits a row can touch."""
+    """The size of a split, and the number of splits that a row can touch."""
 
     size: int
     count: int
 
     @classmethod
     def of_size(cls, size: int, max_keys: int, window: int | None) -> _Splits:
-        """A window need not begin where a split does, so it may touch one more."""
+        """Splits of a size. A window need not begin at a split, so it may touch one more."""
         count = triton.cdiv(max_keys, size)
         if window is not None:
             count = min(count, triton.cdiv(window - 1, size) + 1)
@@ -195,7 +195,7 @@ class _Splits:
     def to_fill(
         cls, num_processors: int, num_tiles: int, max_keys: int, window: int | None
     ) -> _Splits:
-        """As few as give every processor of the device enough to do."""
+        """As few splits as give every processor of the device enough work."""
         wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * num_processors, num_tiles)
         num_keys = max_keys if window is None else min(max_keys, window)
         if wanted == 1:
@@ -212,7 +212,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _block_n(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys of a block. Divides every size of a split."""
+    """The number of keys of a block. Divides every size of a split."""
     if dtype is torch.float32:
         return 16
     return 64 if head_dim <= 128 else 32
@@ -282,7 +282,7 @@ def _attend_split(
 
 @triton.jit
 def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
-    """A row's attention, all of whose keys were seen."""
+    """Store the attention of a row whose keys are all in this split."""
     max_H, sum_H, out_HD = state
     if sinks_ptrs_H is not None:
         sinks_H = tl.load(sinks_ptrs_H, mask=is_head_H, other=0.0)
@@ -293,7 +293,7 @@ def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
 
 @triton.jit
 def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
-    """What `_join_splits` needs of one split."""
+    """Store one split's state for `_join_splits`."""
     max_H, sum_H, out_HD = state
     tl.store(into, normalized(sum_H, out_HD, 1.0), mask=is_held_HD)
     tl.store(log_sums_ptrs_H, max_H + tl.log2(sum_H), mask=is_head_H)

@@ -1,9 +1,9 @@
 """Attention of prompt chunks over paged keys and values: many queries per row, of any lengths.
 
 Owns the kernel for `core.runtime.kernels.paged_attention` (the reference) of rows of several
-tokens, whose past may be in the pages already. Queries of all heads of a key-value head share one
-tile. Blocks of keys begin at multiples of their size, counted from the row's first token, so that a
-token's result does not depend on how its prompt was cut into chunks, nor on other rows.
+tokens, whose earlier tokens may be in the pages already. Queries of all heads of a key-value head
+share one tile. Blocks of keys begin at multiples of their size, counted from the row's first token,
+so that a token's result depends neither on the chunks of its prompt nor on other rows.
 
 Shapes: T tokens, B rows, M pages per row (of a tile: queries times heads), N pages of storage (of a
 block: keys), P tokens per page, H query heads, K key-value heads, D head dim.
@@ -57,8 +57,8 @@ def launch_paged_prefill(
 ) -> None:
     """Attend, writing `out_THD`. Pages in uint8 hold the bits of float8 (e4m3).
 
-    `query_starts_B` counts from `first_token` on, which is where `q_THD` begins. `scale` includes
-    that of the keys. The grid follows from shapes alone. Rows of length 0 get zeros.
+    `query_starts_B` counts from `first_token` on, the first of `q_THD`. `scale` includes that of
+    the keys. The grid depends on shapes only. Rows of length 0 get zeros.
     """
     pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
     check_paged(q_THD, pages, out_THD, sinks_H, scale)
@@ -69,7 +69,7 @@ def launch_paged_prefill(
     num_kv_heads = k_pages_NPKD.shape[2]
     group = num_heads // num_kv_heads
     block_m, block_n = _tile(group, head_dim, q_THD.dtype)
-    # A row has one tile more at most than its tokens fill.
+    # A row has at most one tile more than its tokens fill.
     num_tiles = triton.cdiv(num_tokens, block_m // group) + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
         *(q_THD, *pages, page_table_BM, context_lengths_B, query_starts_B),
@@ -127,9 +127,9 @@ def _check_blocks(q_THD: torch.Tensor, blocks_2T: torch.Tensor | None) -> None:
 
 
 def _tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Queries times heads of a tile, and keys of a block: what registers have room for."""
+    """Queries times heads of a tile, and keys of a block, by the capacity of registers."""
     block_m, block_n = (128, 64) if head_dim <= 128 else (64, 32)
-    if dtype is torch.float32:  # for which there are no matrix units that do not round
+    if dtype is torch.float32:  # without matrix units that do not round
         block_m, block_n = 32, 16
     return max(block_m, triton.next_power_of_2(group)), block_n
 
@@ -189,7 +189,7 @@ def _attend_tile(
     q_MD = tl.load(q_ptrs_MD, mask=is_held_MD, other=0.0)
     table_ptr += row.to(tl.int64) * table_stride
     max_M, sum_M, out_MD = nothing_seen(BLOCK_M, BLOCK_D)
-    for is_cut in tl.static_range(2):  # blocks that every query sees all of, then the others
+    for is_cut in tl.static_range(2):  # first the blocks that every query sees whole
         if is_cut or not HAS_WINDOW:
             begin, end = first_cut if is_cut else 0, end_key if is_cut else first_cut
             max_M, sum_M, out_MD = _attend_blocks(
@@ -215,7 +215,7 @@ def _attend_blocks(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, IS_CUT: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys from `begin` to `end` into a tile; of what `IS_CUT` a query sees some alone."""
+    """Add the keys from `begin` to `end` to a tile; with `IS_CUT` queries see some of them only."""
     dim_D = tl.arange(0, BLOCK_D)
     for block in range(begin, end, BLOCK_N):
         position_N = block + tl.arange(0, BLOCK_N)
@@ -237,7 +237,7 @@ def _attend_blocks(
 
 @triton.jit
 def _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows):
-    """The first of a row's queries among those of all rows, and how many it has."""
+    """The first of a row's queries among those of all rows, and their number."""
     start = tl.load(starts_ptr + row).to(tl.int32) - first_token
     next_row = tl.minimum(row + 1, num_rows - 1)
     next_start = tl.load(starts_ptr + next_row).to(tl.int32) - first_token

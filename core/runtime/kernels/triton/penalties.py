@@ -1,6 +1,6 @@
 """Repetition, frequency and presence penalties over token counts, in one pass.
 
-Owns the kernel of `core.runtime.sampling.processors.Penalties`, which says what the counts mean.
+Owns the kernel of `core.runtime.sampling.processors.Penalties`, which defines the counts.
 
 Shapes: R rows, S slots, V vocabulary.
 """
@@ -24,7 +24,7 @@ def launch(
     slots_R: torch.Tensor,
     count_mask: int,
 ) -> torch.Tensor:
-    """Penalized logits in float32; the bits of `count_mask` count output tokens."""
+    """Penalize logits, in float32; the bits of `count_mask` count output tokens."""
     out_RV = _new_output(logits_RV, counts_SV, scales_S3, slots_R)
     num_rows, vocab_size = logits_RV.shape
     if num_rows:
@@ -89,7 +89,7 @@ def _kernel(
     COUNT_MASK: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Some tokens of one row."""
+    """Penalize some tokens of one row."""
     row = tl.program_id(0).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_token = tokens < vocab_size

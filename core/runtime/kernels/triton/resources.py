@@ -1,7 +1,7 @@
-"""What compiled kernels take of a device, and what they took when somebody last looked.
+"""Device resources of compiled kernels, measured and recorded.
 
-Owns the reading of a compiled binary, the record beside this file, and the comparison. Knows
-nothing of how a kernel was compiled.
+Owns the reading of a compiled binary, the record in this folder, and the comparison. Knows nothing
+of the compilation.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 RECORD = Path(__file__).with_name("resources.json")
 MARGIN = 0.1
-"""By how much registers and shared memory may grow before it counts as a regression."""
+"""Growth of registers and shared memory that counts as a regression."""
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one kernel on `cuda:90`. Its stack holds nothing but registers that were spilled."""
+    """Resources of one kernel on `cuda:90`. Its stack holds only spilled registers."""
 
     registers: int
     spill_bytes: int
@@ -31,7 +31,7 @@ class Resources:
 
 
 def read_resources(cubin: bytes, shared_bytes: int) -> Resources:
-    """Registers per thread and the stack of a binary for NVIDIA: a kernel, and what it may call."""
+    """Read registers per thread and the stack of an NVIDIA binary: a kernel, and its callees."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -46,22 +46,22 @@ def read_resources(cubin: bytes, shared_bytes: int) -> Resources:
 
 
 def load_record(path: Path = RECORD) -> dict[str, Resources]:
-    """What was recorded, by kernel; nothing without a file."""
+    """Load the record, by kernel; empty without a file."""
     if not path.exists():
         return {}
     return {name: Resources(**each) for name, each in json.loads(path.read_text("utf-8")).items()}
 
 
 def save_record(resources: Mapping[str, Resources], path: Path = RECORD) -> None:
-    """One line for each kernel, in order, so that a change is one line."""
+    """Save one line for each kernel, in order, so that a change is one line."""
     lines = (f" {json.dumps(name)}: {json.dumps(asdict(resources[name]))}" for name in resources)
     path.write_text("{\n" + ",\n".join(sorted(lines)) + "\n}\n", encoding="utf-8")
 
 
 def regressions(recorded: Mapping[str, Resources], now: Mapping[str, Resources]) -> list[str]:
-    """One line for each kernel that takes more than it did, or that only one of both has."""
+    """One line for each kernel that takes more than recorded, or is missing on either side."""
     found = [f"{name}: not recorded" for name in sorted(now.keys() - recorded.keys())]
-    found += [f"{name}: recorded, but gone" for name in sorted(recorded.keys() - now.keys())]
+    found += [f"{name}: recorded, but missing" for name in sorted(recorded.keys() - now.keys())]
     for name in sorted(now.keys() & recorded.keys()):
         before, after = recorded[name], now[name]
         if after.spill_bytes > before.spill_bytes:

@@ -1,8 +1,8 @@
 """Head norms, rotation and the write into the pages of the cache, in one pass over a projection.
 
-Owns the kernel of `core.runtime.kernels.rope_write`, which is also that of `write_pages`: a
-projection without queries, norms and rotation. Intermediate values stay in float32; the reference
-rounds them to the type of the projection.
+Owns the kernel of `core.runtime.kernels.rope_write` and of `write_pages`, which is the same without
+queries, norms and rotation. Intermediate values stay in float32; the reference rounds them to the
+type of the projection.
 
 Shapes: T tokens, H query heads, K key-value heads, X = H + K, D head dim, N pages, P page size, R
 rotated dims.
@@ -150,9 +150,9 @@ def _kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token: queries, keys and values are numbered through.
+    """Process some heads of one token; queries, keys and values are numbered consecutively.
 
-    A head is held as the first and the second dims of its pairs, and the dims that do not turn.
+    A head is held as the first and the second dims of its pairs, and the dims without rotation.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -207,7 +207,7 @@ def _kernel(
 
 @triton.jit
 def _kinds(heads, num_heads, num_kv_heads, is_written):
-    """Which heads are turned, and which are values; which are stored as queries, keys, values."""
+    """Which heads are rotated, which are values, and which are stored as queries, keys, values."""
     num_qk_heads = num_heads + num_kv_heads
     is_turned = heads < num_qk_heads
     is_value = (heads >= num_qk_heads) & (heads < num_qk_heads + num_kv_heads)
@@ -217,7 +217,7 @@ def _kinds(heads, num_heads, num_kv_heads, is_written):
 
 @triton.jit
 def _loaded(from_qk, from_v, is_turned, is_value, dims, is_dim):
-    """Some dims of the heads, each from its own source, in float32."""
+    """Load some dims of the heads, each from its own source, in float32."""
     turned = tl.load(from_qk + dims, mask=is_turned & is_dim, other=0.0)
     value = tl.load(from_v + dims, mask=is_value & is_dim, other=0.0)
     return tl.where(is_value, value, turned).to(tl.float32)
@@ -225,7 +225,7 @@ def _loaded(from_qk, from_v, is_turned, is_value, dims, is_dim):
 
 @triton.jit
 def _normed(values, scale, norm_ptr, offsets, is_turned):
-    """Scaled by the head's norm where there is one, except for values: they have none."""
+    """Scale by the head's norm if there is one, except values: they have none."""
     if norm_ptr is None:
         return values
     else:
@@ -236,7 +236,7 @@ def _normed(values, scale, norm_ptr, offsets, is_turned):
 
 @triton.jit
 def _turned(values, others, cos_ptrs, sin_ptrs, is_turned, is_pair):
-    """One half of the pairs, turned; those of values as they were."""
+    """One half of the pairs, rotated; that of values is unchanged."""
     cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptrs, mask=is_pair, other=0.0).to(tl.float32)
     return tl.where(is_turned, values * cos + others * sin, values)
@@ -244,7 +244,7 @@ def _turned(values, others, cos_ptrs, sin_ptrs, is_turned, is_pair):
 
 @triton.jit
 def _turned_pairs(first, second, cos_ptrs, sin_ptrs, is_turned, is_pair, HALF: tl.constexpr):
-    """Both halves of the pairs, turned; the second one's sines and cosines lie `HALF` further."""
+    """Both halves of the pairs, rotated; sines and cosines of the second are `HALF` further."""
     turned_first = _turned(first, second, cos_ptrs, sin_ptrs, is_turned, is_pair)
     second = _turned(second, first, cos_ptrs + HALF, sin_ptrs + HALF, is_turned, is_pair)
     return turned_first, second
@@ -252,13 +252,13 @@ def _turned_pairs(first, second, cos_ptrs, sin_ptrs, is_turned, is_pair, HALF: t
 
 @triton.jit
 def _larger_bits(peak_bits, values):
-    """The larger one of a head's largest size and those of `values`, as bits."""
+    """The larger of a head's largest magnitude and those of `values`, as bits."""
     return tl.maximum(peak_bits, tl.max(size_bits(values), axis=1, keep_dims=True))
 
 
 @triton.jit
 def _store_dims(places, stored, dims, is_dim, values, cell_scale, HAS_SCALES: tl.constexpr):
-    """Store some dims of the heads, each where those of its kind go: queries, keys, values."""
+    """Store some dims of the heads, each at the place of its kind: queries, keys, values."""
     into_q, into_k, into_v = places
     is_query, is_key, is_value = stored
     tl.store(into_q + dims, values.to(into_q.dtype.element_ty), mask=is_query & is_dim)
@@ -268,7 +268,7 @@ def _store_dims(places, stored, dims, is_dim, values, cell_scale, HAS_SCALES: tl
 
 @triton.jit
 def _store_cells(into, values, cell_scale, is_stored, HAS_SCALES: tl.constexpr):
-    """Store keys, or values, as the pages have them."""
+    """Store keys or values in the format of the pages."""
     if HAS_SCALES:
         values = divided(values, cell_scale)
     tl.store(into, to_stored(values, into.dtype.element_ty), mask=is_stored)

@@ -1,4 +1,4 @@
-"""Experts of each token: `runtime.kernels.routing` in one pass over a token's logits.
+"""Chooses each token's experts: `runtime.kernels.routing` in one pass over a token's logits.
 
 Owns the kernel. Knows no experts.
 
@@ -115,7 +115,7 @@ def _route_kernel(
     ranked_E = scores_E
     if bias_ptr is not None:
         ranked_E += tl.load(bias_ptr + experts_E, mask=is_expert_E, other=0)
-    # A row of NaN takes the first experts, so that its weights are NaN and no other row's are.
+    # A row of NaN takes the first experts, so that only its own weights are NaN.
     ranked_E = tl.where(ranked_E != ranked_E, -3e38, ranked_E)  # noqa: PLR0124
     ranked_E = tl.where(is_expert_E, ranked_E, float("-inf"))
     slots_C = tl.arange(0, C)
@@ -135,7 +135,7 @@ def _route_kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of 8 among 128 by softmax, and 8 among 256 by corrected sigmoid."""
+    """Experts: 8 among 128 by softmax, and 8 among 256 by corrected sigmoid."""
     return (
         _variant("softmax", 128, None),
         _variant("sigmoid", 256, "*fp32"),

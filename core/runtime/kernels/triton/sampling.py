@@ -1,4 +1,4 @@
-"""From logits to a token, one row a program: what `runtime.sampling` does in a dozen operations.
+"""From logits to a token, one row per program: the dozen operations of `runtime.sampling`.
 
 Owns the kernel: the finite check, the likeliest token, the probabilities of rows that are sampled.
 Nothing is sorted. The definitions are those of `core.runtime.sampling.filters`: a filter is a least
@@ -31,11 +31,11 @@ def launch(
     slots_B: torch.Tensor,
     uniforms_B: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token id per row, and whether all its logits are finite.
+    """Sample a token id per row; also returns whether all its logits are finite.
 
-    Sampled from `edited_BV` where given, of the tokens whose bits in `allowed_BW` (int32, lowest
-    bit first) are set. Of each slot `shape_S4` has temperature, top-k (0: off, 1: greedy), top-p
-    and min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
+    Samples from `edited_BV` where given, among the tokens whose bits in `allowed_BW` (int32, lowest
+    bit first) are set. `shape_S4` has each slot's temperature, top-k (0: off, 1: greedy), top-p and
+    min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
     """
     _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
     num_rows, vocab_size = logits_BV.shape
@@ -86,7 +86,7 @@ def _(
 def _scratch(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
-    """Buffers of sampled rows: probabilities `[B, V]`, those of candidates `[B, K]`, their ids."""
+    """Buffers of random rows: probabilities `[B, V]`, those of candidates `[B, K]`, their ids."""
     if uniforms_B is None:
         return None, None, None
     num_rows, vocab_size = logits_BV.shape
@@ -146,7 +146,7 @@ def _kernel(
     NUM_BLOCKS: tl.constexpr,
     MAX_CANDIDATES: tl.constexpr,
 ):
-    """One row."""
+    """Sample one row."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     if allowed_ptr is not None:
@@ -201,7 +201,7 @@ def _likeliest(logits_ptr, scores_ptr, allowed_ptr, vocab_size, BLOCK_V: tl.cons
 def _write_probabilities(
     probs_ptr, scores_ptr, allowed_ptr, temperature, highest, vocab_size, BLOCK_V: tl.constexpr
 ):
-    """Those of all tokens, at a temperature; the greatest of them, and their sum as written."""
+    """Write the probabilities of all tokens; returns the greatest, and their sum as written."""
     lanes = tl.arange(0, BLOCK_V)
     highest = highest / temperature
     sums = tl.zeros([BLOCK_V], tl.float32)
@@ -222,7 +222,7 @@ def _write_probabilities(
 
 @triton.jit
 def _scores(scores_ptr, allowed_ptr, tokens, vocab_size):
-    """Logits of some tokens in float32; minus infinity for those that are forbidden or beyond."""
+    """Logits of some tokens in float32; minus infinity for forbidden ones or beyond the end."""
     is_token = tokens < vocab_size
     scores = tl.load(scores_ptr + tokens, mask=is_token, other=float("-inf")).to(tl.float32)
     if allowed_ptr is not None:
@@ -232,7 +232,7 @@ def _scores(scores_ptr, allowed_ptr, tokens, vocab_size):
 
 
 def variants() -> tuple[Variant, ...]:
-    """Greedy rows in bfloat16; sampled rows, plain, and with edits and a vocabulary mask."""
+    """Greedy rows in bfloat16; random rows, plain, and with edits and a vocabulary mask."""
     return tuple(
         _variant(name, logits, has_edits, is_sampled)
         for name, logits, has_edits, is_sampled in (

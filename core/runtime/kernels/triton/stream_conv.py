@@ -1,8 +1,8 @@
-"""Causal convolution over the kept past of streams and their new steps, which are never joined.
+"""Causal convolution over the kept past of streams and their new steps, without joining them.
 
-Owns the kernels of `StreamingConv1d` of the codecs. The first reads each stream's past where it
-lies and the new steps beside it, rows and steps together as one matrix product; or channel by
-channel; float32 is multiplied as such. The second makes the past of the next push.
+Owns the kernels of `StreamingConv1d` of the codecs. The first reads each stream's past and the new
+steps in place, rows and steps together as one matrix product, or channel by channel; float32 is
+multiplied without rounding. The second stores the past of the next push.
 
 Shapes: B streams of this push, S slots, C channels, O output channels, T new steps, L past steps
 kept, W width of the weights, U output steps.
@@ -27,7 +27,7 @@ _NUM_WARPS = 4
 
 
 def is_supported(weight_OCW: torch.Tensor, num_groups: int, num_kept: int) -> bool:
-    """Whether the kernels take such a layer: all channels together or each by itself."""
+    """Whether the kernels support such a layer: all channels together or each separately."""
     num_outputs, num_inputs, _ = weight_OCW.shape
     is_plain = num_groups == 1 or (num_inputs == 1 and num_groups == num_outputs)
     return is_plain and 0 < num_kept <= _MAX_KEPT and weight_OCW.dtype in _DTYPES
@@ -44,9 +44,9 @@ def launch(
     dilation: int,
     num_outputs: int,
 ) -> torch.Tensor:
-    """`num_outputs` steps of the convolution over past and new steps; what is beyond them is 0.
+    """Compute `num_outputs` steps over past and new steps; steps beyond the input are 0.
 
-    The past then ends with each row's last new step: that of `num_new_B`, or the last of all.
+    Afterwards the past ends with each row's last new step: that of `num_new_B`, or the last of all.
     """
     _check(x_BCT, past_SCL, slots_B, num_new_B, weight_OCW)
     num_rows, num_channels, num_new = x_BCT.shape
@@ -65,7 +65,7 @@ def launch(
 def _convolve_channels(
     tensors: tuple[Any, ...], sizes: tuple[int, ...], steps: tuple[int, int]
 ) -> None:
-    """Each channel by itself."""
+    """Convolve each channel separately."""
     x_BCT, weight_OCW, num_outputs = tensors[0], tensors[3], sizes[-1]
     num_rows, num_channels, _ = x_BCT.shape
     grid = num_rows, triton.cdiv(num_channels, _BLOCK_D), triton.cdiv(num_outputs, _BLOCK_U)
@@ -82,7 +82,7 @@ def _convolve_channels(
 def _convolve_dense(
     tensors: tuple[Any, ...], sizes: tuple[int, ...], steps: tuple[int, int]
 ) -> None:
-    """All channels together, rows and output steps as one matrix product."""
+    """Convolve all channels together, rows and output steps as one matrix product."""
     num_output_channels, _, width = tensors[3].shape
     num_places = len(tensors[0]) * sizes[-1]
     grid = triton.cdiv(num_places, _BLOCK_M), triton.cdiv(num_output_channels, _BLOCK_O)
@@ -103,7 +103,7 @@ def _keep_last(
     slots_B: torch.Tensor,
     num_new_B: torch.Tensor | None,
 ) -> None:
-    """Move each row's last new steps into its past, behind what stays of that."""
+    """Append each row's last new steps to its past, which drops as many."""
     num_rows, num_channels, num_new = x_BCT.shape
     num_kept = past_SCL.shape[2]
     block_l = triton.next_power_of_2(num_kept)
@@ -167,10 +167,10 @@ def _check(
             assert counts_B.is_contiguous()
 
 
-# What differs between pushes and layers: there is no time for a kernel of its own for each.
+# Values that differ between pushes and layers: compiling a kernel for each would take too long.
 _KEPT = ("x_row_stride", "x_channel_stride", "num_new", "num_kept")
 _VARIES = (*_KEPT, "num_outputs", "stride", "dilation")
-_UPLOADED = ("slots_ptr", "num_new_ptr")  # one behind the other, so alignments differ, too
+_UPLOADED = ("slots_ptr", "num_new_ptr")  # uploaded one after the other, so alignments also differ
 
 
 @triton.jit(do_not_specialize=(*_VARIES, "num_places"), do_not_specialize_on_alignment=_UPLOADED)
@@ -197,7 +197,7 @@ def _dense_kernel(
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Some places (output steps of all rows, one row after the other) of some output channels."""
+    """Compute some places (output steps of all rows, one row after the other) of some channels."""
     places = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_place = places < num_places
     row = (places // num_outputs).to(tl.int64)
@@ -256,7 +256,7 @@ def _channel_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    """Some output steps of some channels of one row."""
+    """Compute some output steps of some channels of one row."""
     row = tl.program_id(0).to(tl.int64)
     channels = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D))[:, None]
     outputs = (tl.program_id(2) * BLOCK_U + tl.arange(0, BLOCK_U))[None, :]
@@ -299,7 +299,7 @@ def _keep_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    """The past of some channels of one row, moved on: all is read before anything is written."""
+    """Shift the past of some channels of one row: all is read before anything is written."""
     row = tl.program_id(0).to(tl.int64)
     channels = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D))[:, None]
     kept = tl.arange(0, BLOCK_L)[None, :]
@@ -333,7 +333,7 @@ def _window(
     x_channel_stride,
     x_step_stride,
 ):
-    """Values at steps counted from the first new one; the past lies below 0."""
+    """Values at steps counted from the first new one; the past has negative steps."""
     past = tl.load(
         of_past + channels * num_kept + steps + num_kept, mask=is_wanted & (steps < 0), other=0.0
     )
@@ -358,7 +358,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variant(name: str, kernel: Any, kind: str, constants: Mapping[str, int]) -> Variant:
-    """Of steps that lie side by side, and rows that have all new steps."""
+    """A variant for adjacent steps, and rows that have all new steps."""
     names: list[str] = kernel.arg_names
     pointers = {each: kind for each in names if each.endswith("_ptr")} | {"slots_ptr": "*i64"}
     fixed: dict[str, int | None] = {"x_step_stride": 1, **constants}

@@ -1,11 +1,11 @@
 """Tiles of matrix products: their shapes, their order, and sums over parts of the inputs.
 
-Owns what the products in this folder share. Knows no format of weights.
+Owns the common parts of the products in this folder. Knows no format of weights.
 
 A product over many inputs and few rows has too few tiles to fill a device, so its inputs are split:
 each part is summed by a program of its own, and the parts are added in order. In deterministic mode
-tile and splits follow from the weight's shape alone; a large batch then sums the same parts one
-after another in one program, and a row's result is the same to the last bit in any batch.
+tile and splits depend only on the weight's shape; a large batch then sums the same parts one after
+another in one program, and a row's result is the same to the last bit in any batch.
 
 Shapes: T rows, O outputs, P parts, M rows and N outputs of a tile.
 """
@@ -28,14 +28,14 @@ _MAX_TILE_ROWS = 128
 _NUM_PROGRAMS = 264
 """Two for each multiprocessor of a large device."""
 _MIN_STEPS = 4
-"""Fewer steps over inputs are not worth a part."""
+"""A part with fewer steps over inputs is not worth its program."""
 _MAX_SPLITS = 16
 _SUM_BLOCK = 1024
 NUM_STAGES = 3
-"""Of loading in the loop of a product. Always passed on, since the default is a device's."""
+"""Loading stages in the loop of a product. Always passed on, since the default is a device's."""
 
 VARYING = ("num_rows", "num_splits", "num_parts", "num_tiles", "num_pairs", "num_blocks")
-"""Sizes of a step, or of no use to a compiler: a kernel is not compiled anew for special values."""
+"""Sizes of a step, or of no use to a compiler: special values do not compile a kernel again."""
 
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -51,23 +51,23 @@ class Tiling:
 
     @property
     def num_parts(self) -> int:
-        """How many sums are written for each result."""
+        """The number of sums written for each result."""
         return self.num_splits // self.splits_per_program
 
     @property
     def num_warps(self) -> int:
-        """Of a program."""
+        """The warps of a program."""
         return 8 if self.rows * self.outputs >= 128 * 128 else 4
 
     def num_tiles(self, num_rows: int, num_outputs: int) -> int:
-        """Of a whole result."""
+        """The tiles of a whole result."""
         return ceil_div(num_rows, self.rows) * ceil_div(num_outputs, self.outputs)
 
 
 def choose_tiling(
     num_rows: int, num_outputs: int, num_steps: int, *, is_deterministic: bool
 ) -> Tiling:
-    """A tiling for a product whose inputs are taken in `num_steps` steps.
+    """Choose a tiling for a product whose inputs are read in `num_steps` steps.
 
     If `is_deterministic`, results do not depend on `num_rows`.
     """
@@ -81,13 +81,13 @@ def choose_tiling(
 
 
 def split_to_fill(tiling: Tiling, num_rows: int, num_outputs: int, num_steps: int) -> Tiling:
-    """As many splits as fill a device, if they are long enough."""
+    """Use as many splits as fill a device, if they are long enough."""
     wanted = _NUM_PROGRAMS // tiling.num_tiles(num_rows, num_outputs)
     return replace(tiling, num_splits=max(1, min(wanted, num_steps // _MIN_STEPS, _MAX_SPLITS)))
 
 
 def are_on_one_device(*tensors: torch.Tensor | None) -> bool:
-    """Whether a kernel can read all of them."""
+    """Whether one kernel can read all of them."""
     return len({tensor.device for tensor in tensors if tensor is not None}) == 1
 
 
@@ -97,7 +97,7 @@ def tile_size(size: int, most: int) -> int:
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """Divide and round up."""
     return -(-dividend // divisor)
 
 
@@ -108,7 +108,7 @@ def multiply(
     out_dtype: torch.dtype,
     launch: Callable[[torch.Tensor, tuple[int, int]], object],
 ) -> torch.Tensor:
-    """Run `launch(out_PTO, grid)`, which writes a part in each `out_PTO[p]`, and add the parts."""
+    """Run `launch(out_PTO, grid)`, which writes a part to each `out_PTO[p]`, and add the parts."""
     num_rows, num_parts = x_TI.shape[0], tiling.num_parts
     dtype = out_dtype if num_parts == 1 else torch.float32
     out_PTO = x_TI.new_empty(num_parts, num_rows, num_outputs, dtype=dtype)
@@ -117,7 +117,7 @@ def multiply(
 
 
 def add_parts(parts_PTO: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """The sum of float32 parts, in their order, rounded once."""
+    """Add float32 parts, in their order, and round once."""
     num_parts, *shape = parts_PTO.shape
     out_TO = parts_PTO.new_empty(shape, dtype=out_dtype)
     size = out_TO.numel()
@@ -158,7 +158,7 @@ def steps_of_split(split, num_steps, num_splits):
 
 @triton.jit
 def load_rows(row_ptrs, is_row, inputs_K, num_inputs):
-    """Some inputs of the rows that are at `row_ptrs`; zeros where there are none."""
+    """Load some inputs of the rows at `row_ptrs`; zeros where there are none."""
     mask = is_row[:, None] & (inputs_K < num_inputs)[None, :]
     return tl.load(row_ptrs[:, None] + inputs_K[None, :], mask=mask, other=0)
 
@@ -166,14 +166,14 @@ def load_rows(row_ptrs, is_row, inputs_K, num_inputs):
 @triton.jit
 def dot(a, b, total):
     """`total + a @ b`, in float32; float32 operands are not rounded."""
-    if IS_INTERPRETED and a.dtype == tl.bfloat16:  # whose bits numpy would multiply as integers
+    if IS_INTERPRETED and a.dtype == tl.bfloat16:  # numpy would multiply its bits as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit
 def store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs):
-    """Store a tile in the part that the second axis of the grid says."""
+    """Store a tile in the part given by the second axis of the grid."""
     part_rows_M = tl.program_id(1).to(tl.int64) * num_rows + rows_M
     offsets_MN = part_rows_M[:, None] * num_outputs + outputs_N[None, :]
     mask_MN = (rows_M < num_rows)[:, None] & (outputs_N < num_outputs)[None, :]
@@ -187,7 +187,7 @@ def product_variant(
     constants: Mapping[str, Any],
     num_warps: int = 4,
 ) -> Variant:
-    """A kernel's variant for a weight whose sizes are multiples of 16.
+    """A variant for a weight whose sizes are multiples of 16.
 
     Arguments that are neither among `types` nor `constants` are integers.
     """

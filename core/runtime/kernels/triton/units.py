@@ -1,4 +1,4 @@
-"""What matrix units a GPU has, by its instruction set.
+"""The matrix units of a GPU, by its instruction set.
 
 Owns that knowledge, for launches and for compiling ahead. Loads neither torch nor Triton.
 """
@@ -12,7 +12,7 @@ _HIP_ARCHES = ("gfx95", "gfx12")
 def multiplies_float8(backend: str, arch: str) -> bool:
     """Whether products of e4m3 (`float8_e4m3fn`) have units; `cuda` 90, or `hip` gfx942.
 
-    The float8 of AMD's gfx942 is another one.
+    AMD's gfx942 has another float8.
     """
     if backend == "hip":
         return arch.startswith(_HIP_ARCHES)

@@ -1,6 +1,6 @@
-"""One specialization of a kernel, as it is compiled ahead of a device.
+"""One specialization of a kernel, for compilation ahead of time.
 
-Owns the description alone. Knows nothing of compilers or of what a kernel computes.
+Owns the description only. Knows nothing of compilers or of the computation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """`kernel` is what `triton.jit` returned.
+    """A specialization: `kernel` is a function decorated by `triton.jit`.
 
     `signature` names the type of every argument in order, as Triton writes them: `*bf16`, `i32`,
     `fp32`, and `constexpr` for those in `constants`. `divisible` are the arguments that are
-    multiples of 16, as aligned pointers and most strides are. One that `multiplies_float8` is not
-    for devices without units for that.
+    multiples of 16, as aligned pointers and most strides are. A variant that `multiplies_float8` is
+    not for devices without units for that.
     """
 
     name: str
