@@ -144,8 +144,8 @@ def test_a_failed_run_leaves_no_bundle(
     ("argv", "complaint"),
     [
         (("--bundle", "none"), "there is nothing to write"),
-        (("--target", "vulkan:1"), "is no target"),
-        (("--target", "cuda:gfx90a"), "is no target"),
+        (("--target", "vulkan:1"), "is not a target"),
+        (("--target", "cuda:gfx90a"), "is not a target"),
         (("--max-length", "-1"), "at least 0"),
     ],
 )

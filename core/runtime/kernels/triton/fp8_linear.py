@@ -124,32 +124,19 @@ def multiply_fp8(
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, BLOCK), is_deterministic=deterministic
     )
-
-    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
-        _fp8_kernel[grid](
-            as_stored(x_TI),
-            x_scale_TR,
-            as_stored(weight_OI),
-            scale,
-            out_PTO,
-            num_rows,
-            num_outputs,
-            num_inputs,
-            x_TI.stride(0),
-            weight_OI.stride(0),
-            tiling.num_splits,
-            HAS_UNITS=has_units,
-            HAS_BLOCKS=has_blocks,
-            IS_PER_OUTPUT=scale.numel() > 1,
-            SPLITS=tiling.splits_per_program,
-            M=tiling.rows,
-            N=tiling.outputs,
-            K=_step_inputs(has_units),
-            num_warps=tiling.num_warps,
-            num_stages=NUM_STAGES,
-        )
-
-    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+    sizes = num_outputs, num_inputs, x_TI.stride(0), weight_OI.stride(0)
+    return multiply(
+        _fp8_kernel,
+        as_stored(x_TI),
+        (x_scale_TR, as_stored(weight_OI), scale),
+        sizes,
+        tiling,
+        out_dtype,
+        HAS_UNITS=has_units,
+        HAS_BLOCKS=has_blocks,
+        IS_PER_OUTPUT=scale.numel() > 1,
+        K=_step_inputs(has_units),
+    )
 
 
 def _step_inputs(has_units: bool) -> int:
@@ -248,9 +235,7 @@ def _fp8_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
-    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
-    is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
+    _, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(num_rows, num_outputs, M, N)
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
     num_blocks = tl.cdiv(num_inputs, _BLOCK)
@@ -263,8 +248,7 @@ def _fp8_kernel(
             x_scale_M = tl.load(x_scale_ptrs_M, mask=is_row_M, other=0)
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        split = tl.program_id(1) * SPLITS + index
-        begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
+        begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
         part_MN = tl.zeros((M, N), tl.float32)
         for step in range(begin, end):
             inputs_K = step * K + tl.arange(0, K)
@@ -320,9 +304,7 @@ def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) ->
             "HAS_UNITS": has_units,
             "HAS_BLOCKS": has_blocks,
             "IS_PER_OUTPUT": True,
-            "SPLITS": 1,
-            "M": tiling.rows,
-            "N": tiling.outputs,
+            **tiling.constants,
             "K": _step_inputs(has_units),
         },
         tiling.num_warps,

@@ -23,7 +23,6 @@ from triptych.core.runtime.kernels.triton.gguf_blocks import (
     weights_of_groups,
 )
 from triptych.core.runtime.kernels.triton.tiling import (
-    NUM_STAGES,
     VARYING,
     Tiling,
     are_on_one_device,
@@ -62,23 +61,9 @@ def launch_gguf_linear(
     else:
         kernel = _gguf_kernel
         tiling = choose_tiling(num_rows, num_outputs, num_steps, is_deterministic=deterministic)
-
-    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
-        kernel[grid](
-            x_TI,
-            blocks_OB,
-            out_PTO,
-            num_rows,
-            num_outputs,
-            num_blocks,
-            x_TI.stride(0),
-            tiling.num_splits,
-            **_constants(kind, tiling),
-            num_warps=tiling.num_warps,
-            num_stages=NUM_STAGES,
-        )
-
-    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+    sizes = num_outputs, num_blocks, x_TI.stride(0)
+    constants = _constants(kind, tiling)
+    return multiply(kernel, x_TI, (blocks_OB,), sizes, tiling, out_dtype, **constants)
 
 
 gguf_linear = torch.library.custom_op(
@@ -122,9 +107,6 @@ def _constants(kind: str, tiling: Tiling) -> dict[str, Any]:
         "KIND": kind,
         "BLOCK_GROUPS": groups.num_groups,
         "DISTANCE": groups.distance,
-        "SPLITS": tiling.splits_per_program,
-        "M": tiling.rows,
-        "N": tiling.outputs,
         "G": step_bytes // groups.num_bytes,
         "L": groups.num_bytes,
     }
@@ -149,16 +131,13 @@ def _gguf_kernel(
     G: tl.constexpr,
     L: tl.constexpr,
 ):
-    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
-    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
+    _, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(num_rows, num_outputs, M, N)
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     first_blocks_N = outputs_N.to(tl.int64) * num_blocks
-    is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
     num_groups = num_blocks * BLOCK_GROUPS
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        split = tl.program_id(1) * SPLITS + index
-        begin, end = steps_of_split(split, tl.cdiv(num_groups, G), num_splits)
+        begin, end = steps_of_split(index, tl.cdiv(num_groups, G), num_splits, SPLITS)
         part_MN = tl.zeros((M, N), tl.float32)
         for step in range(begin, end):
             groups_G = step * G + tl.arange(0, G)
@@ -215,7 +194,7 @@ def _gguf_vector_kernel(
     is_output_N = outputs_N < num_outputs
     first_blocks_N = outputs_N.to(tl.int64) * num_blocks
     num_groups = num_blocks * BLOCK_GROUPS
-    begin, end = steps_of_split(tl.program_id(1), tl.cdiv(num_groups, G), num_splits)
+    begin, end = steps_of_split(0, tl.cdiv(num_groups, G), num_splits, SPLITS)
     sums_NGL = tl.zeros((N, G, L), tl.float32)
     for step in range(begin, end):
         groups_G = step * G + tl.arange(0, G)
@@ -249,6 +228,6 @@ def _variant(kind: str, tiling: Tiling) -> Variant:
         f"{kind}_{tiling.rows}",
         _gguf_vector_kernel if tiling == _VECTOR_TILE else _gguf_kernel,
         {"x_ptr": "*bf16", "blocks_ptr": "*u8", "out_ptr": "*bf16"},
-        _constants(kind, tiling),
+        {**tiling.constants, **_constants(kind, tiling)},
         tiling.num_warps,
     )

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.tiling import (
-    NUM_STAGES,
     VARYING,
     Tiling,
     are_on_one_device,
@@ -63,34 +62,17 @@ def launch_gptq_linear(
         num_rows, num_outputs, ceil_div(num_inputs, step_inputs), is_deterministic=deterministic
     )
     zero_strides = (0, 0) if zeros is None else zeros.stride()
-
-    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
-        _gptq_kernel[grid](
-            x_TI,
-            qweight,
-            scales_RO,
-            zeros,
-            group_of_input_I,
-            out_PTO,
-            num_rows,
-            num_outputs,
-            num_inputs,
-            group_size,
-            x_TI.stride(0),
-            *qweight.stride(),
-            *scales_RO.stride(),
-            *zero_strides,
-            tiling.num_splits,
-            LAYOUT=layout,
-            SPLITS=tiling.splits_per_program,
-            M=tiling.rows,
-            N=tiling.outputs,
-            K=step_inputs,
-            num_warps=tiling.num_warps,
-            num_stages=NUM_STAGES,
-        )
-
-    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+    strides = x_TI.stride(0), *qweight.stride(), *scales_RO.stride(), *zero_strides
+    return multiply(
+        _gptq_kernel,
+        x_TI,
+        (qweight, scales_RO, zeros, group_of_input_I),
+        (num_outputs, num_inputs, group_size, *strides),
+        tiling,
+        out_dtype,
+        LAYOUT=layout,
+        K=step_inputs,
+    )
 
 
 gptq_linear = torch.library.custom_op(
@@ -192,15 +174,14 @@ def _gptq_kernel(
     zero_stride, zero_output_stride, num_splits,
     LAYOUT: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
-    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
-    is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
+    first_output, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(
+        num_rows, num_outputs, M, N
+    )
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     scale_ptrs_N = scale_ptr + outputs_N.to(tl.int64) * scale_output_stride
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        split = tl.program_id(1) * SPLITS + index
-        begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
+        begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
         part_MN = tl.zeros((M, N), tl.float32)
         for step in range(begin, end):
             inputs_K = step * K + tl.arange(0, K)
@@ -311,9 +292,7 @@ def _variant(layout: str, tiling: Tiling) -> Variant:
             "scale_output_stride": 1,
             "zero_output_stride": 1,
             "LAYOUT": layout,
-            "SPLITS": 1,
-            "M": tiling.rows,
-            "N": tiling.outputs,
+            **tiling.constants,
             "K": _MAX_STEP_INPUTS,
         },
         tiling.num_warps,

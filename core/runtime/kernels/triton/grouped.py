@@ -214,8 +214,9 @@ def _grouped_kernel(
         weight_ptr + group * group_stride + weight_rows_N.to(tl.int64) * weight_stride,
         outputs_N < num_outputs,
         num_inputs,
-        tl.program_id(1),
+        0,
         num_splits,
+        1,
         K,
     )
     if GATE is not None:

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.tiling import (
-    NUM_STAGES,
     VARYING,
     Tiling,
     are_on_one_device,
@@ -44,27 +43,8 @@ def launch_linear(
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, STEP_INPUTS), is_deterministic=deterministic
     )
-
-    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
-        _linear_kernel[grid](
-            x_TI,
-            weight_OI,
-            out_PTO,
-            num_rows,
-            num_outputs,
-            num_inputs,
-            x_TI.stride(0),
-            weight_OI.stride(0),
-            tiling.num_splits,
-            SPLITS=tiling.splits_per_program,
-            M=tiling.rows,
-            N=tiling.outputs,
-            K=STEP_INPUTS,
-            num_warps=tiling.num_warps,
-            num_stages=NUM_STAGES,
-        )
-
-    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+    sizes = num_outputs, num_inputs, x_TI.stride(0), weight_OI.stride(0)
+    return multiply(_linear_kernel, x_TI, (weight_OI,), sizes, tiling, out_dtype, K=STEP_INPUTS)
 
 
 linear = torch.library.custom_op(
@@ -111,21 +91,20 @@ def _linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
-    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
+    _, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(num_rows, num_outputs, M, N)
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        split = tl.program_id(1) * SPLITS + index
         total_MN += dense_sum(
             x_ptrs_M,
-            rows_M < num_rows,
+            is_row_M,
             weight_ptrs_N,
-            outputs_N < num_outputs,
+            is_output_N,
             num_inputs,
-            split,
+            index,
             num_splits,
+            SPLITS,
             K,
         )
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
@@ -138,12 +117,13 @@ def dense_sum(
     weight_ptrs_N,
     is_output_N,
     num_inputs,
-    split,
+    index,
     num_splits,
+    SPLITS: tl.constexpr,
     K: tl.constexpr,
 ):
     """Sum the products of rows at `x_ptrs_M` and `weight_ptrs_N` over one split of their inputs."""
-    begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
+    begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
     total_MN = tl.zeros((x_ptrs_M.shape[0], weight_ptrs_N.shape[0]), tl.float32)
     for step in range(begin, end):
         inputs_K = step * K + tl.arange(0, K)
@@ -160,7 +140,7 @@ def variants() -> tuple[Variant, ...]:
             f"rows_{tiling.rows}",
             _linear_kernel,
             dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16"),
-            {"SPLITS": 1, "M": tiling.rows, "N": tiling.outputs, "K": STEP_INPUTS},
+            {**tiling.constants, "K": STEP_INPUTS},
             tiling.num_warps,
         )
         for tiling in (Tiling(64, 64), Tiling(128, 128))

@@ -12,7 +12,7 @@ Shapes: T rows, O outputs, P parts, M rows and N outputs of a tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,11 @@ class Tiling:
         """The warps of a program."""
         return 8 if self.rows * self.outputs >= 128 * 128 else 4
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The tiling as constants of a kernel."""
+        return {"SPLITS": self.splits_per_program, "M": self.rows, "N": self.outputs}
+
     def num_tiles(self, num_rows: int, num_outputs: int) -> int:
         """The tiles of a whole result."""
         return ceil_div(num_rows, self.rows) * ceil_div(num_outputs, self.outputs)
@@ -102,17 +107,34 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 
 def multiply(
+    kernel: Any,
     x_TI: torch.Tensor,
-    num_outputs: int,
+    weights: Sequence[torch.Tensor | None],
+    sizes: Sequence[int],
     tiling: Tiling,
     out_dtype: torch.dtype,
-    launch: Callable[[torch.Tensor, tuple[int, int]], object],
+    **constants: Any,
 ) -> torch.Tensor:
-    """Run `launch(out_PTO, grid)`, which writes a part to each `out_PTO[p]`, and add the parts."""
-    num_rows, num_parts = x_TI.shape[0], tiling.num_parts
+    """Run the kernel of a product, which writes `tiling.num_parts` parts, and add the parts.
+
+    Its arguments are the rows, `weights`, the parts, the number of rows, `sizes` (first the number
+    of outputs), the number of splits, and the constants of the tiling and of the product.
+    """
+    num_rows, num_outputs, num_parts = len(x_TI), sizes[0], tiling.num_parts
     dtype = out_dtype if num_parts == 1 else torch.float32
     out_PTO = x_TI.new_empty(num_parts, num_rows, num_outputs, dtype=dtype)
-    launch(out_PTO, (tiling.num_tiles(num_rows, num_outputs), num_parts))
+    kernel[tiling.num_tiles(num_rows, num_outputs), num_parts](
+        x_TI,
+        *weights,
+        out_PTO,
+        num_rows,
+        *sizes,
+        tiling.num_splits,
+        **tiling.constants,
+        **constants,
+        num_warps=tiling.num_warps,
+        num_stages=NUM_STAGES,
+    )
     return out_PTO[0] if num_parts == 1 else add_parts(out_PTO, out_dtype)
 
 
@@ -140,18 +162,23 @@ def _add_parts_kernel(parts_ptr, out_ptr, size, num_parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of_program(num_rows, num_outputs, M: tl.constexpr, N: tl.constexpr):
-    """This program's first row and output. Tiles that share weights run close together."""
+    """This program's first output, its rows and outputs, and which of them exist.
+
+    Tiles that share weights run close together.
+    """
     num_row_tiles, num_output_tiles = tl.cdiv(num_rows, M), tl.cdiv(num_outputs, N)
     program = tl.program_id(0)
     row_tile, output_tile = tl.swizzle2d(
         program // num_output_tiles, program % num_output_tiles, num_row_tiles, num_output_tiles, 8
     )
-    return row_tile * M, output_tile * N
+    rows_M, outputs_N = row_tile * M + tl.arange(0, M), output_tile * N + tl.arange(0, N)
+    return output_tile * N, rows_M, outputs_N, rows_M < num_rows, outputs_N < num_outputs
 
 
 @triton.jit
-def steps_of_split(split, num_steps, num_splits):
-    """The first step over inputs of a split, and the one after its last."""
+def steps_of_split(index, num_steps, num_splits, SPLITS: tl.constexpr):
+    """The first step over inputs of this program's split `index`, and the one after its last."""
+    split = tl.program_id(1) * SPLITS + index
     length = tl.cdiv(num_steps, num_splits)
     return split * length, tl.minimum((split + 1) * length, num_steps)
 

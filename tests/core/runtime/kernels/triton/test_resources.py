@@ -45,4 +45,4 @@ def test_much_more_is_a_regression() -> None:
 
 def test_kernels_come_and_go_with_the_record_alone() -> None:
     now = {"a.x": BEFORE["a.x"], "c.z": Resources(1, 0, 0)}
-    assert regressions(BEFORE, now) == ["c.z: not recorded", "b.y: recorded, but gone"]
+    assert regressions(BEFORE, now) == ["c.z: not recorded", "b.y: recorded, but missing"]
