@@ -1,13 +1,13 @@
 /* Attention over paged keys and values: decode rows and prompt chunks, grouped queries, windows,
- * blocks that see themselves as a whole.
+ * blocks whose tokens all see each other.
  *
  * The method is FlashAttention's (Dao et al. 2022, arXiv:2205.14135): keys pass in tiles, with a
- * running maximum and sum per query, which start anew for every segment of keys, so that segments can
- * be summed side by side (Dao et al., "Flash-Decoding for long-context inference", 2023) and are added
- * up in order. Tiles and segments lie at fixed positions of the sequence and a query skips what it
- * may not see, so its result depends neither on how its prompt was cut into chunks nor on the other
- * rows nor on the threads. Sums are float32. Over a bfloat16 cache, queries and probabilities are
- * bfloat16, too, and multiplied in pairs; so over a cache of bytes, whose cells bfloat16 holds exactly.
+ * running maximum and sum per query, which restart for every segment of keys, so that segments can be
+ * summed in parallel (Dao et al., "Flash-Decoding for long-context inference", 2023) and are added up
+ * in order. Tiles and segments lie at fixed positions of the sequence and a query skips masked keys,
+ * so its result depends neither on the chunks of its prompt nor on other rows nor on the threads.
+ * Sums are float32. Over a bfloat16 cache, queries and probabilities are also bfloat16, and multiplied
+ * in pairs; the same over a cache of bytes, whose cells bfloat16 holds exactly.
  * Over a float32 cache everything is float32.
  */
 #include <stddef.h>
@@ -21,7 +21,7 @@
 
 /* ---- a tile of keys and values ---------------------------------------------------------------- */
 
-/* The slots at which its blocks begin, and how many of its keys are to be seen. */
+/* The first slots of its blocks, and the number of its visible keys. */
 typedef struct {
     int64_t slots[TILE];
     int num_keys;
@@ -37,7 +37,7 @@ static void find_tile(const Attention *a, int64_t row, int64_t first_key, int64_
     }
 }
 
-/* Words of a block's keys and values to the places of the tile's keys from `first` on. */
+/* Copy words of a block's keys and values to the tile's keys from `first` on. */
 static void copy_words(const Attention *a, Block *b, int first, int num, const void *keys,
                        const void *values) {
     int tokens = tokens_per_block(a), size = a->head_dim, rest = num % 2;
@@ -52,7 +52,7 @@ static void copy_words(const Attention *a, Block *b, int first, int num, const v
             b->v[(row + num_rows) * b->dim + d] = v[num_rows * size + d] & 0xffff;
 }
 
-/* The same where a block has no pairs. */
+/* The same for a block without pairs. */
 static void copy_halves(const Attention *a, Block *b, int first, int num, const void *keys,
                         const void *values) {
     int tokens = tokens_per_block(a), size = a->head_dim;
@@ -75,7 +75,7 @@ static void widen_block(const Attention *a, const void *cells, bf16 *to) {
         widen(cells, to, size, FLOAT8);
 }
 
-/* Zeros stand for what lies past the end: weights of nothing times whatever is there may be NaN. */
+/* Fill with zeros past the end: a weight of 0 times stale memory may be NaN. */
 static void copy_tile(const Attention *a, Block *b, const Tile *t, int64_t head) {
     int tokens = tokens_per_block(a), has_words = !b->is_bf16 || has_pairs(a);
     size_t num_words = (size_t)(b->is_bf16 ? b->dim / 2 : b->dim) * TILE;
@@ -133,7 +133,7 @@ typedef struct {
     int num_queries, kv_head, num_kv_heads;
 } Work;
 
-/* How many rows its products have. */
+/* The number of rows of its products. */
 INLINE int rows_of(const Attention *a, const Work *w) {
     return w->num_queries * (a->num_heads / a->num_kv_heads) * w->num_kv_heads;
 }
@@ -205,8 +205,8 @@ static void open_block(const Attention *a, Block *b, const Work *w) {
     pack_queries(a, b, w, rows_of(a, w));
 }
 
-/* Adds the keys that `part` says to the block's sums. The hardware fetches what a page holds as it is
- * read from end to end: asking for it ahead only cost time (measured on Zen 5). */
+/* Add the keys of `part` to the block's sums. The hardware prefetches a page that is read from end to
+ * end: explicit prefetching only cost time (measured on Zen 5). */
 static void attend_keys(const Attention *a, Block *b, const Work *w, KeyRange part) {
     for (int64_t first = part.first / TILE * TILE; first <= part.last; first += TILE) {
         Tile tile;
@@ -245,9 +245,9 @@ static void attend(const Attention *a, const Work *w) {
 
 /* ---- the whole batch ------------------------------------------------------------------------ */
 
-/* Tasks are blocks of queries, times key-value heads; or, where rows of one token are fewer than
- * would keep the threads busy, segments of a row, whose sums lie in `memory`. `first_task` is that of
- * each row. */
+/* Tasks are blocks of queries, times key-value heads; or, where rows of one token are too few to keep
+ * the threads busy, segments of a row, with sums in `memory`. `first_task` has an entry for each
+ * row. */
 typedef struct {
     const Attention *a;
     int64_t *first_task;
@@ -350,7 +350,7 @@ static int run_segments(Batch *batch, int64_t num_tasks) {
     return 0;
 }
 
-/* Rows of one token take all heads: a page is then read from end to end. */
+/* Rows of one token process all heads, so that a page is read from end to end. */
 int paged_attention(const Attention *a) {
     int is_decode = a->num_rows == a->num_tokens && a->num_heads <= MAX_QUERIES, status = 0;
     Batch batch = {

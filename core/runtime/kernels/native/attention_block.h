@@ -1,9 +1,9 @@
 /* Some queries against one tile of keys and values: scores, running softmax, weighted values.
  *
- * The queries of one key-value head are the rows of a small matrix product. Its other side are keys
- * as [D][TILE] (bfloat16: [D / 2][TILE][2]) and values as [TILE][D] ([TILE / 2][D][2]): a block of a
- * page, where it lies, or, if it is not that large, has cells that are not to be seen or cells of a byte, a
- * copy. Scales of cells are applied to scores and to probabilities.
+ * The queries of one key-value head are the rows of a small matrix product. The other operands are
+ * keys as [D][TILE] (bfloat16: [D / 2][TILE][2]) and values as [TILE][D] ([TILE / 2][D][2]): a block
+ * of a page in place, or a copy if the block is smaller, has masked cells or has cells of a byte.
+ * Scales of cells are applied to scores and to probabilities.
  */
 #pragma once
 
@@ -26,7 +26,7 @@
 #define REGS 4
 #endif
 
-/* What queries have summed: values, weights in 16 parts, and the highest score. */
+/* The running sums of queries: values, weights in 16 parts, and the highest score. */
 typedef struct {
     float *out; /* [num_queries][dim] */
     vec *weights;
@@ -35,7 +35,7 @@ typedef struct {
 
 #define FLOATS_PER_QUERY(dim) ((dim) + 2 * LANES)
 
-/* Everything one task keeps of its queries. `dim` is head_dim rounded up to 32. */
+/* The state of one task. `dim` is head_dim rounded up to 32. */
 typedef struct {
     _Alignas(64) float scores[MAX_QUERIES * TILE];
     _Alignas(64) uint32_t probs[MAX_QUERIES * TILE];
@@ -52,7 +52,7 @@ static const ivec IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* ---- sums -------------------------------------------------------------------------------------- */
 
-/* Those that lie in memory of FLOATS_PER_QUERY, aligned to 64 bytes. */
+/* Point the sums to memory of FLOATS_PER_QUERY, aligned to 64 bytes. */
 INLINE Sums sums_at(float *memory, int num_queries, int dim) {
     vec *weights = (vec *)(memory + num_queries * dim);
     return (Sums){memory, weights, (float *)(weights + num_queries)};
@@ -65,7 +65,7 @@ static Sums empty_sums(float *memory, int num_queries, int dim) {
     return s;
 }
 
-/* Adds the sums of later keys. Compiled once, so that it rounds everywhere alike. */
+/* Add the sums of later keys. Compiled once, so that it rounds alike everywhere. */
 static __attribute__((noinline)) void add_sums(Sums *to, const Sums *from, int num_queries, int dim) {
     for (int m = 0; m < num_queries; m++) {
         if (from->peaks[m] == -INFINITY) continue;
@@ -109,7 +109,7 @@ INLINE void add_products(reg acc[BLOCK][REGS], const uint32_t *x, int stride,
     }
 }
 
-/* out[num][TILE] += rows[num][depth] b[depth][TILE], in words; strides, too. */
+/* out[num][TILE] += rows[num][depth] b[depth][TILE]; sizes and strides are in words. */
 INLINE void multiply(float *out, int out_stride, const uint32_t *rows, const uint32_t *b,
                      int b_stride, int depth, const int num, const int is_bf16) {
     for (int first = 0; first < TILE; first += REGS * REG) {
@@ -141,7 +141,7 @@ INLINE void mix_block(Block *b, int m, const int num, const int is_bf16) {
                  num, is_bf16);
 }
 
-/* Defines NAME(b, m, end) for the queries [m, end), one head's. */
+/* Defines NAME(b, m, end) for the queries [m, end) of one head. */
 #define FOR_BLOCKS(NAME)                                                           \
     UP_TO(BLOCK, DEFINE_##NAME)                                                    \
     static void NAME(Block *b, int m, int end) {                                   \
@@ -217,7 +217,7 @@ INLINE int clamp_to_tile(int64_t offset) {
     return offset < -1 ? -1 : offset > TILE ? TILE : (int)offset;
 }
 
-/* The scores of the tile at `first_key` become probabilities, as far as the query sees the keys. */
+/* Turn the scores of the tile at `first_key` into probabilities, 0 for keys that are not seen. */
 static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, float scale) {
     vec s0 = load(b->scores + m * TILE) * scale;
     vec s1 = load(b->scores + m * TILE + LANES) * scale;
@@ -242,7 +242,7 @@ static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, flo
             store(b->sums.out + m * b->dim + d, load(b->sums.out + m * b->dim + d) * shrink);
         b->sums.peaks[m] = peak;
     }
-    if (last < 0 || b->sums.peaks[m] == -INFINITY) { /* nothing seen: adds exactly nothing */
+    if (last < 0 || b->sums.peaks[m] == -INFINITY) { /* nothing seen: adds nothing */
         store_probs(b, m, splat(0.0f), splat(0.0f));
         return;
     }

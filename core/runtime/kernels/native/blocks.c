@@ -1,6 +1,6 @@
-/* Weights in blocks: from the bytes of a GGUF file into panels, and single rows back out of them.
+/* Weights in blocks: packs the bytes of a GGUF file into panels, and unpacks single rows.
  *
- * Owns what the bytes of each format mean; blocks.h has the order of panels.
+ * Owns the meaning of each format's bytes; blocks.h has the order of panels.
  * Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
  */
 #include "blocks.h"
@@ -8,7 +8,7 @@
 
 /* ---- the file's bytes -------------------------------------------------------------------------- */
 
-/* One block of one output: codes of BLOCK inputs, scales in float16 and small ones. */
+/* One block of one output: codes of BLOCK inputs, float16 scales and small ones. */
 typedef struct {
     uint8_t codes[BLOCK], small[2];
     uint16_t header[2];
@@ -27,7 +27,7 @@ INLINE int64_t raw_bytes(int format) {
     }
 }
 
-/* Lower bits: one half of the bytes' bits for the first 16 inputs, the other for the last. */
+/* Lower bits: half of each byte is for the first 16 inputs, half for the last. */
 static void read_simple(const uint8_t *raw, int format, RawBlock *to) {
     int num_scales = has_minimum(format) ? 2 : 1;
     memcpy(to->header, raw, 2 * (size_t)num_scales);
@@ -47,8 +47,8 @@ static void read_simple(const uint8_t *raw, int format, RawBlock *to) {
     }
 }
 
-/* Q4_K and Q5_K: scales and minima of 6 bits, of which the upper two of the last four are in the
- * first eight bytes; codes of two blocks in the halves of the same bytes. */
+/* Q4_K and Q5_K: scales and minima of 6 bits, the last four with their upper two bits in the first
+ * eight bytes; codes of two blocks in the halves of the same bytes. */
 static void read_with_minima(const uint8_t *raw, int format, int64_t block, RawBlock *to) {
     const uint8_t *small = raw + 4, *codes = small + 12;
     memcpy(to->header, raw, 4);
@@ -99,7 +99,7 @@ typedef struct {
     int32_t format;
 } Packing;
 
-/* The codes of a block, [GROUPS][GROUP_BYTES], in as few bits as they have. */
+/* Pack the codes of a block, [GROUPS][GROUP_BYTES], to their number of bits. */
 static void write_codes(uint8_t codes[GROUPS][GROUP_BYTES], int format, uint8_t *to) {
     int bits = code_bits(format);
     if (bits == 8) {
@@ -211,7 +211,7 @@ static float half_value(uint16_t bits) {
 
 /* Every product is exact in float32, so that only the sum is rounded. */
 static void values_of(const RawBlock *raw, int format, float values[BLOCK]) {
-    float scale = half_value(raw->header[0]), minimum = -0.0f; /* changes nothing, not even a zero's sign */
+    float scale = half_value(raw->header[0]), minimum = -0.0f; /* keeps even the sign of zero */
     float scales[2] = {scale, scale};
     if (has_minimum(format)) minimum = half_value(raw->header[1]);
     if (format == Q6_K) {

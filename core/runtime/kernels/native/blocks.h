@@ -6,9 +6,9 @@
  *
  * As in linear.c a weight is cut into panels of PANEL outputs. A panel holds for each block of
  * inputs the outputs' scales, minima if there are any, and codes as [BLOCK / 4][PANEL][4] (a "group"
- * is four inputs of all outputs), of which the upper bits lie apart: the lower four of group g and of
- * group g + 4 share bytes, the fifth of all eight groups, and the fifth and sixth of four. Nothing
- * is larger than in the file but the 6-bit scales of Q4_K and Q5_K, which take a byte each.
+ * is four inputs of all outputs), with the upper bits stored apart: the lower four of group g and of
+ * group g + 4 share bytes, the fifth of all eight groups, and the fifth and sixth of four. Only the
+ * 6-bit scales of Q4_K and Q5_K are larger than in the file; they take a byte each.
  */
 #pragma once
 
@@ -24,7 +24,7 @@
 #define GROUP_BYTES (4 * PANEL)
 #define SUPER_BLOCKS 8 /* that share a scale in float16 */
 
-/* Format numbers follow those of dense types. `library.py` has them, too. */
+/* Format numbers follow those of dense types. `library.py` repeats them. */
 enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
 
 INLINE int is_blocks(int format) { return format >= Q8_0; }
@@ -74,7 +74,7 @@ INLINE int64_t panel_bytes(int format, int64_t num_inputs) {
            (header_bytes(format) + per_header * block_bytes(format));
 }
 
-/* Where a block lies in its panel, and the header that it is under. */
+/* The place of a block in its panel, and its header. */
 typedef struct {
     const uint8_t *header, *block;
 } BlockPlace;
@@ -111,7 +111,7 @@ INLINE reg fused(reg a, reg b, reg c) {
 #endif
 }
 
-/* Finite numbers alone. */
+/* For finite numbers only. */
 INLINE reg load_halves(const void *p) {
     hreg bits;
     memcpy(&bits, p, sizeof bits);
@@ -156,8 +156,8 @@ INLINE ureg load_words_reg(const uint8_t *p) {
     return words;
 }
 
-/* The codes of one group, of REG outputs from `column` on: unsigned bytes, those of an output
- * beside each other. */
+/* The codes of one group, of REG outputs from `column` on: unsigned bytes, adjacent for each
+ * output. */
 INLINE ureg codes_at(const uint8_t *codes, int group, int column, const int format) {
     const uint8_t *at = codes + 4 * column;
     int bits = code_bits(format);

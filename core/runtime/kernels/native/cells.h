@@ -1,13 +1,13 @@
 /* Cells of one byte in a page, to and from other types: integers with a scale, and float8 (e4m3).
  *
- * An integer is a value by its scale, to nearest even; values of float8 are their own, saturated at
- * 448. NaN makes a scale NaN. Of float8 NaN reads as 480, as the kernels of GPUs read it.
+ * An integer is a value divided by its scale, to nearest even; float8 is not scaled and saturates at
+ * 448. NaN makes a scale NaN. NaN of float8 reads as 480, as in the GPU kernels.
  */
 #pragma once
 
 #include "vector.h"
 
-#if defined(__AVX2__) /* F16C comes with it */
+#if defined(__AVX2__) /* implies F16C */
 #include <immintrin.h>
 #endif
 
@@ -61,7 +61,7 @@ INLINE vec load_float8(const void *p) {
 #endif
 }
 
-/* What bfloat16 holds exactly. */
+/* Values that bfloat16 holds exactly. */
 INLINE void store_exact(bf16 *p, vec x) {
 #if HAS_BF16_DOT
     hvec half = to_bf16(x);
@@ -86,7 +86,7 @@ INLINE void widen_float8(const void *from, bf16 *to) {
 }
 #endif
 
-/* `size` cells as bfloat16, but for their scale. */
+/* `size` cells as bfloat16, before their scale. */
 INLINE void widen(const void *cells, bf16 *to, int64_t size, const int dtype) {
     const char *from = cells;
     int64_t i = 0;
@@ -120,7 +120,7 @@ INLINE void store_float8(void *p, vec x) {
     vec size = (vec)((uvec)x & 0x7fffffff);
     size = blend(size > MAX_FLOAT8, splat(MAX_FLOAT8), size);
     uvec bits = (uvec)size;
-    /* Of the 23 bits of the fraction 3 stay: add half of the rest, less one to leave even as it is. */
+    /* Of the 23 bits of the fraction 3 stay: add half of the rest, less one so that ties go to even. */
     uvec normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3);
     /* Below are multiples of 2^-9, the last place of 2^14. */
     uvec subnormal = (uvec)(size + 16384.0f) & 0xf;
@@ -129,9 +129,9 @@ INLINE void store_float8(void *p, vec x) {
     store_bytes(p, (ivec)((is_nan & 0x7f) | (~is_nan & found)));
 }
 
-/* The scale of `size` values: of the largest, which becomes 127; what bfloat16 makes of it. */
+/* The scale of `size` values, which maps the largest to 127, rounded to bfloat16. */
 INLINE float scale_of(const float *x, int64_t size) {
-    ivec largest = {0}; /* as bits, of which NaN are the largest */
+    ivec largest = {0}; /* as bits, where NaN is the largest */
     for (int64_t i = 0; i < size; i += LANES) {
         ivec bits = (ivec)load_bits(x + i) & 0x7fffffff, is_larger = bits > largest;
         largest = (is_larger & bits) | (~is_larger & largest);
@@ -145,7 +145,7 @@ INLINE float scale_of(const float *x, int64_t size) {
     return read_as(&scale, 0, BFLOAT16);
 }
 
-/* Zeros by a scale that divides nothing: of zeros, or of what is no number. */
+/* Zeros for a scale that is 0 or not finite. */
 INLINE void store_int8(void *p, vec x, float scale) {
     const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
     int divides = scale > 0 && scale < INFINITY;

@@ -2,13 +2,13 @@
 #include "pages.h"
 #include "pool.h"
 
-#define TOKENS 8 /* that one task of the glue takes */
+#define TOKENS 8 /* of a task of the glue */
 
 typedef struct {
     void *normed, *qkv, *mixed, *gate_up, *gated;
 } Scratch;
 
-/* What a task of the glue is about. */
+/* The arguments of a task of the glue. */
 typedef struct {
     const Step *step;
     const Layer *layer;
@@ -62,7 +62,7 @@ static void norm_token(const Glue *g, int64_t token) {
     rms_norm(s, x, g->weight, token_of(s, g->scratch->normed, token, s->hidden), s->hidden, s->eps);
 }
 
-/* A lone token's keys go to as many places as they have words, none of them in a cache. */
+/* A single token's keys go to one place for each word, none of them in a cache. */
 static void open_token(const Glue *g, int64_t token) {
     const Attention *a = &g->step->attention;
     if (a->num_tokens == a->num_rows)
@@ -191,7 +191,7 @@ static void project(const Step *s, const void *x, int64_t num_inputs, Projection
     linear(&l);
 }
 
-/* Adds a layer's half to the residual stream: at once, or behind a norm of its own. */
+/* Add half of a layer to the residual stream: directly, or after its own norm. */
 static void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
                          const void *post_norm) {
     const Step *s = g->step;

@@ -1,13 +1,13 @@
-/* What the kernels are called with. `library.py` mirrors these structures. */
+/* The functions of the library and their arguments, which `arguments.py` mirrors. */
 #pragma once
 
 #include <stdint.h>
 
 #include "vector.h"
 
-/* Pages lie as pages.h describes; scales are those of INT8 pages, otherwise NULL. `blocks`, where given,
+/* Pages have the layout of pages.h; scales are those of INT8 pages, otherwise NULL. `blocks`, if given,
  * are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
- * window of 0 has no end. */
+ * window of 0 is unlimited. */
 typedef struct {
     const void *q;
     void *k_pages, *v_pages;
@@ -38,7 +38,7 @@ typedef struct {
 } Weight;
 
 /* Outputs of the weights lie one after the other. `bias` has the type of x, `residual` that of y.
- * `quantized` has room for the rows of x as `quantized_bytes` says, where a weight is in blocks. */
+ * `quantized` has `quantized_bytes` for each row of x if a weight is in blocks. */
 typedef struct {
     const void *x, *bias, *residual;
     const Weight *weights;
@@ -49,10 +49,10 @@ typedef struct {
 
 void linear(const Linear *l);
 
-/* Bytes of one row of so many inputs. */
+/* Bytes of one quantized row of inputs. */
 int64_t quantized_bytes(int64_t num_inputs);
 
-/* From the rows of a GGUF file, which are whole blocks, into `packed_block_bytes`. */
+/* Pack rows of a GGUF file, which are whole blocks, into `packed_block_bytes`. */
 int64_t packed_block_bytes(int64_t num_outputs, int64_t num_inputs, int32_t format);
 void pack_blocks(const void *rows, int64_t num_outputs, int64_t num_inputs, int32_t format,
                  void *packed, int32_t num_threads);
@@ -62,8 +62,8 @@ void read_rows(const void *packed, int64_t num_inputs, int32_t format, const int
                int64_t num_rows, void *rows, int32_t dtype, int32_t num_threads);
 
 /* Rows of `length`, one for each channel of each item: normalized over the row, scaled by 1 + gamma
- * and shifted by beta, which are a row's, then through the snake with its channel's alpha. `dtype`
- * is that of `y`. */
+ * and shifted by beta of the row, then through the snake with the channel's alpha. `dtype` is that
+ * of `y`. */
 typedef struct {
     const float *x, *gamma, *beta, *alpha;
     void *y;
@@ -74,12 +74,12 @@ typedef struct {
 
 void snake(const Snake *s);
 
-/* What is sampled of rows of logits. Each row has a slot: `shapes` are [num_slots][4], of a slot its
+/* Samples of rows of logits. Each row has a slot: `shapes` are [num_slots][4], with a slot's
  * temperature, top-k (0: off, 1: the likeliest), top-p and min-p; `counts` [num_slots][size] and
- * `penalties` [num_slots][3] are of the rows that `is_penalized` has. Rows of `logits` are `stride`
- * apart. Absent parts are NULL: scores that were edited before, masks with a bit per token in
- * little-endian words (of all rows, or of one), penalties, uniform numbers below 1, without which
- * all rows take the likeliest. Ids are in range whatever a row holds. */
+ * `penalties` [num_slots][3] are used for rows with `is_penalized`. Rows of `logits` are `stride`
+ * apart. Absent parts are NULL: edited scores, masks with a bit per token in little-endian words (of
+ * all rows, or of one), penalties, uniform numbers below 1, without which all rows take the likeliest
+ * token. Ids are in range whatever a row holds. */
 typedef struct {
     const float *logits, *edited, *shapes, *penalties;
     const char *const *masks;
@@ -115,8 +115,8 @@ typedef struct {
 
 enum { SILU = 0, GELU_TANH = 1 };
 
-/* A step through some layers. `attention` holds what every layer's attention has in common; its
- * `q_dtype` is the type of everything but norms, which have `norm_dtype`. `x` is the residual
+/* A step through some layers. `attention` holds the arguments that all layers share; its
+ * `q_dtype` is the type of everything except norms, which have `norm_dtype`. `x` is the residual
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
  * attended, gate-up and gated values, for every token, and `quantized` its quantized inputs of the

@@ -6,7 +6,7 @@
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-/* Linux keeps the tile unit from processes that have not asked for it (since 5.16). */
+/* Linux denies the tile unit to processes that did not request it (since 5.16). */
 int allow_level(void) { return !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); }
 #elif defined(__AMX_BF16__)
 int allow_level(void) { return 0; }

@@ -6,7 +6,7 @@
  * row streams a weight from memory once, and more rows reuse a panel from cache (Goto and van de
  * Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). A block of rows keeps its sums
  * in registers. Every sum runs over the inputs in order, whatever the number of rows, so a row's
- * result does not depend on its batch mates.
+ * result does not depend on other rows of its batch.
  */
 #include "pool.h"
 #include "quantized.h"
@@ -14,13 +14,13 @@
 #include "unrolled.h"
 
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
-#define NEAR 128     /* inputs whose part of a panel is near: at most 16 KiB */
-#define AHEAD 32     /* rows of a panel: processors do not foresee that every second line is left out */
+#define NEAR 128     /* inputs whose part of a panel stays in the L1 cache: at most 16 KiB */
+#define AHEAD 32     /* rows of a panel: processors do not predict that every second line is skipped */
 
-/* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
- * finds room for 12 rows where products are dot products, and spills them elsewhere. Where a panel
- * is wider than REGS, FEW_ROWS still have room for all of it, and read it in one go. Where ROWS
- * leave no room to widen bfloat16, a panel is widened once for WIDE_ROWS. */
+/* Rows and registers of outputs whose sums fit into registers together with their operands; GCC
+ * fits 12 rows where products are dot products, and spills them elsewhere. Where a panel is wider
+ * than REGS, FEW_ROWS still fit all of it, and read it in one pass. Where ROWS leave no registers
+ * to widen bfloat16, a panel is widened once for WIDE_ROWS. */
 #define DOT_ROWS 12
 #if defined(__AVX512F__)
 #define ROWS 8
@@ -46,8 +46,8 @@
 #endif
 #define MOST_REGS (PANEL / REG)
 #define MOST_ROWS (2 * TILE_ROWS)
-#define SUM_ROWS (WIDE_ROWS > MOST_ROWS ? WIDE_ROWS : MOST_ROWS) /* that have sums at once */
-#define UNIT TILE_INPUTS /* bfloat16 weights are filled up to a multiple of so many inputs */
+#define SUM_ROWS (WIDE_ROWS > MOST_ROWS ? WIDE_ROWS : MOST_ROWS) /* with sums at the same time */
+#define UNIT TILE_INPUTS /* bfloat16 weights are padded to a multiple of this number of inputs */
 
 /* ---- packing ---------------------------------------------------------------------------------- */
 
@@ -81,7 +81,7 @@ static void pack_panel(void *context, int64_t index, int worker) {
     }
 }
 
-/* Outputs are filled up to a whole panel with zeros, inputs as `padded_inputs` says. */
+/* Outputs are padded with zeros to a whole panel, inputs to `padded_inputs`. */
 void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
                  void *packed, int32_t num_threads) {
     Packing p = {weight, packed, num_outputs, num_inputs, dtype};
@@ -140,8 +140,8 @@ INLINE void multiply_columns(const float *x, int64_t stride, int64_t depth, cons
         for (int v = 0; v < regs; v++) store_reg(sums + m * PANEL + v * REG, acc[m][v]);
 }
 
-/* Where some outputs have no room beside others, passes take turns over short parts of the panel:
- * the line beside one that was read is still near. */
+/* Outputs that do not fit at once are read in alternating passes over short parts of the panel: the
+ * adjacent line is still in the cache. */
 INLINE void multiply_floats(const float *x, int64_t stride, int64_t depth, const void *panel,
                             float *sums, const int num, const int dtype) {
     const int regs = num > FEW_ROWS ? REGS : MOST_REGS;
@@ -161,7 +161,7 @@ INLINE void multiply_widened(const float *x, int64_t stride, int64_t depth, cons
 }
 #endif
 
-/* The same for a number of rows that is known only now. */
+/* The same for a number of rows that is known only at run time. */
 #define DEFINE(N)                                                                      \
     OWN multiply_##N##_floats(const float *x, int64_t stride, int64_t depth,           \
                               const void *panel, float *sums) {                        \
@@ -219,7 +219,7 @@ static void sum_floats(const Linear *l, const float *panel, int64_t row, int num
 }
 
 #if HAS_TILES || HAS_BF16_DOT
-/* The inputs of some rows from `first` on, filled up with zeros to `padded`. */
+/* The inputs of some rows from `first` on, padded with zeros to `padded`. */
 static void copy_inputs(const Linear *l, int64_t row, int num, int64_t first, int64_t padded,
                         bf16 *to) {
     size_t size = sizeof(bf16) * (size_t)(l->num_inputs - first);
@@ -228,7 +228,7 @@ static void copy_inputs(const Linear *l, int64_t row, int num, int64_t first, in
         memcpy(to + m * padded, (const bf16 *)l->x + (row + m) * l->num_inputs + first, size);
 }
 
-/* Inputs are read where they lie, up to a last part that does not fill a unit. */
+/* Inputs are read in place, except a last part that does not fill a unit. */
 static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
     enum { PART = HAS_TILES ? UNIT : 2 };
     int64_t whole = l->num_inputs / PART * PART;
@@ -240,7 +240,7 @@ static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, 
     multiply_part(rest, PART, PART, panel + whole * PANEL, sums, num);
 }
 #else
-/* Some inputs of some rows as float32; an odd last one gets a zero beside it. */
+/* Some inputs of some rows as float32; an odd last one is paired with a zero. */
 static void widen_inputs(const Linear *l, int64_t row, int num, int64_t first, int64_t depth,
                          float *to) {
     for (int m = 0; m < num; m++) {
@@ -281,7 +281,7 @@ static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, 
 }
 #endif
 
-/* Some of a weight's outputs, that are `first` and following of all. */
+/* Some of a weight's outputs, which are `first` and following of all outputs. */
 typedef struct {
     const Weight *weight;
     int64_t panel, first;
@@ -331,7 +331,7 @@ static void project_rows(const Linear *l, const Outputs *o, int64_t row, int64_t
         for (int m = 0; m < num; m++) finish_row(l, row + m, o, sums + m * PANEL);
     }
 #if HAS_TILES
-    if (shaped) TILE_RELEASE(); /* else the system saves the tiles whenever threads take turns */
+    if (shaped) TILE_RELEASE(); /* else the system saves the tiles at each context switch */
 #endif
 }
 

@@ -1,8 +1,8 @@
-/* The weight down to which top-k and top-p keep tokens: core/runtime/sampling/filters.py, in C.
+/* The least weight that top-k and top-p keep: core/runtime/sampling/filters.py, in C.
  *
  * Positive floats are ordered as their bits. A histogram over the leading bits (64 buckets to the
- * octave) finds the bucket in which the last kept token lies; only that bucket is sorted. Mostly that
- * token is one of a few heavy ones, and no other is looked at.
+ * octave) finds the bucket of the last kept token; only that bucket is sorted. Usually that token is
+ * one of a few heavy ones, and no other is read.
  */
 #include "nucleus.h"
 
@@ -51,7 +51,7 @@ static int64_t open_bucket(Histogram *h, uint32_t bucket) {
     return num_members;
 }
 
-/* The `k`-th largest weight; `*mass` becomes that of all tokens as likely or likelier. */
+/* The `k`-th largest weight; sets `*mass` to that of all tokens at least as likely. */
 static float find_kth(Histogram *h, int64_t k, double *mass) {
     int bucket = NUM_BUCKETS - 1;
     *mass = 0.0;
@@ -65,7 +65,7 @@ static float find_kth(Histogram *h, int64_t k, double *mass) {
     return kth;
 }
 
-/* The last token, of those at least as likely as `least`, before which there is less than `target`. */
+/* The last token at least as likely as `least` with less than `target` mass before it. */
 static float find_nucleus(Histogram *h, double target, float least) {
     double before = 0.0;
     int bucket = NUM_BUCKETS - 1;
@@ -89,7 +89,7 @@ static float search(Histogram *h, double mass, int64_t top_k, float top_p) {
     return top_p < 1.0f ? find_nucleus(h, target, least) : least;
 }
 
-/* Copies the heavy weights; `*mass` becomes theirs. */
+/* Copy the heavy weights and set `*mass` to their sum. */
 static int64_t gather_heavy(const float *weights, int64_t size, float *heavy, double *mass) {
     int64_t num_heavy = 0;
     *mass = 0.0;
@@ -106,7 +106,7 @@ float find_threshold(const float *weights, int64_t size, double mass, int64_t to
                      float *scratch) {
     double heavy_mass;
     int64_t num_heavy = gather_heavy(weights, size, scratch, &heavy_mass);
-    /* Sums of another order differ in their last digits. */
+    /* Sums in another order differ in their last digits. */
     int has_last = top_k ? num_heavy >= top_k : heavy_mass >= (top_p + 1e-9) * mass;
     Histogram h = {.weights = weights, .size = size, .members = scratch};
     if (has_last && 2 * num_heavy <= size)

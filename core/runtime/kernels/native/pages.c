@@ -1,11 +1,11 @@
-/* Keys and values of new tokens into their pages. */
+/* Stores keys and values of new tokens in their pages. */
 #include "cells.h"
 #include "pages.h"
 #include "pool.h"
 
-#define TOKENS 16 /* that one task stores */
+#define TOKENS 16 /* of a task */
 
-/* A head's row as cells of a type. Returns the scale of those that have one. */
+/* Convert a head's row to cells of a type. Returns their scale if they have one. */
 static float convert_row(const void *x, int dtype, void *cells, int cell_dtype, int64_t size) {
     if (cell_dtype == FLOAT32 || cell_dtype == BFLOAT16) {
         convert(x, dtype, cells, cell_dtype, size);
@@ -13,7 +13,7 @@ static float convert_row(const void *x, int dtype, void *cells, int cell_dtype, 
     }
     _Alignas(64) float row[MAX_DIM + LANES];
     convert(x, dtype, row, FLOAT32, size);
-    store(row + size, splat(0.0f)); /* fills the last vector up */
+    store(row + size, splat(0.0f)); /* pads the last vector */
     float scale = cell_dtype == INT8 ? scale_of(row, size) : 1.0f;
     for (int64_t i = 0; i < size; i += LANES)
         if (cell_dtype == INT8)
@@ -27,7 +27,7 @@ INLINE void scatter(char *to, const char *from, int64_t num, int64_t stride, con
     for (int64_t i = 0; i < num; i++) memcpy(to + i * stride, from + (size_t)i * unit, unit);
 }
 
-/* `num` units of 1, 2 or 4 bytes, so many bytes apart. */
+/* Copy `num` units of 1, 2 or 4 bytes, with such strides in bytes. */
 static void scatter_units(char *to, const void *from, int64_t num, int64_t stride, int64_t unit) {
     switch (unit) {
         case 1: scatter(to, from, num, stride, 1); break;

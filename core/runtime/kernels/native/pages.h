@@ -1,4 +1,4 @@
-/* How keys and values lie in a page: as products read them, so that a step packs nothing anew.
+/* The layout of keys and values in a page: the order of products, so that a step packs nothing.
  *
  * A page is [num_kv_heads][blocks], of keys as of values. A block is up to PAGE_BLOCK neighbouring
  * tokens: of keys [words][tokens], a word being a float or a pair of smaller cells that are neighbours
@@ -6,7 +6,7 @@
  * D is odd or a page holds one token there are no pairs: keys are [D][tokens] and values [tokens][D].
  *
  * Cells of INT8 have scales, one for each token and head: [pages][num_kv_heads][tokens], in bfloat16.
- * They are a token's own, so that what a page holds does not depend on the order of writing.
+ * Each token has its own, so that a page does not depend on the order of writing.
  */
 #pragma once
 
@@ -33,13 +33,13 @@ INLINE int64_t scale_at(const Attention *a, int64_t slot, int64_t head) {
     return ((page * a->num_kv_heads + head) << a->page_shift) + offset;
 }
 
-/* Where the block of a slot begins, in bytes. */
+/* The first byte of a slot's block. */
 INLINE int64_t block_of(const Attention *a, int64_t slot, int64_t head) {
     int64_t tokens = tokens_per_block(a), first = scale_at(a, slot, head) / tokens * tokens;
     return first * a->head_dim * size_of(a->kv_dtype);
 }
 
-/* Ask for the memory that a token's keys will be stored in: a line for each word or two. */
+/* Prefetch the memory of a token's keys: a line for each word or two. */
 INLINE void prefetch_slot(const Attention *a, const void *k_pages, int64_t slot) {
     int64_t tokens = tokens_per_block(a), num_bytes = tokens * a->head_dim * size_of(a->kv_dtype);
     int64_t lane_bytes = slot % tokens * word_bytes(a), line = tokens * word_bytes(a);

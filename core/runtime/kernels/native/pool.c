@@ -1,15 +1,14 @@
 /* A pool of threads that is quick on a quiet machine and modest on a busy one.
  *
  * A call splits its indices into one contiguous share per thread. A thread works through its own
- * share, so that the same indices, and the weights that they read, come to the same core in every
- * call; then it takes what is left of the others'. The calling thread works, too: it never waits
- * for a thread that sleeps or was not given a core, only for tasks that are being run. Who waits
- * spins for a moment, as the next call mostly follows at once, then sleeps; who often spun in vain
- * spins less.
+ * share, so that the same indices, and the weights that they read, run on the same core in every
+ * call; then it takes indices left in other shares. The calling thread also works: it never waits for
+ * a thread that sleeps or has no core, only for running tasks. A waiting thread spins for a moment,
+ * as the next call usually follows at once, then sleeps; a thread that often spun in vain spins less.
  *
  * A share is one word: the number of the call and the next index. A thread that comes late, when its
- * call is over, fails to claim and so touches nothing. One call has the pool at a time; whoever finds
- * it taken, from within a task or from another thread, runs its tasks by itself.
+ * call is over, fails to claim an index and touches nothing. One call uses the pool at a time; a
+ * caller that finds it busy, in a task or on another thread, runs its tasks itself.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -54,14 +53,14 @@ typedef struct {
 static struct {
     atomic_bool is_taken;
     int num_workers;
-    /* What is called. Atomic because a late thread may read it while the next call writes it. */
+    /* The call. Atomic because a late thread may read it while the next call writes it. */
     _Atomic(Task) task;
     _Atomic(void *) context;
     atomic_int num_threads;
     atomic_uint float_mode;
     _Alignas(CACHE_LINE) atomic_uint call; /* its number */
     _Alignas(CACHE_LINE) atomic_uint num_left;
-    atomic_uint finished; /* number of the last call that is over */
+    atomic_uint finished; /* number of the last finished call */
     Waiter caller, workers[MAX_THREADS];
     Share shares[MAX_THREADS];
 } pool;
@@ -112,7 +111,7 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Whether `*word` was seen to change from `value` before the time was up. */
+/* Whether `*word` changed from `value` before the time was up. */
 static bool spin_while(atomic_uint *word, unsigned value, int64_t spin_ns) {
     int64_t end_ns = now_ns() + spin_ns;
     do
@@ -124,7 +123,7 @@ static bool spin_while(atomic_uint *word, unsigned value, int64_t spin_ns) {
     return false;
 }
 
-/* Returns once `*word` is not `value`. Whoever changes it calls `wake` afterwards. */
+/* Return once `*word` is not `value`. The thread that changes it calls `wake` afterwards. */
 static void wait_while(Waiter *w, atomic_uint *word, unsigned value) {
     if (w->spin_ns && spin_while(word, value, w->spin_ns)) {
         w->spin_ns = 2 * w->spin_ns < MAX_SPIN_NS ? 2 * w->spin_ns : MAX_SPIN_NS;
@@ -141,7 +140,7 @@ static void wait_while(Waiter *w, atomic_uint *word, unsigned value) {
 
 /* ---- working ---------------------------------------------------------------------------------- */
 
-/* How this thread rounds and whether it flushes denormals, without the flags that sums leave. */
+/* This thread's rounding and denormal modes, without the flags that sums leave. */
 static unsigned get_float_mode(void) {
 #if defined(__x86_64__)
     return _mm_getcsr() & ~0x3Fu;
@@ -174,8 +173,8 @@ static int64_t claim(Share *share, unsigned call) {
     return (uint32_t)next;
 }
 
-/* Run what is to be had of a call. Until a claim succeeds the call may be over, and what was read
- * another's; a call with an index to claim is not over, nor until that task is counted off. */
+/* Run the tasks left in a call. Until a claim succeeds the call may be over, and the values read
+ * belong to another; a call with an index left is not over until that task is counted. */
 static void take_part(unsigned call, int worker) {
     Task task = atomic_load(&pool.task);
     void *context = atomic_load(&pool.context);
@@ -230,7 +229,7 @@ static void forget_workers(void) {
     atomic_store(&pool.is_taken, false);
 }
 
-/* Workers have no signals to handle: the process's own threads do that. */
+/* Workers block signals: the process's own threads handle them. */
 static bool start_worker(int worker) {
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -252,8 +251,8 @@ static void start_workers(int num_workers) {
     while (pool.num_workers < num_workers && start_worker(pool.num_workers + 1)) pool.num_workers++;
 }
 
-/* A share gets its new number before its new end: who is late with the old number then either finds
- * the old share, in which nothing is left, or fails. */
+/* A share gets its new number before its new end: a late thread with the old number either finds the
+ * old share, in which nothing is left, or fails. */
 static unsigned publish(uint64_t num_tasks, int num_threads, Task task, void *context) {
     unsigned call = atomic_load(&pool.call) + 1;
     for (int i = 0; i < num_threads; i++) {

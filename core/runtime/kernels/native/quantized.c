@@ -1,23 +1,23 @@
 /* Products with weights in blocks of integers.
  *
- * A row of activations is quantized once, each 32 inputs to bytes with a scale of their own. The
- * products of a block are summed in integers, which is exact; the blocks' sums in float32, one after
- * the other. So a row's result does not depend on its batch mates, nor on which of the loops below
+ * A row of activations is quantized once, to bytes with a scale for each 32 inputs. The products of a
+ * block are summed in integers, which is exact; the blocks' sums in float32, one after the other. A
+ * row's result therefore depends neither on other rows of its batch nor on which of the loops below
  * computes it.
  *
  * sum(weight * x) = scale_x * (scale * (sum(code * x) - zero * sum(x)) + minimum * sum(x)), where x
- * are bytes: each row keeps the sums of its halves of blocks, too.
+ * are bytes: each row also keeps the sums of its half blocks.
  *
- * Bytes are coarser than a weight of 8 bits is. There what they leave over makes a second byte, of a
- * 128th of the first one's scale: x = 128 * byte + fine byte, and the sums are still exact.
+ * Bytes are coarser than weights of 8 bits. For those the remainder makes a second byte, with a 128th
+ * of the first one's scale: x = 128 * byte + fine byte, and the sums are still exact.
  */
 #include "quantized.h"
 #include "pool.h"
 #include "tiles.h"
 #include "unrolled.h"
 
-#define CHUNK 32         /* rows that lie together, and fill the tiles where there are any */
-#define ROWS_PER_TASK 4  /* that are quantized by one task */
+#define CHUNK 32         /* rows stored together, which fill the tiles */
+#define ROWS_PER_TASK 4  /* of a quantizing task */
 
 /* Rows and registers of outputs whose integer sums fit into registers. */
 #if defined(__AVX512F__)
@@ -41,9 +41,9 @@
 /* Formats whose own error is smaller than that of inputs in one byte. */
 INLINE int is_fine(int format) { return format == Q8_0; }
 
-/* CHUNK rows and what is left over lie together: for each block the rows' bytes, their fine bytes
- * where a weight wants them, their scales, and the sums of the first halves and of the second, of
- * bytes and of fine bytes. */
+/* Rows are stored by CHUNK, and the rest together: for each block the rows' bytes, their fine bytes
+ * if a weight needs them, their scales, and the sums of the first and of the second halves, of bytes
+ * and of fine bytes. */
 typedef struct {
     int8_t *codes, *fine;
     float *scales;
@@ -67,8 +67,8 @@ INLINE Rows rows_at(const Linear *l, int64_t first, int64_t block) {
     return (Rows){(int8_t *)at, (int8_t *)at + num * BLOCK, scales, (int32_t *)(scales + num)};
 }
 
-/* The number as it is: an addition that follows is not fused with the product that made it, so codes
- * are the same on every level. */
+/* Returns the number: keeps the compiler from fusing its product with an addition, so that codes are
+ * the same on every level. */
 INLINE vec rounded_product(vec x) {
     __asm__("" : "+m"(x));
     return x;
@@ -84,13 +84,13 @@ typedef struct {
     int64_t stride;
 } RowBlock;
 
-/* The nearest whole numbers, of magnitudes below 2^22. */
+/* Round to the nearest integers, for magnitudes below 2^22. */
 INLINE vec rounded(vec x) {
     const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
     return (x + to_integer) - to_integer;
 }
 
-/* Whole numbers as bytes, and their sum. */
+/* Store integers as bytes; returns their sum. */
 INLINE int32_t store_bytes(vec x, int8_t *to) {
     typedef int8_t bytes __attribute__((vector_size(LANES)));
     bytes some = __builtin_convertvector(__builtin_convertvector(x, ivec), bytes);
@@ -98,7 +98,7 @@ INLINE int32_t store_bytes(vec x, int8_t *to) {
     return (int32_t)sum_lanes(x);
 }
 
-/* One block of a row. What is not finite makes the scale NaN, and with it every result. */
+/* One block of a row. A value that is not finite makes the scale NaN, and with it every result. */
 static void quantize_block(const void *x, int64_t first, int64_t end, int dtype, RowBlock to) {
     vec parts[2];
     if (first + BLOCK <= end) {
@@ -152,7 +152,7 @@ void quantize_rows(const Linear *l) {
 
 /* ---- dot products of bytes --------------------------------------------------------------------- */
 
-/* Four bytes of a row in every lane, as the dot product below takes them. */
+/* Four bytes of a row in every lane, the operand of the dot product below. */
 #if defined(__AVX512VNNI__)
 typedef struct {
     ireg bytes;
@@ -212,18 +212,18 @@ INLINE int32_t sum_of(const int32_t *sums, int num, int half, int format) {
     return is_fine(format) ? sum * (1 << FINE_BITS) + sums[2 * num] + sums[3 * num] : sum;
 }
 
-/* What an input's code is worth. */
+/* The weight of one step of an input's code. */
 INLINE float input_scale(float scale, int has_fine) {
     return has_fine ? scale / (1 << FINE_BITS) : scale;
 }
 
-/* sums += scale_x * (scale * dot + minimum * sum_x). Every loop comes through here. */
+/* sums += scale_x * (scale * dot + minimum * sum_x), used by every loop. */
 INLINE reg add_part(reg sums, ireg dot, reg scale, reg of_minimum, float scale_x) {
     reg products = fused(__builtin_convertvector(dot, reg), scale, of_minimum);
     return fused(products, splat_reg(scale_x), sums);
 }
 
-/* The dot product of a row's inputs, of those of its bytes and its fine ones. */
+/* The dot product of a row's inputs, from those of its bytes and of its fine bytes. */
 INLINE ireg joined(ireg dot, ireg fine) { return dot * (1 << FINE_BITS) + fine; }
 
 /* One group of a row, alone in its chunk: codes are unpacked into registers. */
@@ -384,7 +384,7 @@ static void add_chunk(Part p, float *sums, int num) {
 }
 
 #if HAS_TILES
-/* The same by tiles, which are shaped for it. */
+/* The same by tiles, which have been shaped for it. */
 INLINE void add_chunk_by_tiles(const Part *p, float *sums, int num) {
     _Alignas(64) int32_t dots[CHUNK * PANEL], fine_dots[CHUNK * PANEL];
     multiply_byte_tiles(p->x, BLOCK, p->codes, dots, num);
@@ -401,7 +401,7 @@ INLINE void add_chunk_by_tiles(const Part *p, float *sums, int num) {
         }
 }
 
-#define USES_TILES(num) ((num) >= 4) /* fewer rows are faster without */
+#define USES_TILES(num) ((num) >= 4) /* fewer rows are faster without tiles */
 #else
 #define USES_TILES(num) 0
 #endif

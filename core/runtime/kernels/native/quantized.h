@@ -3,9 +3,9 @@
 
 #include "blocks.h"
 
-#define TASK_ROWS 192 /* that one task projects: a multiple of the rows of every loop */
+#define TASK_ROWS 192 /* of a task: a multiple of the rows of every loop */
 
-/* Fill `quantized`. */
+/* Quantize rows of x into `quantized`. */
 void quantize_rows(const Linear *l);
 
 /* sums[num][PANEL] += the products of `num` quantized rows, from `row` on, with a panel. */

@@ -12,14 +12,14 @@
 #include "pool.h"
 
 #define BLOCK 256           /* tokens */
-#define IN_PROMPT (1 << 30) /* of a count: core/runtime/sampling/processors.py */
+#define IN_PROMPT (1 << 30) /* bit of a count: core/runtime/sampling/processors.py */
 
 typedef struct {
     const float *logits, *scores, *penalties; /* repetition, frequency, presence */
     const int32_t *counts;                    /* NULL: no penalty */
     const char *mask;                         /* NULL: every token is allowed */
     int64_t size, num_blocks;
-    float greatest, sharpness, least; /* weights below `least` are none */
+    float greatest, sharpness, least; /* weights below `least` are 0 */
     double *ends;                     /* [num_blocks]: the mass up to each block's end */
     float *weights, *sorted;          /* of filtered rows */
 } Row;
@@ -44,7 +44,7 @@ INLINE vec penalized(const float *penalties, vec x, ivec counts) {
            blend(num_outputs > 0, splat(penalties[2]), splat(0.0f));
 }
 
-/* LANES scores; minus infinity for tokens that are forbidden or beyond the vocabulary. */
+/* LANES scores; minus infinity for masked tokens and beyond the vocabulary. */
 INLINE vec scores_from(const Row *r, int64_t first) {
     const ivec bits = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                        1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
@@ -113,8 +113,8 @@ static float find_least(Row *r, int64_t top_k, const float shape[4]) {
     return nucleus > shape[3] ? nucleus : shape[3];
 }
 
-/* The token in whose share of the mass `uniform` falls; of a row without mass, as one with an infinite
- * score, the likeliest. */
+/* The token whose share of the mass contains `uniform`; for a row without mass, such as one with an
+ * infinite score, the likeliest token. */
 static int64_t sample(Row *r, double uniform) {
     double target = uniform * sum_blocks(r);
     int64_t block = 0;
@@ -131,7 +131,7 @@ static int64_t sample(Row *r, double uniform) {
     int64_t token = 0;
     for (int64_t i = 0; i < BLOCK && !(end > target); i++) {
         end += weights[i];
-        if (weights[i] > 0.0f) token = i; /* rounding leaves the last one, not one of no mass */
+        if (weights[i] > 0.0f) token = i; /* rounding picks the last token with mass */
     }
     return first + token;
 }

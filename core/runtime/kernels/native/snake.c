@@ -1,8 +1,8 @@
-/* Styled instance normalization and the snake after it, in one go over each row.
+/* Styled instance normalization and the snake after it, in one pass over each row.
  *
  * A row is one channel of one item: it is read for its mean, again for its variance, and again to be
  * normalized and activated, all while it is in the cache. Rows share nothing, so a row's result
- * depends on nothing but the row.
+ * depends only on the row.
  */
 #include "kernels.h"
 #include "pool.h"
@@ -25,7 +25,7 @@ INLINE vec squared_sine(vec x) {
     return y * u;
 }
 
-/* The sum over a row of (x - mean)^power; vectors read past nothing. */
+/* The sum over a row of (x - mean)^power, without reading past its end. */
 INLINE float sum_powers(const float *x, int64_t length, float mean, const int power) {
     vec sums[CHAINS];
     for (int i = 0; i < CHAINS; i++) sums[i] = splat(0.0f);

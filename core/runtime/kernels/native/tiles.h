@@ -2,7 +2,7 @@
  *
  * Owns the shape of the tiles: C (0 to 3) holds sums of up to 16 rows by 16 columns, A (4, 5) up to
  * 16 rows of 32 inputs, B (6, 7) 32 inputs of 16 columns, neighbouring inputs in pairs. A row of C
- * depends on its own row of A alone, however many rows there are.
+ * depends only on its row of A, whatever the number of rows.
  *
  * Of signed bytes (`shape_byte_tiles`) A and B hold up to 64 inputs, in fours, and C their exact sums.
  *
@@ -17,7 +17,7 @@
 #define TILE_ROWS 16
 #define TILE_INPUTS 32
 
-/* As LDTILECFG reads it. */
+/* The configuration in the format of LDTILECFG. */
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -27,7 +27,7 @@ typedef struct {
 #if defined(__AMX_BF16__)
 #define HAS_TILES 1
 #include <immintrin.h>
-/* Compilers do not know how much of memory these instructions read: it must be written by then. */
+/* Compilers do not know what memory these instructions read: it must be written before them. */
 #define TILE_FENCE() __asm__ volatile("" ::: "memory")
 #define TILE_SHAPE(shapes) _tile_loadconfig(shapes)
 #define TILE_RELEASE() _tile_release()

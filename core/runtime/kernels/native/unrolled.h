@@ -1,8 +1,8 @@
 /* One function for each small number of rows, and the choice among them at run time.
  *
  * UP_TO(N, X) is X(1) X(2) ... X(N). A loop whose rows are counted by a constant keeps its sums in
- * registers; each gets a function to itself, because GCC allocates registers to many such loops in
- * one function badly.
+ * registers; each has a separate function, because GCC allocates registers badly to many such loops
+ * in one function.
  */
 #pragma once
 

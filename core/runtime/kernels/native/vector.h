@@ -2,9 +2,8 @@
  *
  * Owns loads, stores, conversions and the exponential that every operation here needs. On AVX-512
  * a vector is one register; elsewhere the compiler splits it, which costs a few times as much, so
- * the loops that count are written in `reg`, as many floats as a register holds. Never compiled
- * with -ffast-math: the order of every sum is the order written, so a row's result depends on
- * nothing but the row.
+ * the hot loops are written in `reg`, as many floats as a register holds. Never compiled with
+ * -ffast-math: every sum has the order in the source, so a row's result depends only on the row.
  */
 #pragma once
 
@@ -40,7 +39,7 @@ typedef uint16_t bf16;
 typedef float reg __attribute__((vector_size(4 * REG)));
 typedef uint32_t ureg __attribute__((vector_size(4 * REG)));
 
-/* Those of one byte are of cells in pages alone (cells.h). `arguments.py` has the numbers, too. */
+/* Types of one byte are for cells in pages only (cells.h). `arguments.py` repeats the numbers. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 16, FLOAT8 = 17 };
 
 INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : dtype == BFLOAT16 ? 2 : 1; }
@@ -69,7 +68,7 @@ INLINE uvec load_bits(const void *p) {
     return x;
 }
 
-/* A bfloat16 is the upper half of a float32: those of the pairs' first and of their second. */
+/* A bfloat16 is the upper half of a float32: the first values of pairs, and the second ones. */
 INLINE reg low_halves(reg pairs) { return (reg)((ureg)pairs << 16); }
 
 INLINE reg high_halves(reg pairs) { return (reg)((ureg)pairs & 0xffff0000u); }
@@ -214,7 +213,7 @@ INLINE void transpose(uvec rows[LANES]) {
     PAIRS(1, EXPAND(L1), EXPAND(H1))
 }
 
-/* LANES words of a row of `num_bytes` from word `first` on; zeros where it has ended. */
+/* LANES words of a row of `num_bytes` from word `first` on; zeros past its end. */
 INLINE uvec load_words(const void *row, int64_t first, int64_t num_bytes) {
     int64_t left = num_bytes - 4 * first;
     const char *from = (const char *)row + 4 * first;
@@ -224,7 +223,7 @@ INLINE uvec load_words(const void *row, int64_t first, int64_t num_bytes) {
     return load_bits(words);
 }
 
-/* Words of LANES rows: word w of row j goes to to[w * stride + j], filled up to `num_words`. */
+/* Words of LANES rows: word w of row j goes to to[w * stride + j], padded to `num_words`. */
 INLINE void transpose_words(const void *const rows[LANES], int64_t num_bytes, uint32_t *to,
                             int64_t stride, int64_t num_words) {
     for (int64_t first = 0; first < num_words; first += LANES) {
