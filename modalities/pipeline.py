@@ -22,9 +22,14 @@ from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
 from triptych.core.process import logs
 from triptych.core.process.lazy import load
-from triptych.core.process.loop_thread import LoopThread, in_order
+from triptych.core.process.loop_thread import LoopThread, run_in_order
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, opening, resolve_all
+from triptych.core.weights.resolve import (
+    EMBEDDED_REFERENCE,
+    ResolvedModel,
+    open_resolved,
+    resolve_all,
+)
 from triptych.modalities.modality import Modality, modality_of
 from triptych.modalities.service import ModelService
 
@@ -132,10 +137,10 @@ class Pipeline(ABC, Generic[ServiceT]):
 
         # A slow reader in this process blocks no other client.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
-        make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
+        make_service = open_resolved(resolved, cls._open_service, config)  # first: it fails fast
         device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
         open_loader = load(modality_of(resolved, cls._modalities).engine)
-        loader = opening(resolved, open_loader, config, device, ledger)
+        loader = open_resolved(resolved, open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))
         try:
             if config.models.load == "startup":
@@ -165,7 +170,7 @@ class Pipeline(ABC, Generic[ServiceT]):
                 return error
 
         async def attempts() -> AsyncGenerator[Answer | TriptychError, None]:
-            async with aclosing(in_order(map(attempt, entries), num_at_once)) as answers:
+            async with aclosing(run_in_order(map(attempt, entries), num_at_once)) as answers:
                 async for each in answers:
                     yield each
 

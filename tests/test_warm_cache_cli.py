@@ -18,7 +18,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.options import refused
 from triptych.core.options.config import ModelOptions
 from triptych.core.options.table import parse
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 
@@ -88,7 +88,7 @@ def start(cache: Path, gguf: Path, bundle: str = "auto") -> list[Lookup]:
     """What a start with the same model finds when it resolves it."""
     heard: list[Lookup] = []
     options = ModelOptions(model=(str(gguf),), cache_dir=str(cache), bundle=bundle)
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         resolve_all(options, SilentProgress())
     return heard
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 from triptych.core.bulk.rows import KEY, Record
 from triptych.core.errors import ConfigError
 from triptych.core.process.atomic_files import write_whole
-from triptych.core.process.cli_io import writing
+from triptych.core.process.cli_io import report_write_errors
 from triptych.core.text.json_lines import escape_line_ends
 
 
@@ -54,11 +54,11 @@ class ResultFile:
 
         Raises `ConfigError` if another run is writing, or if the file is not a result file.
         """
-        with writing(self.path):
+        with report_write_errors(self.path):
             file = self.path.open("a+b")
         with file:
             self._lock(file)
-            with writing(self.path):
+            with report_write_errors(self.path):
                 self._load(file)
             yield
 
@@ -75,7 +75,7 @@ class ResultFile:
     def keep(self, keys: Iterable[str]) -> None:
         """Keep only the records of `keys` (`ResultSink`). The file is replaced atomically."""
         known = {key: self._spans[key] for key in keys if key in self._spans}
-        with writing(self.path), self.path.open("rb") as file:
+        with report_write_errors(self.path), self.path.open("rb") as file:
             write_whole(self.path, (_read(file, *span) for span in known.values()))
         self._spans.clear()
         self._failed &= known.keys()
@@ -87,7 +87,7 @@ class ResultFile:
     def add(self, key: str, record: Record) -> None:
         """Append a record (`ResultSink`), so that a run that is interrupted can resume."""
         line = _encoded({**record, "row": key})
-        with writing(self.path), self.path.open("ab") as file:
+        with report_write_errors(self.path), self.path.open("ab") as file:
             file.write(line)
         self._note(line)
 

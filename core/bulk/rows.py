@@ -122,10 +122,10 @@ def _asked(entry: Record, url: str) -> Record:
 
 
 KEY: Final = re.compile(r"[0-9a-f]{24}(?:-[0-9]+)?")
-"""The pattern of the keys from `with_keys`."""
+"""The pattern of the keys from `assign_keys`."""
 
 
-def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRow]:
+def assign_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRow]:
     """The rows with keys, derived from their content and the command's options (`shared`).
 
     A row keeps its key when other rows are added, removed or reordered; equal rows are numbered in
@@ -142,7 +142,7 @@ def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRo
     return found
 
 
-def refuse_shared_names(rows: Sequence[BulkRow]) -> None:
+def check_unique_stems(rows: Sequence[BulkRow]) -> None:
     """Raise `ConfigError` if the output files of two rows would have the same name."""
     owners: dict[str, BulkRow] = {}
     for row in rows:

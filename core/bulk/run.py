@@ -22,12 +22,12 @@ from triptych.core.bulk.work import AnswerRows, Cluster, RowWork
 from triptych.core.errors import ConfigError, EngineDown
 from triptych.core.options.table import resolve
 from triptych.core.process.atomic_files import remove_partial, write_whole
-from triptych.core.process.cli_io import count_bar, writing
+from triptych.core.process.cli_io import count_bar, report_write_errors
 from triptych.core.process.lazy import load
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that distribute rows over a cluster, for commands that call `cluster_of`."""
+    """Add the cluster options, for commands that call `read_cluster`."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument(
         "--ray-address",
@@ -43,7 +43,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def cluster_of(args: argparse.Namespace) -> Cluster | None:
+def read_cluster(args: argparse.Namespace) -> Cluster | None:
     """The cluster set by the arguments; `None`: this process. Raises `ConfigError`."""
     if args.cluster_address is None:
         if args.cluster_engines is not None:
@@ -88,8 +88,8 @@ class BulkRun:
 
     def _run(self, verb: str) -> int:
         started_s = time.monotonic()
-        self._tidy()
-        done = {row.key for row in self.rows if self._holds(row)}
+        self._remove_partial_files()
+        done = {row.key for row in self.rows if self._is_done(row)}
         left = [row for row in self.rows if row.key not in done]
         num_failed = 0
         with count_bar(is_hidden=self.is_bar_hidden) as bar:
@@ -105,13 +105,13 @@ class BulkRun:
         )
         return 1 if num_failed else 0
 
-    def _tidy(self) -> None:
+    def _remove_partial_files(self) -> None:
         """Remove partial files left by a killed run."""
         for folder in {(self.folder / row.stem).parent for row in self.rows if row.stem}:
-            with writing(folder):
+            with report_write_errors(folder):
                 remove_partial(folder)
 
-    def _holds(self, row: BulkRow) -> bool:
+    def _is_done(self, row: BulkRow) -> bool:
         record = self.sink.holds(row.key)
         return record is not None and all(
             self.is_whole(self.folder / name) for name in record.get("files", ())
@@ -146,7 +146,7 @@ class BulkRun:
         names = []
         for end, data in result.files.items():
             path = self.folder / f"{row.stem}{end}"
-            with writing(path):
+            with report_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, (data,))
             names.append(f"{row.stem}{end}")

@@ -28,7 +28,7 @@ from triptych.core.bundle.manifest import (
 )
 from triptych.core.errors import BundleError
 from triptych.core.options.config import ModelOptions
-from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, flush, sha256_file
@@ -63,7 +63,7 @@ class Bundle:
         expected, path = self.manifest.files.get(name), self.folder / name
         if expected is None:
             raise BundleError(f"The bundle does not contain {name}.")
-        self._check_way(name)
+        self._check_path(name)
         try:
             found = FileSeal(path.stat().st_size, sha256_file(path))
         except OSError as error:
@@ -75,14 +75,14 @@ class Bundle:
     def model_folder(self, model: BundledModel) -> Path:
         """The folder of a model, after its manifest was verified. Raises `BundleError`."""
         name = Path(MODELS, Path(model.folder).name, MANIFEST_NAME)
-        self._check_way(name.as_posix())
+        self._check_path(name.as_posix())
         seal = self.folder / name
         folder = seal.parent
         if not seal.is_file() or sha256_file(seal) != model.seal:
             raise BundleError(f"The seal of {model.reference} in the bundle is damaged.")
         return folder
 
-    def _check_way(self, name: str) -> None:
+    def _check_path(self, name: str) -> None:
         """Raise `BundleError` unless a file and all folders on its path pass `_check_owner`."""
         parts = Path(name).parts
         if Path(name).is_absolute() or ".." in parts:
@@ -116,19 +116,19 @@ def find_bundle(options: ModelOptions, references: Sequence[str]) -> Bundle | No
     folder = bundle_folder(options, references)
     if options.bundle == AUTO and not (folder / NAME).exists():
         return None
-    with looking_for("bundle", folder.name) as search:
+    with timed_lookup("bundle", folder.name) as search:
         search.is_promised = True
         try:
             bundle = Bundle.open(folder)
         except BundleError as error:
             if options.bundle != AUTO:
                 raise
-            missed(error.message)
+            record_miss(error.message)
             return None
         try:
             bundle.check(options)
         except BundleError as error:
-            missed(error.message)
+            record_miss(error.message)
             return None
         return bundle
 
@@ -166,7 +166,7 @@ def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
         partial.mkdir(mode=0o755)
         try:
-            manifest = _sealed(partial, fill(partial))
+            manifest = _seal(partial, fill(partial))
             if folder.exists():
                 folder.rename(old)
             partial.rename(folder)
@@ -177,7 +177,7 @@ def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
     return manifest
 
 
-def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
+def _seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
     for path in (folder, *folder.rglob("*")):
         is_in_model = MODELS in path.relative_to(folder).parts[:-1] and path.is_file()
         if (

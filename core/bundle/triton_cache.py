@@ -15,7 +15,7 @@ from triptych.core.bundle.manifest import TRITON
 from triptych.core.bundle.store import Bundle
 from triptych.core.errors import BundleError
 from triptych.core.process.atomic_files import write_whole
-from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 
@@ -41,16 +41,16 @@ def use_triton_cache(cache_dir: str, target: str, bundle: str) -> None:
     opened = Bundle.open(Path(bundle))
     if target not in opened.manifest.targets:
         return
-    with looking_for("triton kernels", target) as search:
+    with timed_lookup("triton kernels", target) as search:
         search.is_promised = True
         made, here = opened.manifest.versions.get("triton"), versions()["triton"]
         if made != here:
-            missed(f"they were compiled by triton {made}, but this is {here}")
+            record_miss(f"they were compiled by triton {made}, but this is {here}")
             return
         try:
             restore(opened, target, folder)
         except (BundleError, OSError) as error:
-            missed(str(error))
+            record_miss(str(error))
 
 
 def restore(bundle: Bundle, target: str, folder: Path) -> None:
@@ -64,12 +64,12 @@ def restore(bundle: Bundle, target: str, folder: Path) -> None:
             content = bundle.file(name).read_bytes()
             place = folder / name.removeprefix(prefix)
             if place.name.startswith(_GROUP):
-                content = _moved(content, place.parent)
+                content = _relocate(content, place.parent)
             if not place.exists():
                 _write(place, content)
 
 
-def _moved(group: bytes, folder: Path) -> bytes:
+def _relocate(group: bytes, folder: Path) -> bytes:
     """Rewrite a group file, which lists the paths of a kernel's files, for its new folder."""
     names = json.loads(group)["child_paths"]
     return json.dumps({"child_paths": {name: str(folder / name) for name in names}}).encode()

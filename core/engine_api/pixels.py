@@ -15,7 +15,7 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
     height: int
     rgb: bytes
 
-    def cropped(self, width: int, height: int) -> Pixels:
+    def crop(self, width: int, height: int) -> Pixels:
         """The upper left part of the given size, which is at most the image's."""
         if (width, height) == (self.width, self.height):
             return self

@@ -24,7 +24,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankPlan:
     """Rank 0's plan as it is sent to the other ranks of a model.
 
     Without `is_shared` the ranks do not wait for each other in it.

@@ -66,7 +66,7 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """The number of positions filled."""
         return sum(length for _, length in self.runs)
 
-    def filling(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def filled_ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Ranges filled within `start .. stop - 1`: first, end, and index of the first feature."""
         num_before = 0
         for first, length in self.runs:
@@ -79,7 +79,7 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """A key of the features at `start .. stop - 1`, relative to `start`; empty if none."""
         return b"".join(
             self.digest + struct.pack("<3q", low - start, high - start, feature)
-            for low, high, feature in self.filling(start, stop)
+            for low, high, feature in self.filled_ranges(start, stop)
         )
 
 
@@ -118,7 +118,7 @@ def content_digest(
     return digest.digest()
 
 
-def digest_of_tenant(digest: bytes, tenant: str) -> bytes:
+def tenant_digest(digest: bytes, tenant: str) -> bytes:
     """The digest salted with `tenant`, so that no tenant finds another's content in a cache.
 
     Callers without a tenant share unsalted digests.

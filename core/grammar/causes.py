@@ -38,7 +38,7 @@ Complaint = Callable[[Mapping[str, Any]], str]
 """Returns the library's error for a schema, or an empty string."""
 
 
-def located(compiler: GrammarCompiler, text: str, cost_s: float) -> RequestError | None:
+def locate_cause(compiler: GrammarCompiler, text: str, cost_s: float) -> RequestError | None:
     """The refusal of a schema with its place; `None` if the schema is not the cause.
 
     Also `None` if it is too large to be searched; `cost_s` is the processor time of its refusal.
@@ -98,7 +98,7 @@ class _Search:
         node = part_at(self._schema, self._path)
         if isinstance(node, str):
             return self._target(node)
-        for parts, left in _ways(node):
+        for parts, left in _part_groups(node):
             if self._is_refused(left(())):
                 break
             if parts and self._is_refused(left(parts)):
@@ -133,7 +133,7 @@ class _Search:
         if self._is_spent():
             return False
         self._num_tries += 1
-        schema = _replaced(self._schema, path, part)
+        schema = _replace(self._schema, path, part)
         started_s = time.thread_time()
         reason = self._complaint(schema)
         self._longest_s = max(self._longest_s, time.thread_time() - started_s)
@@ -147,7 +147,7 @@ class _Search:
         return is_late or self._num_tries >= _MAX_TRIES
 
 
-def _ways(node: Any) -> Iterator[tuple[Sequence[Path], Callable[[Collection[Path]], Any]]]:
+def _part_groups(node: Any) -> Iterator[tuple[Sequence[Path], Callable[[Collection[Path]], Any]]]:
     """Groups of parts to search, each with a function that reduces the schema to some of them.
 
     First the parts for parts of a value, with the schema's own keywords; then those for the same
@@ -162,8 +162,8 @@ def _ways(node: Any) -> Iterator[tuple[Sequence[Path], Callable[[Collection[Path
         combined = [path for path in paths if path[0] in _COMBINING]
         own = {word: value for word, value in node.items() if word not in _COMBINING}
         bare = {word: node[word] for word in node if word in _KEPT or word in _COMBINING}
-        yield inner, lambda kept: _left(own, kept)
-        yield combined, lambda kept: _left(bare, kept)
+        yield inner, lambda kept: _reduce(own, kept)
+        yield combined, lambda kept: _reduce(bare, kept)
 
 
 def _paths(word: str, value: Any) -> Iterator[Path]:
@@ -176,7 +176,7 @@ def _paths(word: str, value: Any) -> Iterator[Path]:
         yield (word,)
 
 
-def _left(node: Mapping[str, Any], kept: Collection[Path]) -> dict[str, Any]:
+def _reduce(node: Mapping[str, Any], kept: Collection[Path]) -> dict[str, Any]:
     """A copy of a schema in which all parts except `kept` allow everything."""
     kept = frozenset(kept)
     left: dict[str, Any] = {}
@@ -195,9 +195,9 @@ def _left(node: Mapping[str, Any], kept: Collection[Path]) -> dict[str, Any]:
     return left
 
 
-def _replaced(node: Any, path: Path, part: Any) -> Any:
+def _replace(node: Any, path: Path, part: Any) -> Any:
     if not path:
         return part
     copy: Any = [*node] if isinstance(node, list) else {**node}
-    copy[path[0]] = _replaced(node[path[0]], path[1:], part)
+    copy[path[0]] = _replace(node[path[0]], path[1:], part)
     return copy

@@ -52,7 +52,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
                 return matcher.deep_copy()
         started_s = time.thread_time()
-        matcher = self._built(grammar)
+        matcher = self._build(grammar)
         if matcher.is_error():
             raise refusal(matcher.get_error())
         if time.thread_time() - started_s > self._max_compile_s:
@@ -65,9 +65,9 @@ class GrammarCompiler:
 
     def complaint(self, grammar: str) -> str:
         """The library's error for `grammar`; empty if it can be compiled."""
-        return self._built(grammar).get_error()
+        return self._build(grammar).get_error()
 
-    def _built(self, grammar: str) -> LLMatcher:
+    def _build(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self.vocabulary.library, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # copies inherit the states that this computes

@@ -30,7 +30,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NEW_LINE: Final = re.compile(r"\r\n?")
 _ROOT, _START = "root", "start"
 """The start rule in GBNF and in Lark."""
-_SAID: Final[Mapping[str, str]] = {
+_MESSAGES: Final[Mapping[str, str]] = {
     "Expected name": "a rule begins with its name and ::= (a | stands at the end of a line, texts"
     " in double quotes)",
     "Unexpected end of input": "a text or a class of characters does not end",
@@ -51,10 +51,10 @@ def gbnf_to_lark(text: str) -> str:
         places = dict(_places(text))
         placed = sorted(((places.get(name, (1, 1)), rules[name]) for name in rules), key=_place)
         _check_names(rules)
-        resolve(_prepared(rules))
-        return _written(placed)
+        resolve(_rename_rules(rules))
+        return _render(placed)
     except GbnfToLarkError as error:
-        raise _unreadable(error) from error
+        raise _read_error(error) from error
     except IndexError as error:  # of the library, past the end of the text
         raise InvalidRequest("The grammar cannot be read: it ends with half an escape.") from error
     except RecursionError as error:
@@ -73,25 +73,25 @@ def _character(escape: re.Match[str]) -> str:
     code = int(digits, 16)
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise InvalidRequest(
-            f"The grammar cannot be read: {escape[0]} at {_spot(escape.string, escape.start())} is"
-            " no character."
+            f"The grammar cannot be read: {escape[0]} at"
+            f" {_location(escape.string, escape.start())} is no character."
         )
     return rf"\x{code:02x}" if code < 0x80 else chr(code)
 
 
-def _spot(text: str, position: int) -> str:
+def _location(text: str, position: int) -> str:
     before = text[:position]
     return f"line {before.count(chr(10)) + 1}, column {position - before.rfind(chr(10))}"
 
 
-def _unreadable(error: GbnfToLarkError) -> InvalidRequest | UnsupportedOption:
-    spot = _spot(error.pos.text, error.pos.pos)
+def _read_error(error: GbnfToLarkError) -> InvalidRequest | UnsupportedOption:
+    spot = _location(error.pos.text, error.pos.pos)
     if error.pos.current() == "<" or error.pos.peek(2) == "!<":
         return UnsupportedOption(
             f"Special tokens are not offered in grammars ({spot}): write text in quotes."
         )
     words = str(error).removesuffix(f" at {error.pos}")
-    words = _SAID.get(words, words[:1].lower() + words[1:])
+    words = _MESSAGES.get(words, words[:1].lower() + words[1:])
     return InvalidRequest(f"The grammar cannot be read at {spot}: {words}.")
 
 
@@ -126,7 +126,7 @@ def _check_names(rules: Mapping[str, RuleNode]) -> None:
                 )
 
 
-def _prepared(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
+def _rename_rules(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
     """The rules with names and texts that Lark accepts."""
     names = {_ROOT: _ROOT}
     taken = {_ROOT, _START}
@@ -158,7 +158,7 @@ def _free_name(name: str, taken: set[str]) -> str:
     return plain if plain not in taken else next(each for each in numbered if each not in taken)
 
 
-def _written(placed: list[tuple[tuple[int, int], RuleNode]]) -> str:
+def _render(placed: list[tuple[tuple[int, int], RuleNode]]) -> str:
     """The text of the rules, each on its line, with its body in its column."""
     lines: list[str] = []
     for (line, column), rule in placed:

@@ -38,7 +38,7 @@ _UNENFORCED: Final = (
     *("dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else"),
     *("not", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
 )
-_SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
+_NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "dependencies": ({},),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
@@ -48,10 +48,10 @@ _SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
     "uniqueItems": (False,),
 }
-_MOST: Final = 2**63
+_INTEGER_END: Final = 2**63
 """The exclusive upper bound of the library's integers."""
-_FARTHEST: Final = 9223372036854774784
-"""The largest number below `_MOST` that a double holds."""
+_MAX_DOUBLE: Final = 9223372036854774784
+"""The largest number below `_INTEGER_END` that a double holds."""
 _MAX_HOSTNAME: Final = 253
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft[-/][0-9-]+/)?schema#?")
 
@@ -119,7 +119,7 @@ class _SchemaWriter:
         return kept
 
     def _drop_neutral(self, kept: dict[str, Any]) -> None:
-        for word, values in _SAYS_NOTHING.items():
+        for word, values in _NEUTRAL_VALUES.items():
             if word in kept and any(
                 type(kept[word]) is type(value) and kept[word] == value for value in values
             ):
@@ -148,7 +148,7 @@ class _SchemaWriter:
             return
         tag = kept.pop("discriminator", None)
         if isinstance(tag, dict) and isinstance(name := tag.get("propertyName"), str):
-            branches = self._tagged(branches, name)
+            branches = self._require_tag(branches, name)
         if not are_all_disjoint(self._document, branches):
             raise UnsupportedOption(
                 f"oneOf at {at}/oneOf cannot be enforced, since an answer may be of two of its"
@@ -156,7 +156,7 @@ class _SchemaWriter:
             )
         kept["oneOf"] = branches
 
-    def _tagged(self, branches: Sequence[Any], name: str) -> list[Any]:
+    def _require_tag(self, branches: Sequence[Any], name: str) -> list[Any]:
         """Branches that all require the property `name`, the discriminator."""
         found = []
         for branch in branches:
@@ -277,7 +277,7 @@ def _write_counts(kept: dict[str, Any], at: str) -> None:
     for word in _COUNTS & kept.keys():
         if isinstance(kept[word], float) and kept[word].is_integer():
             kept[word] = int(kept[word])
-        if not isinstance(kept[word], int) or kept[word] < _MOST:
+        if not isinstance(kept[word], int) or kept[word] < _INTEGER_END:
             continue
         if word.startswith("min"):
             raise UnsupportedOption(f"{word} at {at}/{word} is too large to be enforced.")
@@ -335,7 +335,7 @@ def _inexact(value: Any) -> Iterator[int | float]:
         for part in value:
             yield from _inexact(part)
     elif isinstance(value, int | float) and (
-        abs(value) >= _MOST or (isinstance(value, int) and int(float(value)) != value)
+        abs(value) >= _INTEGER_END or (isinstance(value, int) and int(float(value)) != value)
     ):
         yield value
 
@@ -355,7 +355,7 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
     For types other than integer the library rounds bounds to doubles.
     """
     is_integer = kept.get("type") == "integer"
-    most, farthest = (_MOST, _FARTHEST) if is_integer else (2**53, 2**53 - 1)
+    most, farthest = (_INTEGER_END, _MAX_DOUBLE) if is_integer else (2**53, 2**53 - 1)
     for word, sign in (
         ("minimum", -1),
         ("exclusiveMinimum", -1),
@@ -369,7 +369,7 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
             is_last = bound == most - 1 and is_integer and word == "maximum"
             kept[word] = bound if is_last else sign * farthest
         elif abs(bound) < most:
-            kept[word] = _held(bound, -sign * math.inf)
+            kept[word] = _round_inward(bound, -sign * math.inf)
         if abs(kept[word]) >= most:
             raise UnsupportedOption(
                 f"{word} at {at}/{word} is {str(bound)[:40]}, which cannot be enforced: answers lie"
@@ -377,7 +377,7 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
             )
 
 
-def _held(bound: int | float, inward: float) -> int | float:
+def _round_inward(bound: int | float, inward: float) -> int | float:
     """The bound if exact as a double, otherwise the next double inward."""
     held = float(bound)
     if held == bound:

@@ -31,7 +31,13 @@ from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
-from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, labelled, series
+from triptych.core.process.metrics import (
+    DEVICE_BUDGET,
+    DEVICE_BYTES,
+    DEVICE_INFO,
+    labelled_series,
+    series,
+)
 
 INTERVAL_S = 0.25
 MAX_READERS = 32
@@ -298,14 +304,14 @@ def _activity(status: ModelStatus, task: str, beat: Heartbeat) -> ModelActivity:
 def _memory(beat: Heartbeat) -> DeviceMemory:
     owners = [
         OwnedMemory(owner=labels["owner"], num_bytes=int(value))
-        for labels, value in labelled(beat.gauges, DEVICE_BYTES)
+        for labels, value in labelled_series(beat.gauges, DEVICE_BYTES)
     ]
     budget_bytes = int(beat.gauges.get(DEVICE_BUDGET, 0))
     return DeviceMemory(budget_bytes=budget_bytes, owners=owners)
 
 
 def _device(beat: Heartbeat) -> str:
-    return next((labels["device"] for labels, _ in labelled(beat.gauges, DEVICE_INFO)), "")
+    return next((labels["device"] for labels, _ in labelled_series(beat.gauges, DEVICE_INFO)), "")
 
 
 def _moment(seconds: float) -> float:

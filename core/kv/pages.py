@@ -105,11 +105,11 @@ class PagePool:
         """Find the longest indexed prefix of `keys` and lease it, in one call."""
         lease = Lease()
         self._leases.add(lease)
-        self.follow(lease, keys)
+        self.extend_cached(lease, keys)
         self.counters.num_hits += len(lease)
         return lease
 
-    def follow(self, lease: Lease, keys: Sequence[bytes]) -> None:
+    def extend_cached(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Append the indexed pages of `keys` to `lease`, up to the first key without a page."""
         assert lease.num_published == len(lease), "its last page is not full"
         for page_id in self.peek(keys):
@@ -146,11 +146,11 @@ class PagePool:
             else:
                 self.counters.num_duplicates += 1
 
-    def forget(self, lease: Lease) -> None:
+    def unpublish(self, lease: Lease) -> None:
         """Remove all pages of `lease` from the index, because their content is not trusted."""
         assert lease in self._leases, "the lease has ended"
         for page_id in lease.page_ids:
-            self._unname(page_id)
+            self._unindex(page_id)
 
     def release(self, lease: Lease) -> None:
         """End `lease`, once: pages it alone held become cached if indexed, else free."""
@@ -184,11 +184,11 @@ class PagePool:
 
     def _evict(self) -> int:
         page_id, _ = self._cached.popitem(last=False)
-        self._unname(page_id)
+        self._unindex(page_id)
         self.counters.num_evictions += 1
         return page_id
 
-    def _unname(self, page_id: int) -> None:
+    def _unindex(self, page_id: int) -> None:
         key = self._keys[page_id]
         if key is not None:
             del self._index[key]

@@ -39,7 +39,7 @@ from triptych.core.media.wire import (
     Line,
     Setup,
 )
-from triptych.core.process.collector import rest_collector, resume_collector
+from triptych.core.process.collector import pause_collector, resume_collector
 from triptych.core.transport.control import die_with_parent
 
 DecodeFunction = Callable[..., Iterator[Any]]
@@ -55,7 +55,7 @@ def main() -> None:
     try:
         setup = line.receive(Setup, max_bytes=MAX_SETUP_BYTES)
         os.nice(setup.niceness)  # from here: others are starting, too
-        rest_collector()
+        pause_collector()
         functions = _functions(setup)
         resume_collector()
         _confine(setup.memory_bytes)

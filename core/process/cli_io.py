@@ -51,7 +51,7 @@ def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progres
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[None]:
+def report_write_errors(path: str | Path) -> Iterator[None]:
     """Turn an `OSError` of the block, which writes `--output`, into `ConfigError`."""
     try:
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 
-def rest_collector() -> None:
+def pause_collector() -> None:
     """Disable collection until `resume_collector`."""
     gc.disable()
 

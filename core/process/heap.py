@@ -16,7 +16,7 @@ def trim_heap() -> None:
     _call("malloc_trim", 0)
 
 
-def give_large_blocks_back() -> None:
+def return_large_blocks() -> None:
     """Return large blocks to the system when freed; by default glibc keeps more and more."""
     _call("mallopt", _M_MMAP_THRESHOLD, 2**20)
 

@@ -39,7 +39,7 @@ class Lookup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 @contextmanager
-def listening(listener: Callable[[Lookup], object]) -> Iterator[None]:
+def listen_to_lookups(listener: Callable[[Lookup], object]) -> Iterator[None]:
     """Call `listener` for every lookup inside the block, on the thread that looks up."""
     with _lock:
         _listeners.append(listener)
@@ -52,7 +52,7 @@ def listening(listener: Callable[[Lookup], object]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Search:
-    """A lookup in progress: a hit, unless `missed` is called inside it."""
+    """A lookup in progress: a hit, unless `record_miss` is called inside it."""
 
     phase: str
     is_promised: bool = False
@@ -63,7 +63,7 @@ class Search:
 _current: ContextVar[Search | None] = ContextVar("search", default=None)
 
 
-def missed(reason: str) -> None:
+def record_miss(reason: str) -> None:
     """Mark the current lookup as a miss. The first reason, nearest to the cause, is kept."""
     search = _current.get()
     if search is not None:
@@ -71,7 +71,7 @@ def missed(reason: str) -> None:
 
 
 @contextmanager
-def looking_for(phase: str, what: str) -> Iterator[Search]:
+def timed_lookup(phase: str, what: str) -> Iterator[Search]:
     """Time the lookup of one item, creation included, and report it to the listeners.
 
     A miss of a promised item logs a warning. A block that raises is not recorded. A lookup nested

@@ -139,7 +139,7 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def in_order(
+async def run_in_order(
     works: Iterable[Coroutine[Any, Any, Result]], num_at_once: int
 ) -> AsyncGenerator[Result, None]:
     """The results of `works`, in order, with at most `num_at_once` running.

@@ -62,7 +62,9 @@ def split_series(series: str) -> tuple[str, dict[str, str]]:
     return match[1], labels
 
 
-def labelled(series: Mapping[str, float], name: str) -> Iterator[tuple[dict[str, str], float]]:
+def labelled_series(
+    series: Mapping[str, float], name: str
+) -> Iterator[tuple[dict[str, str], float]]:
     """Labels and value of every labelled series called `name`."""
     for key, value in series.items():
         if key.startswith(name + "{"):

@@ -51,7 +51,7 @@ def decode_msgpack(raw: bytes | bytearray | memoryview, kind: type[Kind]) -> Kin
     return msgspec.msgpack.decode(raw, type=kind)
 
 
-def what_is_wrong(error: msgspec.ValidationError, value: Any) -> str:
+def describe_mismatch(error: msgspec.ValidationError, value: Any) -> str:
     """Describe why `convert` rejected `value`: the field, its value and the expected type."""
     found = _PLACE.fullmatch(str(error))
     if found is None:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LEAP_LASTS_S: Final = 3600.0
+JUMP_LASTS_S: Final = 3600.0
 """How long the wall clock must continue from its new time before a jump counts."""
-_LEAPS_PER_LIFETIME: Final = 30
+_JUMPS_PER_LIFETIME: Final = 30
 """A jump by less than this fraction of a lifetime counts at once: little can be lost by it."""
 
 
@@ -38,22 +38,22 @@ class ExpiryClock:
     ) -> None:
         self._wall = wall
         self._steady = steady
-        self._believed_s = ttl_s / _LEAPS_PER_LIFETIME
+        self._small_jump_s = ttl_s / _JUMPS_PER_LIFETIME
         start_s = wall() if seen_s is None else seen_s
         self._ahead_s = start_s - steady()
         """The offset of the accepted time from the steady clock."""
-        self._leapt_s = self._ahead_s
-        self._leapt_at_s = steady()
+        self._jump_ahead_s = self._ahead_s
+        self._jump_at_s = steady()
 
     def now_s(self) -> float:
         """The current time for expiry; accepts a jump that has lasted."""
         steady_s = self._steady()
         ahead_s = self._wall() - steady_s
-        if abs(ahead_s - self._leapt_s) > self._believed_s:
-            self._leapt_at_s = steady_s
-        self._leapt_s = ahead_s
-        is_small = abs(ahead_s - self._ahead_s) <= self._believed_s
-        if is_small or steady_s - self._leapt_at_s >= LEAP_LASTS_S:
+        if abs(ahead_s - self._jump_ahead_s) > self._small_jump_s:
+            self._jump_at_s = steady_s
+        self._jump_ahead_s = ahead_s
+        is_small = abs(ahead_s - self._ahead_s) <= self._small_jump_s
+        if is_small or steady_s - self._jump_at_s >= JUMP_LASTS_S:
             self._ahead_s = ahead_s
         return steady_s + self._ahead_s
 

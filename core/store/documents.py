@@ -94,7 +94,7 @@ class DocumentTable:
         self._is_changed = False
         self._writers: set[str] = set()
         """Owners whose documents this transaction changes."""
-        self._keepers: set[str] = set()
+        self._lasting_writers: set[str] = set()
         """Owners that add to lasting documents in this transaction."""
         self.has_removed = False
         """Whether a document was removed since this was last reset."""
@@ -144,7 +144,7 @@ class DocumentTable:
         self.has_removed |= is_there
         return is_there
 
-    def listed(
+    def list_page(
         self, owner: str, kind: str, page: Page, parent: Key | None = None
     ) -> list[Document]:
         """Documents in order of creation: the children of `parent`, or those without a parent.
@@ -182,7 +182,7 @@ class DocumentTable:
         grow = "UPDATE documents SET content_bytes = content_bytes + ?, changed = ? WHERE seq = ?"
         lasts = "SELECT is_lasting FROM documents WHERE seq = ?"
         if self._connection.execute(lasts, (seq,)).fetchone()[0]:
-            self._keepers.add(key.owner)
+            self._lasting_writers.add(key.owner)
         return self._changed(key, grow, len(data), self._next(key))
 
     def piece(self, key: Key, place: int) -> bytes | None:
@@ -206,7 +206,7 @@ class DocumentTable:
         self._is_changed = False
         self.num_added_bytes = 0
         self._writers.clear()
-        self._keepers.clear()
+        self._lasting_writers.clear()
         now_s = self._clock.now_s()
         self._remove("DELETE FROM documents WHERE expires_s <= ?", now_s)
         if self._seen_s is None or abs(now_s - self._seen_s) >= _SEEN_EVERY_S:
@@ -223,7 +223,7 @@ class DocumentTable:
         space.
         """
         share = self._share()
-        for owner in self._keepers:
+        for owner in self._lasting_writers:
             if self._held(owner) > share and self._lasting(owner) > share:
                 raise _full(share)
         while self._is_changed and self.num_bytes > self._max_bytes:
@@ -291,7 +291,7 @@ class DocumentTable:
         key, expires_s = document.key, document.expires_s
         is_renewed = parent is None and expires_s is None
         if document.is_lasting:
-            self._keepers.add(key.owner)
+            self._lasting_writers.add(key.owner)
         if is_renewed:
             expires_s = self._clock.latest_s() + self._ttl_s
         elif parent is not None or expires_s == math.inf:
@@ -320,7 +320,7 @@ class DocumentTable:
 
     def _select(self, where: str, *values: object) -> list[Document]:
         query = f"SELECT {_COLUMNS} FROM documents {where}"  # noqa: S608 - both are ours
-        return [_document(row) for row in self._connection.execute(query, values)]
+        return [_read_document(row) for row in self._connection.execute(query, values)]
 
 
 def _full(share: int) -> StoreFull:
@@ -330,7 +330,7 @@ def _full(share: int) -> StoreFull:
     )
 
 
-def _document(row: tuple[Any, ...]) -> Document:
+def _read_document(row: tuple[Any, ...]) -> Document:
     kind, name, owner, body, status, is_lasting, created_s, expires_s, content_bytes = row
     return Document(
         key=Key(kind, name, owner),

@@ -52,7 +52,7 @@ class DiskReserve:
         return self._take() and self._has_free(num_added_bytes + _SLACK_BYTES)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
+    def released(self) -> Iterator[None]:
         """Free the reserve for the block, then shrink the database and refill the reserve.
 
         Deletions need little space if freed pages are not overwritten, so overwriting is off inside

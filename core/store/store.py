@@ -32,7 +32,7 @@ _FULL_RETRY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class _NoRoom(sqlite3.OperationalError):
+class _NoSpace(sqlite3.OperationalError):
     """The commit would fill the disk."""
 
     sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -136,34 +136,34 @@ class DocumentStore:
 
     def _transaction(self, work: Callable[[], Result]) -> Result:
         try:
-            return self._done(work)
+            return self._run_transaction(work)
         except sqlite3.IntegrityError:
             raise  # a duplicate id: a bug of the caller
         except sqlite3.Error as error:
             self._note(error)
             raise _disk_full() if is_full(error) else _failed() from error
 
-    def _done(self, work: Callable[[], Result]) -> Result:
+    def _run_transaction(self, work: Callable[[], Result]) -> Result:
         """Run a transaction. On a full disk, work that adds no bytes runs in the reserved space."""
         try:
-            result = self._tried(work)
+            result = self._attempt(work)
         except sqlite3.OperationalError as error:
             if not is_full(error):
                 raise
             is_growing = self._table.num_added_bytes > 0
-            with self._reserve.used():
-                self._tried(_nothing)  # removes expired documents
+            with self._reserve.released():
+                self._attempt(_nothing)  # removes expired documents
             if is_growing:
-                result = self._tried(work)
+                result = self._attempt(work)
             else:
-                with self._reserve.used():
-                    result = self._tried(work)
+                with self._reserve.released():
+                    result = self._attempt(work)
         if self._is_full and self._table.num_added_bytes:
             self._is_full = False
             _log.warning("the disk of the store has space again")
         return result
 
-    def _tried(self, work: Callable[[], Result]) -> Result:
+    def _attempt(self, work: Callable[[], Result]) -> Result:
         self._connection.execute("BEGIN")
         try:
             self._table.expire()
@@ -171,7 +171,7 @@ class DocumentStore:
             self._table.settle()
             added = self._table.num_added_bytes
             if added and not self._reserve.has_room(added):
-                raise _NoRoom
+                raise _NoSpace
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

@@ -16,9 +16,9 @@ from typing import ParamSpec, TypeVar
 
 from triptych.core.process.heap import trim_heap
 
-_LONG = 2**16
+_LONG_CHARS = 2**16
 """Characters or tokens; shorter texts take milliseconds."""
-_BRIEF = 2**13
+_SHORT_CHARS = 2**13
 """Characters or tokens; shorter texts take less time than a switch to a thread and back."""
 _NUM_SHORT = 2
 
@@ -35,7 +35,7 @@ async def on_text_thread(
     """Run `work` on a text of `length` characters or tokens, on a thread."""
     call = partial(contextvars.copy_context().run, work, *args, **kwargs)
     loop = asyncio.get_running_loop()
-    if length <= _LONG:
+    if length <= _LONG_CHARS:
         return await loop.run_in_executor(_short, call)
     try:
         return await loop.run_in_executor(_long, call)
@@ -48,6 +48,6 @@ async def on_text_thread_if_long(
     length: int, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
 ) -> Result:
     """Like `on_text_thread`, but run short texts at once on this thread."""
-    if length <= _BRIEF:
+    if length <= _SHORT_CHARS:
         return work(*args, **kwargs)
     return await on_text_thread(length, work, *args, **kwargs)

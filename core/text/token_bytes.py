@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from triptych.core.text.byte_level import unspell
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_NUM_KEPT = 2**14
+_NUM_CACHED = 2**14
 """Tokens whose bytes are cached: likely tokens recur among alternatives."""
 
 
@@ -25,11 +25,11 @@ class TokenBytes:
         self._added = tokenizer.get_added_tokens_decoder()
         decoder = tokenizer.decoder
         self._is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-        self._kept = lru_cache(_NUM_KEPT)(self._read)
+        self._cached = lru_cache(_NUM_CACHED)(self._read)
 
     def __call__(self, token_id: int) -> bytes:
         """The token's bytes; empty for an unknown id."""
-        return self._kept(token_id)
+        return self._cached(token_id)
 
     def _read(self, token_id: int) -> bytes:
         if (added := self._added.get(token_id)) is not None:

@@ -87,7 +87,7 @@ def decode(
 
 
 @dataclass(frozen=True, slots=True)
-class LeastTokens:
+class MinTokens:
     """A lower bound of the number of tokens of a text.
 
     A token represents at most `bytes_per_token` of a text (infinity: unknown). Bytes in `lost` do

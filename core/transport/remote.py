@@ -41,7 +41,7 @@ from triptych.core.transport.messages import (
     ToEngine,
     Watch,
 )
-from triptych.core.transport.silence import Silence
+from triptych.core.transport.silence_timer import SilenceTimer
 
 ENGINE = b"engine-"
 SUPERVISOR = b"supervisor"
@@ -78,7 +78,7 @@ class RemoteClient:
         self._num_engines = 0
         self._beat: Heartbeat | None = None
         self._beat_s = time.monotonic()
-        self._silence = Silence(CHECK_INTERVAL_S)
+        self._silence = SilenceTimer(CHECK_INTERVAL_S)
         self._absence = "the engine is starting"
         self._is_warm = False
         self._was_cold = False
@@ -87,7 +87,7 @@ class RemoteClient:
         self._start_s = USUAL_START_S
         """How long the last start took, from process start to ready models."""
         self._waiting: dict[str, bytes] = {}
-        self._patient_until_s = time.monotonic() + FIRST_ENGINE_WAIT_S
+        self._first_engine_deadline_s = time.monotonic() + FIRST_ENGINE_WAIT_S
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
         self._socket = bind_router(folder)
         self._loop.add_reader(self._socket.fileno(), self._receive)
@@ -232,7 +232,7 @@ class RemoteClient:
 
     def _take_beat(self, beat: Heartbeat) -> None:
         self._beat, self._beat_s = beat, time.monotonic()
-        self._silence.broken()
+        self._silence.reset()
         # Models that load later, on first use, do not make the server unready.
         is_cold = not self._is_warm and "loading" in {status.state for status in beat.models}
         if not (self._is_warm or is_cold) and self._was_cold:
@@ -260,14 +260,14 @@ class RemoteClient:
             self._retire(self._epoch_ns, "the engine was replaced", 0.0)
         self._epoch_ns = epoch_ns
         self._num_engines += 1
-        self._greet()
+        self._send_hello()
         waiting, self._waiting = self._waiting, {}
         for job_id, message in waiting.items():
             if not self._send(message):
                 self._streams.fail(job_id, self._engine_down())
         return True
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         """Make the engine cancel all earlier jobs; restore the watchers' step reports."""
         self._post(Hello())
         self._feed.resume()
@@ -275,7 +275,7 @@ class RemoteClient:
     def _awaits_first(self) -> bool:
         """Whether the first engine is still awaited."""
         is_first = not self._num_engines and not self._dead_until_ns
-        return is_first and time.monotonic() < self._patient_until_s
+        return is_first and time.monotonic() < self._first_engine_deadline_s
 
     def _has_room(self, message: bytes) -> bool:
         return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
@@ -309,20 +309,20 @@ class RemoteClient:
         """False only for an engine that hangs: an absent one is restarted by its supervisor."""
         if self._beat is None:
             return True
-        return self._silence.lasts_s <= self._beat.stall_budget_s
+        return self._silence.elapsed_s <= self._beat.stall_budget_s
 
     def _check_heartbeat(self) -> None:
         """End all streams if the engine is silent for longer than its last heartbeat allows."""
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
         self._receive()
-        self._silence.turn()
+        self._silence.tick()
         if self._waiting and not self._awaits_first():
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(
                 EngineDown("The engine makes no progress.", retry_after_s=self._start_s)
             )
-            self._greet()  # in case it recovers: those jobs have no reader any more
+            self._send_hello()  # in case it recovers: those jobs have no reader any more
 
     def _with_retry(self, output: Output) -> Output:
         """Add the expected start time to an `EngineDown` of the engine, which does not know it."""

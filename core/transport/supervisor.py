@@ -29,7 +29,7 @@ import msgspec
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
 from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready, StartFacts
-from triptych.core.transport.silence import Silence
+from triptych.core.transport.silence_timer import SilenceTimer
 
 _log = logging.getLogger(__name__)
 
@@ -106,19 +106,21 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, number)
-        keepers = {asyncio.create_task(self._keep(spec)) for spec in self._specs}
+        supervisions = {asyncio.create_task(self._supervise(spec)) for spec in self._specs}
         stopper = asyncio.create_task(self._stop())
         try:
-            done, _ = await asyncio.wait({*keepers, stopper}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {*supervisions, stopper}, return_when=asyncio.FIRST_COMPLETED
+            )
             if stopper not in done:
-                (keeper, *_) = done
-                await keeper
+                (supervision, *_) = done
+                await supervision
             return await stopper
         finally:
             self._stopping.set()
-            for task in (*keepers, stopper):
-                task.cancel()  # a child goes with its keeper
-            await asyncio.gather(*keepers, stopper, return_exceptions=True)
+            for task in (*supervisions, stopper):
+                task.cancel()  # this ends its child
+            await asyncio.gather(*supervisions, stopper, return_exceptions=True)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -126,7 +128,7 @@ class Supervisor:
         """Drain, as on a first signal `number`; a second call kills the children."""
         self._signals.put_nowait(number)
 
-    async def _keep(self, spec: ChildSpec) -> None:
+    async def _supervise(self, spec: ChildSpec) -> None:
         """Run and restart `spec`. Returns only while stopping."""
         crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
         was_ready, kept = False, dict[str, int]()
@@ -204,9 +206,9 @@ class _SupervisedProcess:
         self._reader, self._writer = line
         self._observer = observer
         self._hung = asyncio.Event()
-        self._silence = Silence(LISTEN_INTERVAL_S)
+        self._silence = SilenceTimer(LISTEN_INTERVAL_S)
         self._budget_s = start_budget_s
-        self._watchdog = self._listen_again()
+        self._watchdog = self._schedule_check()
 
     @classmethod
     async def start(
@@ -277,7 +279,7 @@ class _SupervisedProcess:
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):
-            self._silence.broken()
+            self._silence.reset()
             self._budget_s = note.stall_budget_s
         elif isinstance(note, Ready):
             self.is_ready = True
@@ -287,16 +289,16 @@ class _SupervisedProcess:
             self.failure = from_info(ErrorInfo(code=note.code, message=note.message))
         self._observer.on_note(self.spec.name, note)
 
-    def _listen_again(self) -> asyncio.TimerHandle:
+    def _schedule_check(self) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
         return loop.call_later(self._silence.interval_s, self._check_silence)
 
     def _check_silence(self) -> None:
-        self._silence.turn()
-        if self._silence.lasts_s > self._budget_s:
+        self._silence.tick()
+        if self._silence.elapsed_s > self._budget_s:
             self._hung.set()
         else:
-            self._watchdog = self._listen_again()
+            self._watchdog = self._schedule_check()
 
     async def _dump_and_kill(self) -> None:
         _log.error("the %s process makes no progress; its stacks follow", self.spec.name)

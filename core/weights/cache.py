@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.logs import fields
-from triptych.core.process.lookups import missed
+from triptych.core.process.lookups import record_miss
 from triptych.core.weights.manifest import Manifest, flush, read_manifest, seal, verify
 from triptych.core.weights.progress import Progress
 
@@ -66,13 +66,13 @@ class WeightsCache:
         """
         folder = self.models / key
         try:
-            manifest = self._whole(folder, source, build, progress)
+            manifest = self._get_or_build(folder, source, build, progress)
         except OSError as error:
             if error.errno not in _NO_ROOM and not isinstance(error, Timeout):
                 raise
             reason = error.strerror or "another process holds its lock"
             _log.warning("the weights cache is off for this run", extra=fields(reason=reason))
-            missed("the cache cannot be used")
+            record_miss("the cache cannot be used")
             return _build_temporarily(key, source, build)
         return folder, manifest.digest
 
@@ -99,32 +99,34 @@ class WeightsCache:
         finally:
             lock.release()
 
-    def _whole(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
+    def _get_or_build(
+        self, folder: Path, source: str, build: Build, progress: Progress
+    ) -> Manifest:
         """The entry's manifest, after building or rebuilding it if needed.
 
         A complete entry needs no lock, hence no writable disk: it appeared by one rename and never
         changes.
         """
         try:
-            return _verified(folder, progress)
+            return _verify_entry(folder, progress)
         except WeightsError:
             with self._locked(folder.name):
-                return self._rebuilt(folder, source, build, progress)
+                return self._rebuild(folder, source, build, progress)
 
-    def _rebuilt(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
+    def _rebuild(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
         """Under the lock: the entry built by another process meanwhile, or a new one."""
         key = folder.name
         if folder.exists():
             try:
-                return _verified(folder, progress)
+                return _verify_entry(folder, progress)
             except WeightsError as error:
                 reason = error.message
             _log.warning("cached weights are damaged; rebuilding", extra=fields(reason=reason))
             quarantine = self.models / (key + _QUARANTINED)
-            missed("the cached files are damaged")
+            record_miss("the cached files are damaged")
             shutil.rmtree(quarantine, ignore_errors=True)
             folder.rename(quarantine)
-        missed("not in the cache")
+        record_miss("not in the cache")
         partial = self.models / (key + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)  # left by a crashed builder
         try:
@@ -168,7 +170,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "triptych"
 
 
-def _verified(folder: Path, progress: Progress) -> Manifest:
+def _verify_entry(folder: Path, progress: Progress) -> Manifest:
     """The manifest of a complete entry in its own folder; otherwise raises `WeightsError`."""
     manifest = verify(folder, progress)
     if manifest.key != folder.name:

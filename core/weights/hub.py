@@ -23,7 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
-from triptych.core.process.lookups import missed
+from triptych.core.process.lookups import record_miss
 from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
@@ -124,7 +124,7 @@ def _snapshot(
         )
     )
     if snapshot not in before:
-        missed("fetched from the hub")
+        record_miss("fetched from the hub")
     return snapshot
 
 
@@ -152,12 +152,12 @@ def needed_files(index: PipelineIndex, files: Iterable[str], options: ModelOptio
     for part in index.parts.values():
         override = overrides.get(part.name, PartOverride())
         if not override.path:
-            chosen = _of_part(part, inside[part.name], override, options)
+            chosen = _part_files(part, inside[part.name], override, options)
             needed += [f"{part.name}/{name}" for name in chosen]
     return needed
 
 
-def _of_part(
+def _part_files(
     part: PipelineComponent, names: list[str], override: PartOverride, options: ModelOptions
 ) -> list[str]:
     variants: dict[str, list[str]] = {}

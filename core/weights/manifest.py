@@ -99,7 +99,7 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
     """Check that `folder` matches its manifest byte for byte.
 
     Raises `WeightsError` naming the first file that is missing, truncated, changed or unexpected.
-    Inside `leaving_weights_unread` only the lengths of safetensors files are checked.
+    Inside `skip_weight_files` only the lengths of safetensors files are checked.
     """
     try:
         return _verify(folder, progress or SilentProgress())
@@ -108,7 +108,7 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
 
 
 @contextmanager
-def leaving_weights_unread() -> Iterator[None]:
+def skip_weight_files() -> Iterator[None]:
     """Make `verify` skip the content of weight files, which is verified when they are opened."""
     token = _leaves_weights.set(True)
     try:
@@ -117,7 +117,7 @@ def leaving_weights_unread() -> Iterator[None]:
         _leaves_weights.reset(token)
 
 
-def verify_ahead(folders: Iterable[Path]) -> None:
+def verify_in_background(folders: Iterable[Path]) -> None:
     """Start verifying the sealed `folders` on a thread; `verify_if_sealed` waits for it."""
     thread = ThreadPoolExecutor(1, "triptych-verify")
     for folder in dict.fromkeys(folders):
@@ -153,7 +153,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def verify_if_sealed(folder: Path) -> None:
     """Verify `folder` if it is sealed; other folders have no manifest to compare with.
 
-    A result of `verify_ahead` is used once, because the files may change later.
+    A result of `verify_in_background` is used once, because the files may change later.
     """
     proof = _ahead.pop(folder, None)
     if proof is not None:

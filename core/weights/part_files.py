@@ -12,9 +12,9 @@ from pathlib import Path
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
+from triptych.core.weights.content_digests import SMALL_FILES, content_digest
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.overrides import PartOverride
-from triptych.core.weights.samples import SMALL_FILES, content_digest
 
 _HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>.+)")
 

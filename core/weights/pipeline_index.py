@@ -88,7 +88,7 @@ def _read_part(name: str, value: list[Any]) -> PipelineComponent | None:
 
 
 @contextmanager
-def naming(part: str) -> Iterator[None]:
+def prefix_errors(part: str) -> Iterator[None]:
     """Prefix every `WeightsError` of the block with the name of the part."""
     try:
         yield

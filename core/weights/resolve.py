@@ -21,8 +21,9 @@ from triptych.core.bundle.store import Bundle, find_bundle
 from triptych.core.errors import BundleError, ConfigError, TriptychError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.options.served_names import ServedNames
-from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.weights.cache import Build, WeightsCache
+from triptych.core.weights.content_digests import SMALL_FILES, content_digest
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.overrides import PartOverride, read_overrides
@@ -35,9 +36,13 @@ from triptych.core.weights.packages import (
     run_installer,
 )
 from triptych.core.weights.part_files import identity
-from triptych.core.weights.pipeline_index import PIPELINE_INDEX, is_pipeline, naming, read_pipeline
+from triptych.core.weights.pipeline_index import (
+    PIPELINE_INDEX,
+    is_pipeline,
+    prefix_errors,
+    read_pipeline,
+)
 from triptych.core.weights.progress import Progress
-from triptych.core.weights.samples import SMALL_FILES, content_digest
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
@@ -183,17 +188,17 @@ class _Resolver:
         """See `resolve`."""
         name = name or served_name(reference)
         promised = self.bundle.model(place_of(reference)) if self.bundle else None
-        with looking_for("weights", name) as search:
+        with timed_lookup("weights", name) as search:
             search.is_promised = promised is not None
             try:
                 found = self._from_bundle(promised) if promised else None
             except (BundleError, WeightsError) as error:
-                missed(error.message)
+                record_miss(error.message)
                 found = None
             folder, digest = found or self._find(reference)
             is_same = promised is not None and promised.digest == digest
             if promised is not None and not is_same:
-                missed("its files differ from those in the bundle")
+                record_miss("its files differ from those in the bundle")
         return ResolvedModel(
             name=name,
             reference=reference,
@@ -317,7 +322,7 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
         given = overrides.get(name, PartOverride())
         if not given.path:
             is_whole = part.has_weights and not given.weight_path
-            with naming(name):
+            with prefix_errors(name):
                 digest = (_weights_digest if is_whole else _files_digest)(folder / name)
             lines.append(f"{name} {digest}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -363,7 +368,7 @@ def _files_digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def opening(
+def open_resolved(
     model: ResolvedModel,
     open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
     *args: Options.args,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.weights.layout import read_json
 
 SAMPLE_RATE = 16_000
@@ -75,7 +75,7 @@ def _read(file: str, values: Mapping[str, Any], kind: type[Fields]) -> Fields:
     try:
         return convert(values, kind)
     except msgspec.ValidationError as error:
-        reason = what_is_wrong(error, values)
+        reason = describe_mismatch(error, values)
         raise WeightsError(f"{file} lacks what recognition needs: {reason}.") from error
 
 

@@ -114,7 +114,7 @@ class FetchedPages(PageExchange):
             return
         self._counts["page_fetches_total"] += 1
         lease = pool.acquire()
-        pool.follow(lease, keys[:num_found])
+        pool.extend_cached(lease, keys[:num_found])
         num_held = sum(pool.num_holders(page) > 1 for page in lease.page_ids)
         num_taken = num_found - num_held + len(keys) - first
         num_carried = sum(each.num_taken for each in self._open.values())
@@ -237,7 +237,7 @@ class SentPages(TransferJobs, PageExchange):
     def _send(self, sent: _SentPrompt) -> None:
         """Hold the next pages that are computed, and pass them to the transfer."""
         num_before = len(sent.lease)
-        self._state.pool.follow(sent.lease, sent.keys[num_before:])
+        self._state.pool.extend_cached(sent.lease, sent.keys[num_before:])
         page_ids = sent.lease.page_ids[num_before:]
         if page_ids:
             sent.transfer.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))

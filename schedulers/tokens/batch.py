@@ -233,7 +233,7 @@ class TokenBatch:
         row.num_unknown -= piece.is_sampled
         if not result.is_finite:
             assert row.lease is not None, "a running row holds a lease"
-            self.pool.forget(row.lease)
+            self.pool.unpublish(row.lease)
             self._counters["non_finite_total"] += 1
             return NonFinite("The model computed no finite values for this request.")
         self.state.publish(row)

@@ -15,8 +15,8 @@ from pathlib import Path
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.process import logs
-from triptych.core.process.collector import rest_collector, resume_collector
-from triptych.core.process.heap import give_large_blocks_back
+from triptych.core.process.collector import pause_collector, resume_collector
+from triptych.core.process.heap import return_large_blocks
 from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.remote import RemoteClient
@@ -31,11 +31,11 @@ _log = logging.getLogger("triptych.api_process")
 
 def main() -> None:
     """Run the API process until it is stopped."""
-    rest_collector()
+    pause_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    give_large_blocks_back()
+    return_large_blocks()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor logs the rest
     run_child(line, lambda: asyncio.run(_run(line, setup)), _log)
 

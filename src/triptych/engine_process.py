@@ -17,12 +17,12 @@ from triptych.core.errors import ModelTooLarge
 from triptych.core.ledger import Ledger, mib
 from triptych.core.options.config import Config
 from triptych.core.process import logs
-from triptych.core.process.collector import rest_collector, resume_collector
-from triptych.core.process.lookups import listening
+from triptych.core.process.collector import pause_collector, resume_collector
+from triptych.core.process.lookups import listen_to_lookups
 from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.weights.manifest import verify_ahead
+from triptych.core.weights.manifest import verify_in_background
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.engine import Engine
 
@@ -32,17 +32,17 @@ _log = logging.getLogger("triptych.engine_process")
 
 def main(build: BuildEngine = build_engine) -> None:
     """Run the engine process. Never returns: a hung device must not keep the process alive."""
-    rest_collector()
+    pause_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    with listening(line.send):
+    with listen_to_lookups(line.send):
         run_child(line, lambda: _run(line, setup, build), _log)
 
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
     if setup.config.models.load == "startup":
-        verify_ahead(Path(model.folder) for model in setup.models)
+        verify_in_background(Path(model.folder) for model in setup.models)
     engine = build(setup.config, setup.models)
     keep_budget(line, engine.ledger, setup.device_budget_bytes)
     line.send(Phase("engine", _library_note()))

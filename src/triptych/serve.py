@@ -32,13 +32,13 @@ from triptych.core.options.table import Resolved, add_options, resolve_with_sour
 from triptych.core.process import logs
 from triptych.core.process.lazy import load
 from triptych.core.process.logs import fields
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
-from triptych.core.weights.manifest import leaving_weights_unread
+from triptych.core.weights.manifest import skip_weight_files
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
 from triptych.replicas.plan import ReplicaPlan
@@ -127,9 +127,9 @@ def _resolve(
     """Fetch the models. Unless it `reads_weights`, the engine must verify them."""
     started_s = time.monotonic()
     progress = startup.progress()
-    reading = nullcontext() if reads_weights else leaving_weights_unread()
+    reading = nullcontext() if reads_weights else skip_weight_files()
     try:
-        with listening(startup.take), reading:
+        with listen_to_lookups(startup.take), reading:
             models = resolve_models(resolved, progress)
     finally:
         progress.stop()

@@ -30,7 +30,7 @@ from triptych.core.options.table import Resolved, add_options, resolve_with_sour
 from triptych.core.process import logs
 from triptych.core.process.cli_io import count_bar
 from triptych.core.process.lazy import load
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.progress import RichProgress
@@ -199,7 +199,7 @@ class _WarmCache:
         """Time a phase, and print its cache hits and misses."""
         lookups: list[Lookup] = []
         started_s = time.monotonic()
-        with listening(lookups.append):
+        with listen_to_lookups(lookups.append):
             yield
         self.phases[name] = time.monotonic() - started_s
         found = {lookup.phase: summarize(lookups, lookup.phase) for lookup in lookups}

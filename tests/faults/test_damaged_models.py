@@ -21,7 +21,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ModelOptions
 from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, opening, resolve
+from triptych.core.weights.resolve import ResolvedModel, open_resolved, resolve
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -132,8 +132,8 @@ def start(place: str) -> ResolvedModel:
         place, name=None, options=options, progress=SilentProgress(), sources=known_sources()
     )
     role_of(model)
-    opening(model, TextModel.open, options)
-    opening(model, EmbeddingModel.open, options).reader()
+    open_resolved(model, TextModel.open, options)
+    open_resolved(model, EmbeddingModel.open, options).reader()
     loader = LlmLoader(model, Config(), Device.open("cpu"), Ledger(2**30))
     loader.load(lambda progress: None).close()
     return model
@@ -224,7 +224,7 @@ def test_whatever_a_reader_raises_names_the_model() -> None:
         raise KeyError("a\nfield")
 
     with pytest.raises(WeightsError, match=r"tiny cannot be read.*KeyError") as caught:
-        opening(model, read)
+        open_resolved(model, read)
     assert "\n" not in caught.value.message
 
 

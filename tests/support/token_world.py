@@ -265,8 +265,8 @@ class World(SchedulerDriver):
             requests=self.requests,
         )
         self.cached_since: dict[tuple[int, bytes], int] = {}
-        self._follow = self.pool.follow
-        self.pool.follow = self._followed  # type: ignore[method-assign]
+        self._follow = self.pool.extend_cached
+        self.pool.extend_cached = self._followed  # type: ignore[method-assign]
         self.num_notes = 0
 
     def _followed(self, lease: Any, keys: Any) -> None:

@@ -151,7 +151,7 @@ def _part(
     table: DocumentTable, owner: str, page: Page, purpose: Purpose | None
 ) -> tuple[list[StoredFile], bool, Page]:
     """Return the visible files of a page, whether it is the last, and the next page."""
-    found = table.listed(owner, _KIND, page)
+    found = table.list_page(owner, _KIND, page)
     shown = (each for each in found if each.status != _GROWING)
     files = [_file(each, each.content_bytes) for each in shown]
     if purpose is not None:

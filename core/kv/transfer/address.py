@@ -52,7 +52,7 @@ class PageAddress:
     def listen(self) -> socket.socket:
         """A listening socket. Raises `ConfigError` if the address cannot be bound."""
         try:
-            listener = self._listen_here() if self.path else self._listen()
+            listener = self._listen_unix() if self.path else self._listen()
         except OSError as error:
             raise ConfigError(
                 f"{self.flag} {self}: cannot listen ({error.strerror or error}); an engine with"
@@ -73,7 +73,7 @@ class PageAddress:
         family, _, _, _, target = found[-1]
         return await _connect(family, target)
 
-    def forget(self) -> None:
+    def unlink(self) -> None:
         """Remove the file of a Unix socket, while it still listens."""
         if self.path:
             with suppress(OSError):
@@ -83,7 +83,7 @@ class PageAddress:
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((self.host, self.port), family=found[0], backlog=_BACKLOG)
 
-    def _listen_here(self) -> socket.socket:
+    def _listen_unix(self) -> socket.socket:
         """Replaces the socket file of a killed server; only this user may connect."""
         probe = socket.socket(socket.AF_UNIX)
         with probe, suppress(FileNotFoundError, ConnectionRefusedError):
@@ -114,11 +114,11 @@ async def _connect(family: int, target: object) -> socket.socket:
     except BaseException:
         opened.close()
         raise
-    make_prompt(opened)
+    set_tcp_options(opened)
     return opened
 
 
-def make_prompt(connected: socket.socket) -> None:
+def set_tcp_options(connected: socket.socket) -> None:
     """Disable Nagle's algorithm and enable keep-alive on a TCP socket."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -45,14 +45,14 @@ from triptych.core.kv.transfer.messages import (
 )
 from triptych.core.kv.transfer.nixl_slots import ReadSlots
 from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
-from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
+from triptych.core.kv.transfer.shared_slots import IS_SUPPORTED, SharedSlots
 from triptych.core.options.pipeline import NIXL
 from triptych.core.process.loop_thread import LoopThread
 
 ReceivedSlots = SharedSlots | ReadSlots
-_LEAST_DELAY_S = 0.1
-_MOST_DELAY_S = 5.0
-_MOST_REST_S = 60.0
+_MIN_DELAY_S = 0.1
+_MAX_DELAY_S = 5.0
+_MAX_BACKOFF_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -106,7 +106,7 @@ class PageClient:
     @property
     def is_connected(self) -> bool:
         """Whether any engine is available; from any thread."""
-        return any(link.is_willing for link in self._links)
+        return any(link.is_available for link in self._links)
 
     def start(self, fetch: PageFetch) -> None:
         """Fetch from the engine with the fewest pages pending."""
@@ -125,9 +125,9 @@ class PageClient:
         return asyncio.get_running_loop()
 
     def _start(self, fetch: PageFetch) -> None:
-        willing = [link for link in self._links if link.takes_fetches]
+        willing = [link for link in self._links if link.has_capacity]
         if willing:
-            min(willing, key=lambda link: link.num_awaited).start(fetch)
+            min(willing, key=lambda link: link.num_pending).start(fetch)
         else:
             fetch.ended()
 
@@ -147,9 +147,9 @@ class _PageLink:
         self._transfers: set[int] = set()  # fetches that the other end has not ended
         self._is_useful = False
         self._num_frames = 0
-        self._rest_s = 0.0
-        self._rests_until_s = 0.0
-        self._said = ""
+        self._backoff_s = 0.0
+        self._backoff_until_s = 0.0
+        self._last_error = ""
         page_bytes = client.memory.page_bytes
         self._num_credits = num_credits(page_bytes)
         self._scratch = memoryview(bytearray(page_bytes))
@@ -157,33 +157,33 @@ class _PageLink:
         self._group: asyncio.TaskGroup
 
     @property
-    def is_willing(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the other end is connected and not in back-off; from any thread."""
-        return self.is_up and time.monotonic() >= self._rests_until_s
+        return self.is_up and time.monotonic() >= self._backoff_until_s
 
     @property
-    def takes_fetches(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another fetch may start; after a late one, only one at a time."""
-        most = 1 if self._rest_s else MAX_TRANSFERS
-        return self.is_willing and len(self._transfers) < most
+        most = 1 if self._backoff_s else MAX_TRANSFERS
+        return self.is_available and len(self._transfers) < most
 
     @property
-    def num_awaited(self) -> int:
+    def num_pending(self) -> int:
         """Pages requested and not yet received."""
         return sum(len(fetch.keys) - fetch.num_arrived for fetch in self._fetches.values())
 
     async def run(self) -> None:
         """Keep connecting, with growing delays after connections that delivered no page."""
-        delay_s = _LEAST_DELAY_S
+        delay_s = _MIN_DELAY_S
         while True:
             self._is_useful = False
             try:
                 await self._connect()
             except* (BadPeer, LinkRefused, OSError) as group:
-                self._say(group.exceptions[0])
+                self._log_error(group.exceptions[0])
             except* Exception:  # a bug of our own must not end the link
                 _log.exception("a connection for pages failed")
-            delay_s = _LEAST_DELAY_S if self._is_useful else min(2 * delay_s, _MOST_DELAY_S)
+            delay_s = _MIN_DELAY_S if self._is_useful else min(2 * delay_s, _MAX_DELAY_S)
             await asyncio.sleep(delay_s)
 
     def start(self, fetch: PageFetch) -> None:
@@ -200,7 +200,7 @@ class _PageLink:
             return
         self._fetches[fetch.fetch_id] = fetch
         self._transfers.add(fetch.fetch_id)
-        self._await_next(fetch)
+        self._arm_timer(fetch)
         spawn(self._group, self._channel.send_frame(frame))
 
     def drop(self, fetch: PageFetch) -> None:
@@ -210,13 +210,13 @@ class _PageLink:
             if self.is_up:
                 spawn(self._group, self._channel.send(DropFetch(fetch.fetch_id)))
 
-    def _say(self, error: BaseException) -> None:
+    def _log_error(self, error: BaseException) -> None:
         """Log why there is no connection, once for each reason."""
         said = f"{error}" or type(error).__name__
-        if said != self._said:
+        if said != self._last_error:
             what = self._client.format.content
             _log.warning("cannot fetch %s from %s: %s", what, self._address, said)
-        self._said = said
+        self._last_error = said
 
     async def _connect(self) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
@@ -229,19 +229,19 @@ class _PageLink:
                 slots = await self._greet(channel)
             _log.info("fetching %s from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
-                self.is_up, self._said = True, ""
+                self.is_up, self._last_error = True, ""
                 client.counts["page_links"] += 1
                 try:
                     await self._read(slots)
                 finally:
                     client.counts["page_links"] -= 1
-                    self._lose_all()
+                    self._end_all()
         finally:
             channel.close()
             if slots is not None:
                 slots.close()
 
-    def _lose_all(self) -> None:
+    def _end_all(self) -> None:
         """End all fetches: the connection is gone."""
         self.is_up = False
         self._transfers.clear()
@@ -256,7 +256,7 @@ class _PageLink:
             raise LinkRefused("version", f"version {VERSION} here, {challenge.version} there")
         nonces = challenge.nonce, nonce
         slots, descriptor = None, -1
-        if client.format.transport != NIXL and self._address.path and IS_OFFERED:
+        if client.format.transport != NIXL and self._address.path and IS_SUPPORTED:
             slots, descriptor = SharedSlots.make(self._num_credits, client.memory.page_bytes)
         try:
             greeting = PageGreeting(
@@ -314,7 +314,7 @@ class _PageLink:
         if slots is None and header.slot == -1:
             await self._channel.fill(page)
         elif slots is not None and 0 <= header.slot < slots.num_slots:
-            await slots.arrive(header.slot, num_bytes)
+            await slots.read_slot(header.slot, num_bytes)
             page = slots.slot(header.slot)[:num_bytes]
             client.counts["page_received_bytes_total"] += len(page)
         else:
@@ -337,30 +337,30 @@ class _PageLink:
         fetch.num_arrived += 1
         fetch.arrived(fetch.num_arrived)
         if fetch.num_arrived == len(fetch.keys):
-            self._rest_s = 0.0
+            self._backoff_s = 0.0
             self._end(fetch)
         else:
-            self._await_next(fetch)
+            self._arm_timer(fetch)
 
-    def _await_next(self, fetch: PageFetch) -> None:
+    def _arm_timer(self, fetch: PageFetch) -> None:
         """Set the timeout for the next page of `fetch`."""
         loop = asyncio.get_running_loop()
-        fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
+        fetch.set_timer(loop.call_later(self._client.timeout_s, self._on_timeout, fetch))
 
-    def _give_up(self, fetch: PageFetch) -> None:
+    def _on_timeout(self, fetch: PageFetch) -> None:
         """End a late fetch and back off; check that the other end still answers."""
-        self._rest()
+        self._back_off()
         self.drop(fetch)
         if self.is_up:
             spawn(self._group, self._expect_frame())
 
-    def _rest(self) -> None:
+    def _back_off(self) -> None:
         """Start no fetches for a while, doubled each time in a row: they would be late as well."""
         now_s, least_s = time.monotonic(), self._client.timeout_s
-        if now_s >= self._rests_until_s:  # otherwise the fetch began before the current back-off
-            self._rest_s = max(least_s, min(2 * self._rest_s, _MOST_REST_S))
-            self._rests_until_s = now_s + self._rest_s
-            what, rest_s = self._client.format.content, self._rest_s
+        if now_s >= self._backoff_until_s:  # otherwise the fetch began before the current back-off
+            self._backoff_s = max(least_s, min(2 * self._backoff_s, _MAX_BACKOFF_S))
+            self._backoff_until_s = now_s + self._backoff_s
+            what, rest_s = self._client.format.content, self._backoff_s
             _log.info("%s from %s are late: no fetches for %g s", what, self._address, rest_s)
 
     async def _expect_frame(self) -> None:

@@ -82,10 +82,10 @@ class OfferedSlots(_NixlMemory):
         with _connection_errors():
             return NixlRegion(self._agent.get_agent_metadata(), self._address(0))
 
-    async def carry(self, is_lent: asyncio.Event) -> None:
+    async def drive_progress(self, has_in_flight: asyncio.Event) -> None:
         """Drive NIXL's progress, forever, while the other end may be reading slots."""
         while True:
-            await is_lent.wait()
+            await has_in_flight.wait()
             with _connection_errors():
                 self._agent.get_new_notifs()
             await asyncio.sleep(_POLL_S)
@@ -104,7 +104,7 @@ class ReadSlots(_NixlMemory):
             super().close()
             raise
 
-    async def arrive(self, index: int, num_bytes: int) -> None:
+    async def read_slot(self, index: int, num_bytes: int) -> None:
         """Read the first bytes of a slot. Raises `ConnectionError`."""
         place = index * self._slot_bytes
         with _connection_errors():

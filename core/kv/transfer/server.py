@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from triptych.core.kv.transfer.address import PageAddress, make_prompt
+from triptych.core.kv.transfer.address import PageAddress, set_tcp_options
 from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, readable, spawn
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
@@ -42,7 +42,7 @@ from triptych.core.kv.transfer.messages import (
     proof,
 )
 from triptych.core.kv.transfer.nixl_slots import OfferedSlots
-from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
+from triptych.core.kv.transfer.shared_slots import IS_SUPPORTED, SharedSlots
 from triptych.core.options.pipeline import NIXL
 from triptych.core.process.loop_thread import LoopThread
 
@@ -141,7 +141,7 @@ class PageServer:
     def close(self) -> None:
         """End all connections; no page is read after this."""
         self._thread.close()
-        self._address.forget()
+        self._address.unlink()
         self._listener.close()
 
     async def _start(self, transfers: PageTransferHandler) -> None:
@@ -167,15 +167,15 @@ class PageServer:
             if len(self._tasks) - len(self._unauthenticated) > _MAX_CONNECTIONS:
                 connected.close()
             else:
-                self._make_way()
+                self._evict_unauthenticated()
                 task = self._spawn(self._serve(connected, transfers))
                 self._unauthenticated[task] = peer[0] if isinstance(peer, tuple) else ""
                 task.add_done_callback(
-                    partial(_hang_up, connected)
+                    partial(_close_socket, connected)
                 )  # the task may be cancelled before it starts
                 task.add_done_callback(self._set_authenticated)
 
-    def _make_way(self) -> None:
+    def _evict_unauthenticated(self) -> None:
         """Close the oldest unauthenticated connection of the host that has the most."""
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
             most, _ = Counter(self._unauthenticated.values()).most_common(1)[0]
@@ -191,7 +191,7 @@ class PageServer:
     async def _serve(self, connected: socket.socket, transfers: PageTransferHandler) -> None:
         """Serve one connection until it ends."""
         connected.setblocking(False)
-        make_prompt(connected)
+        set_tcp_options(connected)
         channel, slots = PageChannel(connected, self.counts), None
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
@@ -253,13 +253,13 @@ class PageServer:
         return None
 
     async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SentSlots | None:
-        if self.format.transport == NIXL or not (self._address.path and IS_OFFERED):
+        if self.format.transport == NIXL or not (self._address.path and IS_SUPPORTED):
             return None
         descriptor = await channel.receive_descriptor()
         return SharedSlots.take(descriptor, greeting.num_slots, self.format.page_bytes)
 
 
-def _hang_up(connected: socket.socket, _: object) -> None:
+def _close_socket(connected: socket.socket, _: object) -> None:
     connected.close()
 
 
@@ -282,8 +282,8 @@ class _Connection:
         self._free: asyncio.Queue[int] = asyncio.Queue()
         for index in range(num_credits):
             self._free.put_nowait(-1 if slots is None else index)
-        self._lent: list[int] = []
-        self._is_lent = asyncio.Event()
+        self._in_flight: list[int] = []
+        self._has_in_flight = asyncio.Event()
         self._deadline = asyncio.timeout(None)
         self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
         self._scratch_lock = asyncio.Lock()
@@ -292,7 +292,7 @@ class _Connection:
         """Serve until the peer disconnects, violates the protocol, or accepts no page in time."""
         async with self._deadline, asyncio.TaskGroup() as group:
             if self._slots is not None:
-                group.create_task(self._slots.carry(self._is_lent))
+                group.create_task(self._slots.drive_progress(self._has_in_flight))
             while True:
                 self._take(await self._channel.receive(FromDecode, MAX_REQUEST_BYTES), group)
 
@@ -307,13 +307,13 @@ class _Connection:
                 if (dropped := self._open.get(message.fetch_id)) is not None:
                     dropped.drop()
             case PageCredit():
-                if message.slot not in self._lent:
+                if message.slot not in self._in_flight:
                     raise BadPeer("a credit for a slot not in use")
-                self._lent.remove(message.slot)
-                if not self._lent:
-                    self._is_lent.clear()
+                self._in_flight.remove(message.slot)
+                if not self._in_flight:
+                    self._has_in_flight.clear()
                 self._free.put_nowait(message.slot)
-                self._give_time()
+                self._reset_deadline()
             case _:
                 raise BadPeer("a second greeting")
 
@@ -336,10 +336,10 @@ class _Connection:
     async def _send_page(self, fetch_id: int, key: bytes, page_id: int) -> None:
         memory, counts = self._server.memory, self._server.counts
         slot = await self._free.get()
-        self._lent.append(slot)
-        self._is_lent.set()
-        if len(self._lent) == 1:
-            self._give_time()
+        self._in_flight.append(slot)
+        self._has_in_flight.set()
+        if len(self._in_flight) == 1:
+            self._reset_deadline()
         num_bytes = memory.num_bytes(page_id)
         header = PageHeader(fetch_id=fetch_id, key=key, num_bytes=num_bytes, slot=slot)
         if self._slots is not None:
@@ -353,8 +353,8 @@ class _Connection:
                 await self._channel.send(header, page)
         counts["pages_sent_total"] += 1
 
-    def _give_time(self) -> None:
+    def _reset_deadline(self) -> None:
         """Restart the peer's deadline to accept a page, or stop it if none is in flight."""
         if not self._deadline.expired():
             due_s = asyncio.get_running_loop().time() + self._server.timeout_s
-            self._deadline.reschedule(due_s if self._lent else None)
+            self._deadline.reschedule(due_s if self._in_flight else None)

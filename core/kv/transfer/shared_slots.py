@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import Self
 
-IS_OFFERED = sys.platform == "linux"
+IS_SUPPORTED = sys.platform == "linux"
 _NAME = "triptych-pages"
 
 
@@ -30,7 +30,7 @@ class SharedSlots:
     @classmethod
     def make(cls, num_slots: int, slot_bytes: int) -> tuple[Self, int]:
         """New memory, and its descriptor, which the caller closes after sending it."""
-        assert sys.platform == "linux", "the caller checks `IS_OFFERED`"
+        assert sys.platform == "linux", "the caller checks `IS_SUPPORTED`"
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, num_slots * slot_bytes)
@@ -58,10 +58,10 @@ class SharedSlots:
         assert 0 <= index < self.num_slots, "no such slot"
         return self._view[index * self._slot_bytes : (index + 1) * self._slot_bytes]
 
-    async def carry(self, is_lent: asyncio.Event) -> None:
+    async def drive_progress(self, has_in_flight: asyncio.Event) -> None:
         """Do nothing: shared memory needs no progress calls."""
 
-    async def arrive(self, index: int, num_bytes: int) -> None:
+    async def read_slot(self, index: int, num_bytes: int) -> None:
         """Do nothing: the bytes are already in shared memory."""
 
     def close(self) -> None:
@@ -72,5 +72,5 @@ class SharedSlots:
 
 
 def _seals() -> int:
-    assert sys.platform == "linux", "the caller checks `IS_OFFERED`"
+    assert sys.platform == "linux", "the caller checks `IS_SUPPORTED`"
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
@@ -95,7 +95,7 @@ def parse(config: Mapping[str, Any], kind: type[C]) -> C:
     try:
         fields = convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        reason = what_is_wrong(error, config)
+        reason = describe_mismatch(error, config)
         raise WeightsError(f"config.json is not usable: {reason}.") from None
     _check(fields)
     return fields

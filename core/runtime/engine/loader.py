@@ -25,7 +25,7 @@ from triptych.core.runtime.graphs.decode import GPU_POOL_BYTES, DecodeGraphs, de
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
-from triptych.core.weights.manifest import leaving_weights_unread
+from triptych.core.weights.manifest import skip_weight_files
 from triptych.core.weights.resolve import ResolvedModel
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class DeviceLoader:
         alone = copy.copy(self)
         alone._ledger = Ledger(self._ledger.capacity_bytes)
         alone._is_sketch = True
-        with leaving_weights_unread(), suppress(SizesTaken):
+        with skip_weight_files(), suppress(SizesTaken):
             alone.load(lambda share: None)
 
     def _memory(self, stack: ExitStack) -> ModelMemory:

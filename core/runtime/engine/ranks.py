@@ -28,7 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from msgspec import structs
 
-from triptych.core.engine_api.plan import PendingStep, Plan, Runner, Told
+from triptych.core.engine_api.plan import PendingStep, Plan, RankPlan, Runner
 from triptych.core.errors import DeviceError, ErrorInfo, RankLost, from_info
 from triptych.core.options.config import Config, ServerOptions
 from triptych.core.process.typed import decode_msgpack
@@ -243,7 +243,9 @@ class Ranks:
         """The sampler of rank 0."""
         return LeadingSampler(sampler, self.group)
 
-    def leading_runner(self, runner: Runner, told: Callable[[Plan], Told] = Told) -> LeadingRunner:
+    def leading_runner(
+        self, runner: Runner, told: Callable[[Plan], RankPlan] = RankPlan
+    ) -> LeadingRunner:
         """The runner of rank 0, once all ranks have loaded. Raises the failure of any of them."""
         for process in self._processes:
             process.expect(Ready)
@@ -262,7 +264,9 @@ class Ranks:
 class LeadingRunner:
     """A `Runner` on rank 0: the other ranks also run each plan, as `rank_plan` gives it."""
 
-    def __init__(self, runner: Runner, ranks: Ranks, told: Callable[[Plan], Told] = Told) -> None:
+    def __init__(
+        self, runner: Runner, ranks: Ranks, told: Callable[[Plan], RankPlan] = RankPlan
+    ) -> None:
         self._runner, self._ranks, self._told = runner, ranks, told
 
     def launch(self, plan: Plan) -> PendingStep:

@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import BulkRow, Record, read_rows, refuse_shared_names, with_keys
-from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.rows import BulkRow, Record, assign_keys, check_unique_stems, read_rows
+from triptych.core.bulk.run import BulkRun, add_cluster_options, model_of, read_cluster
 from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.table import add_options
 from triptych.core.process.atomic_files import write_whole
-from triptych.core.process.cli_io import STDIN, writing
+from triptych.core.process.cli_io import STDIN, report_write_errors
 from triptych.modalities.asr.api.pipeline import TranscribeOptions, TranscriptionPipeline
 from triptych.modalities.asr.api.rows import SUFFIXES, render
 from triptych.modalities.asr.api.transcript import Transcript, gather
@@ -72,7 +72,7 @@ def run_transcribe(args: argparse.Namespace) -> int:
         raise ConfigError("--words goes with --format verbose_json.")
     if not 0 <= args.temperature <= 1:
         raise ConfigError("--temperature lies between 0 and 1.")
-    cluster = cluster_of(args)
+    cluster = read_cluster(args)
     if args.input or cluster or any(Path(file).is_dir() for file in args.file):
         return _bulk(args, cluster).run("transcribed")
     files = args.file or [STDIN]
@@ -127,12 +127,12 @@ def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
     if not args.output or folder.is_file():
         raise ConfigError("Many files are written down in a folder: name one, as in -o texts.")
     rows = _rows(args)
-    refuse_shared_names(rows)
-    with writing(folder):
+    check_unique_stems(rows)
+    with report_write_errors(folder):
         folder.mkdir(exist_ok=True)
     options = {**_call_options(args), "format": args.format}
     return BulkRun(
-        rows=with_keys(rows, {"model": model_of(args), "options": options}),
+        rows=assign_keys(rows, {"model": model_of(args), "options": options}),
         work=RowWork(
             pipeline="triptych.modalities.asr.api.pipeline:TranscriptionPipeline",
             answer="triptych.modalities.asr.api.rows:answer_rows",
@@ -204,7 +204,7 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
         sys.stdout.flush()
         return
     target = _target(file, args)
-    with writing(target):
+    with report_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, (text.encode(),))
 

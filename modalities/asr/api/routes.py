@@ -24,7 +24,7 @@ from triptych.core.http.upload import form_body, read_form
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.logs import fields
-from triptych.core.weights.resolve import opening
+from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.asr.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.asr.api.protocol import (
     Body,
@@ -60,7 +60,7 @@ _logger = logging.getLogger(__name__)
 
 def open_api(setup: ApiSetup) -> ApiPart:
     """Recognition."""
-    models = [opening(model, WhisperTokenizer.open) for model in setup.models["asr"]]
+    models = [open_resolved(model, WhisperTokenizer.open) for model in setup.models["asr"]]
     reader = ClipReader(setup.pool)
     service = AsrService(setup.client, models, setup.admission, reader)
     return ApiPart([asr_router(service)], asr_cards(service))

@@ -16,12 +16,12 @@ from PIL import Image
 from pydantic import ValidationError
 
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import LABELS, BulkRow, Record, RowResult, with_keys
-from triptych.core.bulk.run import BulkRun, cluster_of, model_of
+from triptych.core.bulk.rows import LABELS, BulkRow, Record, RowResult, assign_keys
+from triptych.core.bulk.run import BulkRun, model_of, read_cluster
 from triptych.core.bulk.work import RowWork
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
-from triptych.core.process.cli_io import read_lines, writing
+from triptych.core.process.cli_io import read_lines, report_write_errors
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
 from triptych.modalities.diffusion.api.service import ImageCall
@@ -37,16 +37,16 @@ OpenPipeline = Callable[[argparse.Namespace], ImagePipeline]
 
 def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
     """Generate the lines of `--batch` that no earlier run has done; returns 1 if any failed."""
-    cluster, folder = cluster_of(args), _folder(args)
+    cluster, folder = read_cluster(args), _folder(args)
     defaults, model = _defaults(args), model_of(args)
     lines = read_lines("--batch", args.batch)
     rows = [_row(number, text, defaults) for number, text in lines]
     if not rows:
         raise ConfigError(f"--batch {args.batch}: is empty.")
-    with writing(folder):
+    with report_write_errors(folder):
         folder.mkdir(exist_ok=True)
     run = BulkRun(
-        rows=with_keys(rows, {"model": model}),
+        rows=assign_keys(rows, {"model": model}),
         work=RowWork(
             pipeline="triptych.modalities.diffusion.api.pipeline:ImagePipeline",
             answer="triptych.modalities.diffusion.api.batch:answer_rows",

@@ -19,10 +19,10 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
-from triptych.core.bulk.run import add_cluster_options, cluster_of
+from triptych.core.bulk.run import add_cluster_options, read_cluster
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
-from triptych.core.process.cli_io import writing
+from triptych.core.process.cli_io import report_write_errors
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind
 from triptych.modalities.diffusion.api.pipeline import (
     GeneratedImage,
@@ -98,7 +98,7 @@ def run_imagine(args: argparse.Namespace) -> int:
         )
 
         return run_batch(args, _open_pipeline)
-    if cluster_of(args):
+    if read_cluster(args):
         raise ConfigError("--ray-address spreads lines: give them with --batch.")
     prompt, sink = _read_prompt(args), _Sink.of(args)
     options = _options(args)
@@ -191,7 +191,7 @@ class _Sink:
             number = f"-{image.index + 1}" if self.is_numbered else ""
             path = self.path.with_stem(self.path.stem + number)
             name = str(path)
-            with writing(path):
+            with report_write_errors(path):
                 path.write_bytes(data)
         width, height = image.image.size
         steps = f"{image.num_steps} steps ({image.num_computed} computed)"

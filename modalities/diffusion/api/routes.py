@@ -26,7 +26,7 @@ from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.process.logs import fields
-from triptych.core.weights.resolve import opening
+from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.json_edits import (
@@ -80,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 def open_api(setup: ApiSetup) -> ApiPart:
     """Images. What was answered as a link can be shown to models that see."""
-    models = [opening(model, ImageModel.open) for model in setup.models["image"]]
+    models = [open_resolved(model, ImageModel.open) for model in setup.models["image"]]
     links = image_links(setup.config)
     setup.find_link = links.find
     service = ImageService(

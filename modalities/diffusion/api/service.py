@@ -333,7 +333,7 @@ def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
             (delta.pixels.width, delta.pixels.height), frame.generated, frame.shown, strict=True
         )
     )
-    return replace(delta, pixels=delta.pixels.cropped(width, height))
+    return replace(delta, pixels=delta.pixels.crop(width, height))
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
-from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
-from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.rows import BulkRow, assign_keys, read_rows
+from triptych.core.bulk.run import BulkRun, add_cluster_options, model_of, read_cluster
 from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
-from triptych.core.process.cli_io import STDIN, count_bar, writing
+from triptych.core.process.cli_io import STDIN, count_bar, report_write_errors
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 
 _BLOCK = 1024  # rows that an engine of a cluster is handed together
@@ -62,7 +62,7 @@ def run_embed(args: argparse.Namespace) -> int:
         raise ConfigError("--output ends with .npy or .jsonl.")
     if args.output and args.similar_to:
         raise ConfigError("--similar-to prints; leave --output out.")
-    cluster = cluster_of(args)
+    cluster = read_cluster(args)
     if cluster and not (args.output or "").endswith(".jsonl"):
         raise ConfigError("--ray-address writes what comes to a file: -o vectors.jsonl.")
     options = {
@@ -85,7 +85,7 @@ def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
         if args.output:
-            with writing(args.output):
+            with report_write_errors(args.output):
                 np.save(args.output, vectors, allow_pickle=False)
             return
         of = embed(args.similar_to, **options)[0]
@@ -105,7 +105,7 @@ def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | 
             BulkRow(number=n, entry=each, asked=each) for n, each in enumerate(entries, start=1)
         ]
     return BulkRun(
-        rows=with_keys(rows, {"model": model_of(args), "options": options}),
+        rows=assign_keys(rows, {"model": model_of(args), "options": options}),
         work=RowWork(
             pipeline="triptych.modalities.embedding.api.pipeline:EmbeddingPipeline",
             answer="triptych.modalities.embedding.api.rows:answer_rows",

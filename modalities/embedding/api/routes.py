@@ -18,7 +18,7 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.weights.resolve import opening
+from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
@@ -60,7 +60,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     """Embeddings of encoders, and of chat models, whose states are pooled."""
     own = [model.name for model in setup.models["embedding"]]
     able = [*setup.models["embedding"], *setup.models["chat"]]
-    opened = [opening(model, EmbeddingModel.open, setup.config.models) for model in able]
+    opened = [open_resolved(model, EmbeddingModel.open, setup.config.models) for model in able]
     service = EmbeddingService.from_config(
         setup.config, opened, setup.client, admission=setup.admission
     )

@@ -18,7 +18,7 @@ from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsE
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
-from triptych.core.text.tokenizer import LeastTokens, encode, read_tokenizer
+from triptych.core.text.tokenizer import MinTokens, encode, read_tokenizer
 from triptych.core.text.unicode import check_text
 from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
@@ -38,14 +38,14 @@ class TextReader:
     """A model's tokenizer, which reads what a caller spells as text, and the bound that it has."""
 
     tokenizer: Tokenizer
-    least_tokens: LeastTokens
+    least_tokens: MinTokens
 
     @classmethod
     def open(cls, folder: Path, name: str) -> Self:
         """Raises `WeightsError`."""
         tokenizer = read_tokenizer(folder, name)
         tokenizer.encode_special_tokens = True
-        return cls(tokenizer, LeastTokens.of(tokenizer))
+        return cls(tokenizer, MinTokens.of(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from triptych.core.runtime.devices.transfer import sent
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
@@ -168,7 +168,7 @@ def _sketch(checkpoint: Checkpoint, *, max_padding: float = 1.0) -> PackedEncode
     """The network without its weights."""
     sizes = EncoderSizes.read(checkpoint.config)
     kind = RotaryEncoder if sizes.reaches else Encoder
-    with unfit("config.json is not usable"), torch.device("meta"):
+    with library_errors("config.json is not usable"), torch.device("meta"):
         return kind(sizes, max_padding=max_padding)
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
-from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
-from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.rows import BulkRow, assign_keys, read_rows
+from triptych.core.bulk.run import BulkRun, add_cluster_options, model_of, read_cluster
 from triptych.core.bulk.work import RowWork
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.declaration import Role
@@ -207,14 +207,14 @@ def run_generate(args: argparse.Namespace) -> int:
     """Answer a batch of prompts, with progress. A bad line becomes an error line."""
     if args.batch < 1:
         raise ConfigError("--batch must be at least 1.")
-    cluster = cluster_of(args)
+    cluster = read_cluster(args)
     if cluster and not args.output:
         raise ConfigError("--ray-address writes what comes to a file: -o answers.jsonl.")
     options = {**call_options(args), "num_in_flight": args.batch}
     rows = _read_rows(args)
     shared = {"model": model_of(args), "options": call_options(args)}
     run = BulkRun(
-        rows=with_keys(rows, shared),
+        rows=assign_keys(rows, shared),
         work=RowWork(
             pipeline="triptych.modalities.llm.api.pipeline:ChatPipeline",
             answer="triptych.modalities.llm.api.rows:answer_rows",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, RequestError
-from triptych.core.grammar.causes import located
+from triptych.core.grammar.causes import locate_cause
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.constraint import ANY_OBJECT, ConstraintKind
 from triptych.core.grammar.matcher import TokenMatcher
@@ -54,7 +54,7 @@ def _check(
         matcher = compiler.compile(grammar)
     except RequestError as error:
         cost_s = time.thread_time() - started_s
-        found = located(compiler, text, cost_s) if kind == "json_schema" else None
+        found = locate_cause(compiler, text, cost_s) if kind == "json_schema" else None
         raise found or error from error
     first = TokenMatcher(matcher, compiler.vocabulary, SamplingParams(), is_jumping=True)
     first.follow((), 0, 1)

@@ -27,7 +27,7 @@ from triptych.core.http.sse import EventStream, WrittenDocument, described
 from triptych.core.options.config import ServerOptions
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
-from triptych.core.weights.resolve import opening
+from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.formatters import (
@@ -75,7 +75,9 @@ _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
 def open_api(setup: ApiSetup) -> ApiPart:
     """Chat with every model that writes text, those with encoders of images included."""
     encoders = setup.prompt_encoders
-    texts = [opening(model, TextModel.open, setup.config.models) for model in setup.models["chat"]]
+    texts = [
+        open_resolved(model, TextModel.open, setup.config.models) for model in setup.models["chat"]
+    ]
     texts += [encoder.text for encoder in encoders.values()]
     service = LlmService.from_config(
         setup.config, texts, setup.client, encoders=encoders, admission=setup.admission

@@ -33,7 +33,7 @@ from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.token_bytes import TokenBytes
 from triptych.core.text.tokenizer import (
-    LeastTokens,
+    MinTokens,
     decode,
     encode,
     literal_copy,
@@ -83,7 +83,7 @@ class TextModel:
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
     specials: SpecialTokens
-    least_tokens: LeastTokens
+    least_tokens: MinTokens
     token_bytes: TokenBytes
     grammars: GrammarChecker
     created: int = field(default_factory=lambda: int(time.time()))
@@ -138,7 +138,7 @@ class TextModel:
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
             specials=special_tokens,
-            least_tokens=LeastTokens.of(tokenizer),
+            least_tokens=MinTokens.of(tokenizer),
             token_bytes=TokenBytes(tokenizer),
             grammars=GrammarChecker(folder, vocab_size),
         )

@@ -44,7 +44,7 @@ from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.text.context_length import context_length
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 
 ATTENTION = "triptych_paged"
 """The name of our attention among those of transformers."""
@@ -115,7 +115,10 @@ class FallbackBlueprint:
 
     def weight_bytes(self) -> int:
         """Counted on a model without memory behind it."""
-        with unfit(f"config.json is not usable as {self._kind.__name__}"), torch.device("meta"):
+        with (
+            library_errors(f"config.json is not usable as {self._kind.__name__}"),
+            torch.device("meta"),
+        ):
             sketch = self._kind(copy.deepcopy(self._config))
         num_values: int = sum(parameter.numel() for parameter in sketch.parameters())
         return num_values * self.dtype.itemsize
@@ -131,7 +134,7 @@ class FallbackBlueprint:
         """The layout that the configuration states; the first pass proves it."""
         config = self._config
         num_heads = config.num_attention_heads
-        with unfit(refusal("its layers are not alike")):
+        with library_errors(refusal("its layers are not alike")):
             return KvLayout(
                 num_layers=config.num_hidden_layers,
                 num_heads=num_heads,
@@ -198,7 +201,10 @@ class FallbackModel:
             host_context_lengths_B=np.array([num_tokens]),
         )
         step = _TracedStep(KvCache(layout, 1, device), batch)
-        with torch.inference_mode(), unfit(refusal("it does not run a step of several rows")):
+        with (
+            torch.inference_mode(),
+            library_errors(refusal("it does not run a step of several rows")),
+        ):
             hidden_TC = self.forward(ids, positions, step)
             self.logits(hidden_TC[-1:])
             own_TC = self._on_its_own(ids)
@@ -305,7 +311,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     known = set(config_kind.__dataclass_fields__) | set(config_kind.attribute_map)
     fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
-    with unfit(f"config.json is not usable as {family}"):
+    with library_errors(f"config.json is not usable as {family}"):
         parsed = config_kind(**fields, attn_implementation=ATTENTION)
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful

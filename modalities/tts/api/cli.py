@@ -24,7 +24,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.core.options.table import add_options
-from triptych.core.process.cli_io import STDIN, read_text, writing
+from triptych.core.process.cli_io import STDIN, read_text, report_write_errors
 from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
 from triptych.modalities.tts.api.progress import SpeechPiece
 
@@ -131,7 +131,7 @@ def _open_sink(args: argparse.Namespace) -> Iterator[BinaryIO]:
     elif args.output in (None, STDIN):
         yield sys.stdout.buffer
     else:
-        with writing(args.output), Path(args.output).open("wb") as file:
+        with report_write_errors(args.output), Path(args.output).open("wb") as file:
             yield file
 
 

@@ -26,7 +26,7 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.core.process.logs import fields
-from triptych.core.weights.resolve import opening
+from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
@@ -53,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 def open_api(setup: ApiSetup) -> ApiPart:
     """Routes of speech and of voices."""
-    fronts = [opening(model, open_front_end) for model in setup.models["speech"]]
+    fronts = [open_resolved(model, open_front_end) for model in setup.models["speech"]]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     service = SpeechService(
         setup.client,

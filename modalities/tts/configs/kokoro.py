@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, describe_mismatch
 
 SAMPLE_RATE = 24_000
 NUM_HARMONICS = 8
@@ -98,7 +98,7 @@ def read_kokoro_config(values: Mapping[str, Any]) -> KokoroConfig:
     try:
         config = convert(dict(values), KokoroConfig)
     except msgspec.ValidationError as error:
-        reason = what_is_wrong(error, values)
+        reason = describe_mismatch(error, values)
         raise WeightsError(f"config.json is not a Kokoro config: {reason}.") from error
     generator = config.generator
     if len(generator.upsample_rates) != len(generator.upsample_kernel_sizes):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, describe_mismatch
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -54,7 +54,7 @@ def read_speech_block(config: Mapping[str, Any]) -> SpeechBlock:
     try:
         block = convert(config.get("speech"), SpeechBlock)
     except msgspec.ValidationError as error:
-        reason = what_is_wrong(error, config.get("speech"))
+        reason = describe_mismatch(error, config.get("speech"))
         raise WeightsError(f"config.json: speech is invalid: {reason}.") from None
     if block.layout != "orpheus":
         raise WeightsError(f"config.json: unknown speech layout {block.layout!r}; use orpheus.")

@@ -25,7 +25,7 @@ from triptych.core.engine_api.prompt_content import (
     ContentSpan,
     PromptContent,
     content_ids,
-    digest_of_tenant,
+    tenant_digest,
 )
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
@@ -33,7 +33,7 @@ from triptych.core.media.fetch import MediaFetcher
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES
-from triptych.core.weights.resolve import ResolvedModel, opening
+from triptych.core.weights.resolve import ResolvedModel, open_resolved
 from triptych.modalities.llm.api.multimodal import ImageSource, Message, images_of
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup
@@ -151,7 +151,7 @@ class VisionPromptEncoder:
             max_pixels=min(most, _COARSE_PIXELS) if source.is_coarse else most,
             tenant=tenant,
         )
-        return msgspec.structs.replace(image, digest=digest_of_tenant(image.digest, tenant))
+        return msgspec.structs.replace(image, digest=tenant_digest(image.digest, tenant))
 
     def _check_size(self, images: Sequence[PreparedImage]) -> None:
         num_bytes = sum(image.num_bytes for image in images)
@@ -233,7 +233,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     setup.exit_stack.push_async_callback(prepare.close)
     images = ImageProcessorCache.from_config(prepare, config)
     for model, known in zip(models, facts, strict=True):
-        setup.prompt_encoders[model.name] = opening(
+        setup.prompt_encoders[model.name] = open_resolved(
             model, VisionPromptEncoder.open, known, images, config, max_bytes=MAX_MESSAGE_BYTES
         )
     return ApiPart()

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.vlm.configs.families import FAMILIES
 from triptych.modalities.vlm.configs.slots import SlotConfig
 
@@ -32,7 +32,7 @@ def read_config(config: Mapping[str, Any]) -> Any:
     if "text_config" not in config:  # older files have its fields beside the others
         text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
         known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
-    with unfit(f"config.json is not usable as {model_type}"):
+    with library_errors(f"config.json is not usable as {model_type}"):
         return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
 
 
@@ -57,7 +57,7 @@ def open_image_processor(folder: Path) -> Any:
     kind = getattr(transformers, f"{name}Pil", None)
     if not name.endswith("ImageProcessor") or kind is None:
         raise WeightsError(f"{name or 'No'} image processor is known here.")
-    with unfit("preprocessor_config.json is not usable"):
+    with library_errors("preprocessor_config.json is not usable"):
         return kind.from_dict(dict(fields))
 
 
@@ -80,7 +80,7 @@ def open_processor(folder: Path, image_processor: Any) -> Any:
     )
     accepted = inspect.signature(kind.__init__).parameters
     plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
-    with unfit("processor_config.json is not usable"):
+    with library_errors("processor_config.json is not usable"):
         return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
 
 

@@ -26,7 +26,7 @@ from triptych.core.process.content_cache import ContentCache
 from triptych.core.runtime.devices.transfer import sent
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quiet import transformers_loading
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
@@ -223,7 +223,7 @@ def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 def encoder_sketch(config: Any, kind: Any) -> Any:
     """The encoder without memory behind it."""
-    with unfit(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
+    with library_errors(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
         return _encoder_of(_without_language(kind)(_cut(config)))
 
 

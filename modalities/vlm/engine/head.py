@@ -119,7 +119,7 @@ class VisionHead(TextHead):
             if not is_filled_T[first : first + row.num_tokens].any():
                 continue
             for span in self._spans[row.slot]:
-                for low, high, feature in span.filling(row.start, row.start + row.num_tokens):
+                for low, high, feature in span.filled_ranges(row.start, row.start + row.num_tokens):
                     self._filling.append((span.digest, feature, feature + high - low))
         laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
         if not self._blocks:

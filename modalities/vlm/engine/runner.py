@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult, Told
+from triptych.core.engine_api.plan import PendingStep, Plan, RankPlan, Runner, StepResult
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.sampling.host_copy import HostCopy
@@ -27,9 +27,9 @@ from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
 _NO_ROOM = "The images did not fit in device memory."
 
 
-def told(plan: Plan) -> Told:
+def told(plan: Plan) -> RankPlan:
     """What the other ranks of a model are told, whose encoder is divided, too."""
-    return Told(SharedPlan.of(plan) if isinstance(plan, EncodePlan) else plan)
+    return RankPlan(SharedPlan.of(plan) if isinstance(plan, EncodePlan) else plan)
 
 
 class VisionRunner:

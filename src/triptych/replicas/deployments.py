@@ -29,7 +29,7 @@ from triptych.core.process.typed import decode_json
 from triptych.core.router.client import ReplicaLost, ReplicatedClient
 from triptych.core.router.replica import Replica
 from triptych.core.router.request import RoutedRequest
-from triptych.core.weights.manifest import verify_ahead
+from triptych.core.weights.manifest import verify_in_background
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
@@ -50,7 +50,7 @@ class EngineReplica:
         logs.configure(config.server)
         models = await asyncio.to_thread(_resolve, config)
         if config.models.load == "startup":
-            verify_ahead(Path(model.folder) for model in models)
+            verify_in_background(Path(model.folder) for model in models)
         engine = await asyncio.to_thread(build_engine, with_models(config, models), models)
         client = LocalClient(engine)
         self._replica = Replica(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import BulkRow, Record, RowResult, refuse_shared_names, with_keys
-from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of
+from triptych.core.bulk.rows import BulkRow, Record, RowResult, assign_keys, check_unique_stems
+from triptych.core.bulk.run import BulkRun, add_cluster_options, read_cluster
 from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError, EngineDown, InvalidRequest
 from triptych.core.options.config import Config
@@ -46,7 +46,7 @@ def make(folder: Path, numbers: Sequence[Any], pipeline: Doubler, **changes: Any
     ]
     work = RowWork(pipeline="", answer=f"{__name__}:double", options={}, num_at_once=2)
     made = BulkRun(
-        rows=with_keys(rows, {}),
+        rows=assign_keys(rows, {}),
         work=work,
         sink=ResultFile(folder / "results.jsonl"),
         open_pipeline=lambda: nullcontext(pipeline),
@@ -119,22 +119,22 @@ def test_a_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
 
 def test_keys_follow_what_is_asked_and_not_where_it_stands() -> None:
     rows = [BulkRow(number=n, entry={"n": n % 2}, asked={}) for n in range(4)]
-    keys = [row.key for row in with_keys(rows, {"model": "a"})]
+    keys = [row.key for row in assign_keys(rows, {"model": "a"})]
     assert len(set(keys)) == 4
-    assert [row.key for row in with_keys(rows[1:], {"model": "a"})][:2] == [keys[1], keys[0]]
-    assert set(keys).isdisjoint(row.key for row in with_keys(rows, {"model": "b"}))
+    assert [row.key for row in assign_keys(rows[1:], {"model": "a"})][:2] == [keys[1], keys[0]]
+    assert set(keys).isdisjoint(row.key for row in assign_keys(rows, {"model": "b"}))
 
 
 def test_files_of_one_name_are_refused() -> None:
     rows = [BulkRow(number=n, entry={}, asked={}, stem="same") for n in (1, 2)]
     with pytest.raises(ConfigError, match="Rows 1 and 2"):
-        refuse_shared_names(rows)
+        check_unique_stems(rows)
 
 
 def cluster(*argv: str) -> Cluster | None:
     parser = argparse.ArgumentParser()
     add_cluster_options(parser)
-    return cluster_of(parser.parse_args(argv))
+    return read_cluster(parser.parse_args(argv))
 
 
 def test_rows_stay_here_unless_a_cluster_is_named() -> None:

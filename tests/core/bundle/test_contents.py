@@ -17,7 +17,7 @@ from triptych.core.bundle.manifest import MODELS, BundleManifest
 from triptych.core.bundle.store import content_options, write_bundle
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.process.versions import versions
 from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
@@ -30,7 +30,7 @@ def options(cache: Path, *references: Path | str, bundle: str = "none") -> Model
 
 def resolved(options: ModelOptions) -> tuple[tuple[ResolvedModel, ...], list[Lookup]]:
     heard: list[Lookup] = []
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         models = resolve_all(options, SilentProgress())
     return models, [each for each in heard if each.phase == "weights"]
 

@@ -22,7 +22,7 @@ from triptych.core.bundle.store import (
 )
 from triptych.core.errors import BundleError
 from triptych.core.options.config import ModelOptions
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.process.versions import versions
 from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, sha256_file
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 def found(options: ModelOptions) -> tuple[Bundle | None, list[Lookup]]:
     heard: list[Lookup] = []
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         return find_bundle(options, ["m"]), heard
 
 

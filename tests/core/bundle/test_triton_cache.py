@@ -12,7 +12,7 @@ import pytest
 from triptych.core.bundle.manifest import TRITON, BundleManifest
 from triptych.core.bundle.store import Bundle, write_bundle
 from triptych.core.bundle.triton_cache import restore, use_triton_cache
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.process.versions import versions
 
 TARGET = "cuda:90"
@@ -47,7 +47,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def used(cache: Path, bundle: Bundle | None, target: str = TARGET) -> list[Lookup]:
     heard: list[Lookup] = []
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         use_triton_cache(str(cache), target, str(bundle.folder) if bundle else "")
     return heard
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.guided import COMPILER
 from triptych.core.errors import RequestError
-from triptych.core.grammar.causes import _MAX_CHARS, _MAX_TRIES, _replaced, _Search, located
+from triptych.core.grammar.causes import _MAX_CHARS, _MAX_TRIES, _replace, _Search, locate_cause
 from triptych.core.grammar.document import Path, pointer
 from triptych.core.grammar.source import to_grammar
 
@@ -28,7 +28,7 @@ def refused(schema: Any) -> RequestError:
     """The refusal of a schema, which nothing but the library finds fault with."""
     text = json.dumps(schema)
     assert COMPILER.complaint(to_grammar("json_schema", text))
-    error = located(COMPILER, text, 0.0)
+    error = locate_cause(COMPILER, text, 0.0)
     assert error is not None
     return error
 
@@ -96,8 +96,8 @@ def test_a_part_that_need_not_hold_is_not_the_place() -> None:
 
 
 def test_a_schema_that_can_be_followed_has_no_cause() -> None:
-    assert located(COMPILER, json.dumps(named("a", S)), 0.0) is None
-    assert located(COMPILER, "true", 0.0) is None
+    assert locate_cause(COMPILER, json.dumps(named("a", S)), 0.0) is None
+    assert locate_cause(COMPILER, "true", 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_a_search_ends_early_at_a_place_that_has_the_cause_in_it() -> None:
 
 def test_large_and_slow_schemas_are_not_searched() -> None:
     text = json.dumps(named("a", NONE))
-    assert located(COMPILER, text, 0.0) is not None
-    assert located(COMPILER, text, 1.0) is None
-    assert located(COMPILER, text + " " * _MAX_CHARS, 0.0) is None
+    assert locate_cause(COMPILER, text, 0.0) is not None
+    assert locate_cause(COMPILER, text, 1.0) is None
+    assert locate_cause(COMPILER, text + " " * _MAX_CHARS, 0.0) is None
 
 
 def test_a_long_place_is_cut() -> None:
@@ -217,7 +217,7 @@ def check(schema: Any, path: Path, is_defined: bool) -> None:
     if is_defined:
         root = named("r", {"$ref": "#/$defs/d"}, **{"$defs": {"d": schema}})
         at = pointer(("$defs", "d", *path))
-    without = _replaced(root, (*(("$defs", "d") if is_defined else ()), *path), S)
+    without = _replace(root, (*(("$defs", "d") if is_defined else ()), *path), S)
     assume(path and not COMPILER.complaint(to_grammar("json_schema", json.dumps(without))))
     assert place(refused(root)) == at
 

@@ -159,7 +159,7 @@ def test_what_is_not_offered_is_named(kind: ConstraintKind, text: str, named: st
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("json_schema", "[1]", "is an object"),
+        ("json_schema", "[1]", "must be an object"),
         ("json_schema", "[" * 100_000, "nested too deeply"),
         (
             "json_schema",

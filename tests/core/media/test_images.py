@@ -261,7 +261,7 @@ async def test_a_canvas_is_filled_by_the_edges(
         full_HWC = np.frombuffer(full.rgb, np.uint8).reshape(canvas[1], canvas[0], 3)
         edges = [(0, canvas[1] - size[1]), (0, canvas[0] - size[0]), (0, 0)]
         np.testing.assert_array_equal(full_HWC, np.pad(plain_HWC, edges, mode="edge"))
-        assert full.cropped(*size) == plain
+        assert full.crop(*size) == plain
 
 
 @pytest.mark.parametrize("side", [1, 2, 7, 30])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
-from triptych.core.process.collector import rest_collector, resume_collector
+from triptych.core.process.collector import pause_collector, resume_collector
 
 
 def test_the_collector_rests_and_leaves_what_was_made_meanwhile() -> None:
     try:
-        rest_collector()
+        pause_collector()
         assert not gc.isenabled()
         made: list[object] = []
         made.append(made)

@@ -7,17 +7,17 @@ import threading
 
 import pytest
 
-from triptych.core.process.lookups import Lookup, listening, looking_for, missed
+from triptych.core.process.lookups import Lookup, listen_to_lookups, record_miss, timed_lookup
 
 
 def test_a_search_is_a_hit_unless_something_inside_missed() -> None:
     heard: list[Lookup] = []
-    with listening(heard.append):
-        with looking_for("weights", "one"):
+    with listen_to_lookups(heard.append):
+        with timed_lookup("weights", "one"):
             pass
-        with looking_for("weights", "two"):
-            missed("not in the cache")
-            missed("a later reason")
+        with timed_lookup("weights", "two"):
+            record_miss("not in the cache")
+            record_miss("a later reason")
     assert [(each.what, each.is_hit, each.reason) for each in heard] == [
         ("one", True, ""),
         ("two", False, "not in the cache"),
@@ -27,10 +27,10 @@ def test_a_search_is_a_hit_unless_something_inside_missed() -> None:
 
 def test_a_miss_belongs_to_the_innermost_search() -> None:
     heard: list[Lookup] = []
-    with listening(heard.append), looking_for("weights", "outer"):
-        with looking_for("native kernels", "inner"):
-            missed("not built before")
-        missed("fetched")
+    with listen_to_lookups(heard.append), timed_lookup("weights", "outer"):
+        with timed_lookup("native kernels", "inner"):
+            record_miss("not built before")
+        record_miss("fetched")
     assert [(each.what, each.reason) for each in heard] == [
         ("inner", "not built before"),
         ("outer", "fetched"),
@@ -39,19 +39,19 @@ def test_a_miss_belongs_to_the_innermost_search() -> None:
 
 def test_a_search_inside_another_of_its_phase_is_a_part_of_that() -> None:
     heard: list[Lookup] = []
-    joined, part = looking_for("weights", "joined"), looking_for("weights", "part")
-    with listening(heard.append), joined, part:
-        missed("not in the cache")
+    joined, part = timed_lookup("weights", "joined"), timed_lookup("weights", "part")
+    with listen_to_lookups(heard.append), joined, part:
+        record_miss("not in the cache")
     assert [(each.what, each.is_hit) for each in heard] == [("joined", False)]
 
 
 def test_a_broken_promise_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with looking_for("weights", "one") as search:
+    with timed_lookup("weights", "one") as search:
         search.is_promised = True
-        missed("model.safetensors is damaged")
-    with looking_for("weights", "unpromised"):
-        missed("not in the cache")
-    with looking_for("weights", "kept") as search:
+        record_miss("model.safetensors is damaged")
+    with timed_lookup("weights", "unpromised"):
+        record_miss("not in the cache")
+    with timed_lookup("weights", "kept") as search:
         search.is_promised = True
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert record.fields["reason"] == "model.safetensors is damaged"
@@ -60,10 +60,10 @@ def test_a_broken_promise_is_a_warning(caplog: pytest.LogCaptureFixture) -> None
 
 def test_what_raises_is_not_told_and_leaves_no_search_behind() -> None:
     heard: list[Lookup] = []
-    with listening(heard.append):
-        with pytest.raises(ValueError, match="no"), looking_for("weights", "one"):
+    with listen_to_lookups(heard.append):
+        with pytest.raises(ValueError, match="no"), timed_lookup("weights", "one"):
             raise ValueError("no")
-        missed("nobody is looking")
+        record_miss("nobody is looking")
     assert heard == []
 
 
@@ -71,10 +71,10 @@ def test_other_threads_are_heard_until_the_end() -> None:
     heard: list[Lookup] = []
 
     def look() -> None:
-        with looking_for("weights", "there"):
+        with timed_lookup("weights", "there"):
             pass
 
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()

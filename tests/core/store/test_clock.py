@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.core.store.clock import LEAP_LASTS_S
+from triptych.core.store.clock import JUMP_LASTS_S
 from triptych.core.store.documents import Document, DocumentTable, Key
 from triptych.core.store.store import DocumentStore
 
@@ -63,10 +63,10 @@ async def test_a_leap_that_does_not_last_expires_nothing(leaps: Sequence[float])
         clocks.leap(leap)
         await add(store, f"during {leap}")
         for _ in range(5):
-            clocks.wait(LEAP_LASTS_S / 10)
+            clocks.wait(JUMP_LASTS_S / 10)
             assert await is_kept(store, "before")
     clocks.leap(-sum(leaps))
-    clocks.wait(2 * LEAP_LASTS_S)
+    clocks.wait(2 * JUMP_LASTS_S)
     for name in ("before", *(f"during {leap}" for leap in leaps)):
         assert await is_kept(store, name), name
     await store.close()
@@ -78,7 +78,7 @@ async def test_a_leap_that_lasts_is_believed() -> None:
     await add(store, "a")
     clocks.leap(31 * DAY_S)
     assert await is_kept(store, "a")
-    clocks.wait(LEAP_LASTS_S)
+    clocks.wait(JUMP_LASTS_S)
     assert not await is_kept(store, "a")
     await store.close()
 
@@ -110,6 +110,6 @@ async def test_a_leap_between_two_processes(
     clocks.steady_s = 3.0
     store = clocks.opened(place)
     assert await is_kept(store, "a") == (not is_at_once)
-    clocks.wait(LEAP_LASTS_S)
+    clocks.wait(JUMP_LASTS_S)
     assert not await is_kept(store, "a")
     await store.close()

@@ -58,7 +58,7 @@ async def opened(
 
 async def ids(store: DocumentStore, owner: str = "ann", **page: Any) -> list[str]:
     page.setdefault("limit", 100)
-    found = await store.call(DocumentTable.listed, owner, "note", Page(**page))
+    found = await store.call(DocumentTable.list_page, owner, "note", Page(**page))
     return [document.key.id for document in found]
 
 
@@ -105,7 +105,7 @@ async def test_children_go_with_their_parent() -> None:
         assert not await store.call(DocumentTable.add, child)
         await store.call(DocumentTable.add, note("a"), note("b"))
         await store.call(DocumentTable.add, child)
-        listed = await store.call(DocumentTable.listed, "ann", "note", Page(limit=9), key("a"))
+        listed = await store.call(DocumentTable.list_page, "ann", "note", Page(limit=9), key("a"))
         assert [document.key.id for document in listed] == ["child"]
         assert await ids(store) == ["a", "b"]  # a child is no entry of the whole list
         await store.call(DocumentTable.delete, key("a"))

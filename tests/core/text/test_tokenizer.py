@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from support.text_models import byte_tokenizer
 from triptych.core.errors import WeightsError
 from triptych.core.text import tokenizer as reading
-from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text.tokenizer import MinTokens, decode, encode, read_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -78,7 +78,7 @@ TEXTS = st.text(
 def test_no_text_has_fewer_tokens_than_its_bound(make: Any, text: str) -> None:
     made = make()
     (encoding,) = encode(made, [text], add_special_tokens=False)
-    assert LeastTokens.of(made)(text) <= len(encoding)
+    assert MinTokens.of(made)(text) <= len(encoding)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_no_text_has_fewer_tokens_than_its_bound(make: Any, text: str) -> None:
     ],
 )
 def test_the_bound_is_the_text_by_the_longest_token(make: Any, text: str, least: int) -> None:
-    assert LeastTokens.of(make())(text) == least
+    assert MinTokens.of(make())(text) == least
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_the_bound_is_the_text_by_the_longest_token(make: Any, text: str, least:
     ],
 )  # fmt: skip
 def test_a_tokenizer_that_may_swallow_any_text_has_no_bound(made: Tokenizer) -> None:
-    assert LeastTokens.of(made).bytes_per_token == math.inf
-    assert LeastTokens.of(made)("a" * 10**6) == 0
+    assert MinTokens.of(made).bytes_per_token == math.inf
+    assert MinTokens.of(made)("a" * 10**6) == 0
 
 
 def test_no_normal_form_shrinks_a_character_by_more_than_is_reckoned_with() -> None:

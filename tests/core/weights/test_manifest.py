@@ -10,11 +10,11 @@ import pytest
 from triptych.core.errors import DamagedWeights, WeightsError
 from triptych.core.weights.manifest import (
     MANIFEST_NAME,
-    leaving_weights_unread,
     seal,
+    skip_weight_files,
     verify,
-    verify_ahead,
     verify_if_sealed,
+    verify_in_background,
 )
 
 
@@ -34,7 +34,7 @@ def flip(file: Path) -> None:
 
 def test_weights_may_be_left_to_those_who_open_them(folder: Path) -> None:
     flip(folder / "model.safetensors")
-    with leaving_weights_unread():
+    with skip_weight_files():
         verify(folder)
     with pytest.raises(DamagedWeights, match=r"model\.safetensors is damaged"):
         verify_if_sealed(folder)
@@ -52,12 +52,12 @@ def test_everything_else_is_looked_at_all_the_same(folder: Path, damage: str) ->
             weights.unlink()
         case _:
             (folder / "more.safetensors").write_bytes(b"")
-    with leaving_weights_unread(), pytest.raises(DamagedWeights):
+    with skip_weight_files(), pytest.raises(DamagedWeights):
         verify(folder)
 
 
 def test_what_was_verified_ahead_is_not_hashed_again_but_once(folder: Path) -> None:
-    verify_ahead([folder, folder])
+    verify_in_background([folder, folder])
     verify_if_sealed(folder)
     flip(folder / "model.safetensors")
     with pytest.raises(DamagedWeights):
@@ -66,14 +66,14 @@ def test_what_was_verified_ahead_is_not_hashed_again_but_once(folder: Path) -> N
 
 def test_what_is_found_ahead_is_told_to_who_opens_it(folder: Path) -> None:
     flip(folder / "model.safetensors")
-    verify_ahead([folder])
+    verify_in_background([folder])
     with pytest.raises(DamagedWeights, match=r"model\.safetensors is damaged"):
         verify_if_sealed(folder)
 
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text('{"name": "another program"}')
-    verify_ahead([tmp_path])
+    verify_in_background([tmp_path])
     verify_if_sealed(tmp_path)
     with pytest.raises(WeightsError):
         verify(tmp_path)

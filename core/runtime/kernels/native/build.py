@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from triptych.core.bundle.manifest import BundledKernels
 from triptych.core.bundle.store import Bundle
-from triptych.core.process.lookups import missed
+from triptych.core.process.lookups import record_miss
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-O3", "-mtune=native", "-pthread", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
@@ -134,7 +134,7 @@ def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink(missing_ok=True)
-        missed("not built before")
+        record_miss("not built before")
         return _compile((compiler, *flags), folder, key)
     except OSError as error:
         raise BuildError(f"the kernel folder is unusable: {error.strerror}") from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.errors import BundleError, DeviceError
-from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.lookups import timed_lookup, record_miss
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.native.arena import Arena
@@ -141,7 +141,7 @@ class NativeKernels:
             if isa != "auto":
                 raise DeviceError("--cpu-isa has no effect with --cpu-kernels torch.")
             return None
-        with looking_for("native kernels", isa) as search:
+        with timed_lookup("native kernels", isa) as search:
             if bundle is not None and bundle.manifest.kernels is not None:
                 search.is_promised = True
                 try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import Config
-from triptych.core.weights.pipeline_index import naming
+from triptych.core.weights.pipeline_index import prefix_errors
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
@@ -41,7 +41,7 @@ def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
     """Bytes that all adapters of `--lora-paths` take on the device. Reads headers alone."""
     total = 0
     for name, place in adapter_places(config.images).items():
-        with naming(f"adapter {name}"), open_adapter_file(place, config.models) as file:
+        with prefix_errors(f"adapter {name}"), open_adapter_file(place, config.models) as file:
             values = sum(math.prod(info.shape) for info in file.tensors.values())
             total += values * dtype(file.dtype).itemsize
     return total
@@ -55,7 +55,7 @@ class Adapters:
     ) -> None:
         branches: dict[str, dict[Layer, AdapterBranch]] = {}
         for name, found in pairs.items():
-            with naming(f"adapter {name}"):
+            with prefix_errors(f"adapter {name}"):
                 branches[name] = dict(_bound(pair, parts) for pair in found)
         _stack(branches.values())
         self._branches: Mapping[str, Branches] = branches
@@ -75,7 +75,7 @@ class Adapters:
         denoiser = "unet" if "unet" in parts else "transformer"
         pairs = {}
         for name, place in adapter_places(config.images).items():
-            with naming(f"adapter {name}"), open_adapter_file(place, config.models) as file:
+            with prefix_errors(f"adapter {name}"), open_adapter_file(place, config.models) as file:
                 pairs[name] = read_adapter(
                     file, components.pipeline, denoiser, parts[denoiser].config
                 )

@@ -31,7 +31,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.process.typed import decode_json
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json, single_file
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 
 _VARIANTS = {
     "dora_scale": "DoRA",
@@ -141,7 +141,7 @@ def _converted(
 ) -> dict[str, Tensor]:
     """Under diffusers' names of parts and modules, and PEFT's of the two sides."""
     convert = getattr(getattr(diffusers, pipeline, None), "lora_state_dict", None)
-    with unfit(f"Its tensors are not named as in any LoRA for {pipeline} that is known"):
+    with library_errors(f"Its tensors are not named as in any LoRA for {pipeline} that is known"):
         found = convert(tensors, **options) if convert else tensors
         named = found[0] if isinstance(found, tuple) else found
         texts = {name: named[name] for name in named if name.startswith("text_encoder")}

@@ -19,9 +19,9 @@ from triptych.core.process.atomic_files import write_whole
 from triptych.core.process.logs import fields
 from triptych.core.process.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
+from triptych.core.weights.content_digests import content_digest
 from triptych.core.weights.overrides import read_overrides
 from triptych.core.weights.part_files import identity
-from triptych.core.weights.samples import content_digest
 
 FILE_NAME = "calibration.json"
 MAGIC = "triptych-calibration"

@@ -26,7 +26,7 @@ from triptych.core.weights.pipeline_index import (
     PipelineComponent,
     PipelineIndex,
     is_part,
-    naming,
+    prefix_errors,
     read_pipeline,
 )
 from triptych.modalities.diffusion.engine.loading.classes import class_of, part_in
@@ -125,7 +125,7 @@ def open_components(
     done = 0
     for plan in plans:
         name = plan.part.name
-        with naming(name):
+        with prefix_errors(name):
             if plan.part.has_weights:
                 progress = _share_of(report, done / total, sizes[name] / total)
                 build = (
@@ -154,7 +154,7 @@ def outline_components(folder: str | Path, options: ModelOptions, *, dtype: Dtyp
     parts: dict[str, Any] = dict(index.facts)
     for plan in _plan(index, Path(folder), options):
         name = plan.part.name
-        with naming(name):
+        with prefix_errors(name):
             if not plan.part.has_weights:
                 parts[name] = _open_plain(plan)
                 continue
@@ -180,7 +180,7 @@ def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf
     sizes = {}
     for plan in _plan(read_pipeline(Path(folder)), Path(folder), options):
         if plan.part.has_weights:
-            with naming(plan.part.name), open_weights(plan.folder, plan.file) as weights:
+            with prefix_errors(plan.part.name), open_weights(plan.folder, plan.file) as weights:
                 holding = plan.holding(weights, dtype, torch.device("meta"), None)
                 is_foreign = plan.file is not None
                 sizes[plan.part.name] = held_bytes(
@@ -208,7 +208,7 @@ def _plan(index: PipelineIndex, folder: Path, options: ModelOptions) -> list[_Pl
 def _plan_part(
     name: str, index: PipelineIndex, own: Path, override: PartOverride, options: ModelOptions
 ) -> _Plan:
-    with naming(name):
+    with prefix_errors(name):
         folder = part_folder(override, options, own)
         part = part_in(folder, name, index.parts.get(name)) if override.path else index.parts[name]
         file = part_weight_file(override, options)

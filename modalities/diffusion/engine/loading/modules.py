@@ -31,7 +31,7 @@ from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
 from triptych.modalities.diffusion.engine.loading.weights import Weights
 
@@ -141,7 +141,7 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
             return kind(transformers_config(kind, config))
     fields = _plain(config)
     with (
-        unfit(f"config.json is not usable as {kind.__name__}"),
+        library_errors(f"config.json is not usable as {kind.__name__}"),
         errors_only("diffusers.configuration_utils"),
         _WithoutMemory(),
     ):
@@ -197,7 +197,7 @@ def open_transformers_module(
     if is_foreign:
         weights = text_in_own_names(config, weights)
     state = {name: weights.read(name) for name in weights.tensors}
-    with unfit(f"The weights are not usable as {kind.__name__}"), transformers_loading():
+    with library_errors(f"The weights are not usable as {kind.__name__}"), transformers_loading():
         module, info = kind.from_pretrained(
             None,
             config=config,
@@ -221,7 +221,7 @@ def open_transformers_module(
 
 def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:
     """The configuration as the class has it."""
-    with unfit(f"config.json is not usable as {kind.__name__}"):
+    with library_errors(f"config.json is not usable as {kind.__name__}"):
         return kind.config_class.from_dict(_plain(config))
 
 

@@ -15,7 +15,7 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.diffusion.engine.loading.weights import (
     HeldWeights,
     Weights,
@@ -43,7 +43,7 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
     tensors = {name: read_rows(weights, name) for name in weights.tensors}
     convert = known["checkpoint_mapping_fn"]
     problem = f"{_file(weights)} holds no {kind} as it is known"
-    with unfit(problem):
+    with library_errors(problem):
         converted = convert(checkpoint=tensors, config=dict(module.config))
     if not converted:
         raise WeightsError(f"{problem}.")

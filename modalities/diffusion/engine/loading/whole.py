@@ -24,7 +24,7 @@ from triptych.core.weights.layout import read_header
 from triptych.core.weights.pipeline_index import (
     PIPELINE_INDEX,
     PipelineComponent,
-    naming,
+    prefix_errors,
     read_pipeline,
 )
 from triptych.modalities.diffusion.engine.loading.classes import class_of
@@ -51,7 +51,7 @@ def take_apart(file: Path, folder: Path, options: ModelOptions) -> None:
             if small.suffix in (".json", ".txt", ".model") and ".index." not in small.name:
                 shutil.copyfile(small, folder / part.name / small.name)
         if part.has_weights:
-            with naming(part.name), open_weights(base / part.name, file) as weights:
+            with prefix_errors(part.name), open_weights(base / part.name, file) as weights:
                 _write(part, weights, file, folder / part.name)
 
 

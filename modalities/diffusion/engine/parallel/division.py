@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from triptych.core.engine_api.plan import Plan, Told
+from triptych.core.engine_api.plan import Plan, RankPlan
 from triptych.modalities.diffusion.engine.parallel.guidance import BranchParallel
 from triptych.modalities.diffusion.plan import DenoisePlan
 
@@ -38,11 +38,11 @@ class Division:
         return cls(BranchParallel(group.part(ranks[place::ulysses_degree])), tokens)
 
 
-def told(plan: Plan) -> Told:
+def told(plan: Plan) -> RankPlan:
     """What the other ranks do of a plan: they decode nothing, and none waits while rank 0 does."""
     assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
     if plan.kind == "decode":
         over = tuple(row.key for row in plan.rows)
         released = replace(plan, kind="release", rows=(), dropped=(*plan.dropped, *over))
-        return Told(released, is_shared=False)
-    return Told(replace(plan, rows=tuple(replace(row, has_preview=False) for row in plan.rows)))
+        return RankPlan(released, is_shared=False)
+    return RankPlan(replace(plan, rows=tuple(replace(row, has_preview=False) for row in plan.rows)))

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import UnknownModel
-from triptych.core.process.metrics import DEVICE_BYTES, DEVICE_INFO, labelled
+from triptych.core.process.metrics import DEVICE_BYTES, DEVICE_INFO, labelled_series
 from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
@@ -257,9 +257,9 @@ def _rounded(count: int) -> str:
 
 
 def _held(name: str, gauges: Mapping[str, float]) -> int:
-    owned = labelled(gauges, DEVICE_BYTES)
+    owned = labelled_series(gauges, DEVICE_BYTES)
     return round(sum(held for labels, held in owned if labels["owner"].startswith(f"{name}/")))
 
 
 def _is_gpu(gauges: Mapping[str, float]) -> bool:
-    return any(labels["device"] != "cpu" for labels, _ in labelled(gauges, DEVICE_INFO))
+    return any(labels["device"] != "cpu" for labels, _ in labelled_series(gauges, DEVICE_INFO))

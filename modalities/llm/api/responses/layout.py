@@ -32,7 +32,7 @@ def walk(
 ) -> Iterator[Document]:
     """Children in the order of `page`, those behind its `after`; some are in memory at once."""
     page = replace(page or Page(limit=0), limit=_AT_ONCE)
-    while documents := table.listed(parent.owner, kind, page, parent):
+    while documents := table.list_page(parent.owner, kind, page, parent):
         yield from documents
         page = replace(page, after=documents[-1].key.id)
 

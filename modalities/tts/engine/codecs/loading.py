@@ -20,14 +20,14 @@ from torch.nn.utils import parametrize
 
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import SpeechOptions
-from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
-from triptych.core.weights.unfit import unfit
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder, state_bytes
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
 from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
@@ -155,7 +155,7 @@ class CodecBlueprint:
 
     def _construct_on_meta(self) -> nn.Module:
         """Construct the module without memory."""
-        with unfit("The codec's config.json is invalid"), torch.device("meta"):
+        with library_errors("The codec's config.json is invalid"), torch.device("meta"):
             return self._construct()
 
     def _construct(self) -> nn.Module:
@@ -188,7 +188,7 @@ class CodecBlueprint:
         try:
             return convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
-            reason = what_is_wrong(error, fields)
+            reason = describe_mismatch(error, fields)
             raise WeightsError(f"The codec's config.json is invalid: {reason}.") from None
 
 

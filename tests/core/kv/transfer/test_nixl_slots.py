@@ -49,8 +49,8 @@ async def test_a_slot_is_read_as_far_as_it_was_filled() -> None:
         offered.slot(1)[:] = bytes(range(100))
         lent = asyncio.Event()
         lent.set()
-        carrying = asyncio.create_task(offered.carry(lent))
-        await reading.arrive(1, 40)
+        carrying = asyncio.create_task(offered.drive_progress(lent))
+        await reading.read_slot(1, 40)
         carrying.cancel()
     assert bytes(reading.slot(1)) == bytes(range(40)) + bytes(60)
     assert not any(reading.slot(0)) and not any(reading.slot(2))  # noqa: PT018
@@ -86,7 +86,7 @@ async def test_an_agent_that_dies_ends_the_fetch_and_the_next_connection_serves(
 async def test_a_read_that_is_cancelled_is_ended() -> None:
     offered = OfferedSlots(1, 100)
     with closing(offered), closing(ReadSlots(1, 100, offered.region)) as reading:
-        arriving = asyncio.create_task(reading.arrive(0, 100))
+        arriving = asyncio.create_task(reading.read_slot(0, 100))
         await asyncio.sleep(0)
         arriving.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -37,7 +37,7 @@ from triptych.core.kv.transfer.messages import (
     PageCredit,
     PageWelcome,
 )
-from triptych.core.kv.transfer.shared_slots import IS_OFFERED
+from triptych.core.kv.transfer.shared_slots import IS_SUPPORTED
 
 
 async def test_a_server_that_is_busy_keeps_its_connection() -> None:
@@ -224,7 +224,7 @@ async def test_a_request_that_is_too_large_costs_itself_alone(
         assert (large.num_arrived, other.num_arrived, len(pair.transfers.opened)) == (0, 3, 1)
 
 
-@pytest.mark.skipif(not IS_OFFERED, reason="Linux's")
+@pytest.mark.skipif(not IS_SUPPORTED, reason="Linux's")
 async def test_open_files_that_were_not_asked_for_are_closed() -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()

@@ -48,7 +48,7 @@ from triptych.core.kv.transfer.messages import (
     PageRefusal,
     PageWelcome,
 )
-from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
+from triptych.core.kv.transfer.shared_slots import IS_SUPPORTED, SharedSlots
 
 
 @pytest.fixture(params=["tcp", "unix", "fake nixl", "nixl"])
@@ -347,7 +347,7 @@ async def test_a_server_that_stalls_costs_a_wait_and_the_connection() -> None:
         await until(lambda: not client.is_connected)
 
 
-@pytest.mark.skipif(not IS_OFFERED, reason="Linux's")
+@pytest.mark.skipif(not IS_SUPPORTED, reason="Linux's")
 def test_shared_memory_that_could_shrink_is_not_taken() -> None:
     slots, descriptor = SharedSlots.make(2, 4096)
     with pytest.raises(OSError, match="not permitted"):

@@ -215,14 +215,14 @@ def test_another_rank_takes_no_more_memory_than_the_first(name: str, tmp_path: P
     first, other = Ledger(256 * MIB), Ledger(256 * MIB)
     loader(tmp_path, first).load(lambda _: None)
 
-    class Told:
+    class RankPlan:
         taken: Mapping[str, int]
 
         def capacity(self) -> int:
             self.taken = other.by_owner()
             raise EOFError
 
-    plans: Any = Told()
+    plans: Any = RankPlan()
     with pytest.raises(EOFError):
         loader(tmp_path, other).follow(plans, place, lambda: None)
     whole = first.by_owner()

@@ -11,7 +11,7 @@ from msgspec import structs
 from triptych.core.bundle.manifest import BundleManifest
 from triptych.core.bundle.store import Bundle, write_bundle
 from triptych.core.errors import DeviceError
-from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.runtime.kernels.native import build as build_module
 from triptych.core.runtime.kernels.native import library as library_module
 from triptych.core.runtime.kernels.native.build import BuildError, build
@@ -166,7 +166,7 @@ def bundle(built: Path, tmp_path: Path) -> Bundle:
 
 def opened(bundle: Bundle, folder: Path, isa: str = "auto") -> tuple[NativeKernels, Lookup]:
     heard: list[Lookup] = []
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         kernels = NativeKernels.open("native", folder, isa, bundle)
     assert kernels is not None
     (lookup,) = heard
@@ -232,7 +232,7 @@ def test_without_a_word_of_the_system_any_processor_is_portable(
 
 def test_a_library_that_was_built_is_a_miss_and_then_a_hit(tmp_path: Path) -> None:
     heard: list[Lookup] = []
-    with listening(heard.append):
+    with listen_to_lookups(heard.append):
         NativeKernels.open("native", tmp_path / "kernels", "portable")
         NativeKernels.open("native", tmp_path / "kernels", "portable")
     assert [(each.is_hit, each.reason) for each in heard] == [

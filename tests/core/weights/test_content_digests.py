@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.samples import content_digest
+from triptych.core.weights.content_digests import content_digest
 
 _MIB = 2**20
 

@@ -27,7 +27,7 @@ _UNFIT = (
 
 
 @contextmanager
-def unfit(problem: str) -> Iterator[None]:
+def library_errors(problem: str) -> Iterator[None]:
     """Turn the errors of library code that reads a file's data into `WeightsError`."""
     try:
         yield

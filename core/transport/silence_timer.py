@@ -8,22 +8,22 @@ do not count against the watched process.
 from __future__ import annotations
 
 
-class Silence:
+class SilenceTimer:
     """Counts ticks since the last `reset`. Call `tick` every `interval_s`, or later."""
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self._num_turns = 0
 
-    def broken(self) -> None:
+    def reset(self) -> None:
         """Note that the other process was heard now."""
         self._num_turns = 0
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Note that the watcher ran and has handled all messages that had arrived."""
         self._num_turns += 1
 
     @property
-    def lasts_s(self) -> float:
+    def elapsed_s(self) -> float:
         """The length of the silence: at most the time by the clock."""
         return max(0, self._num_turns - 1) * self.interval_s
