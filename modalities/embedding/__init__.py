@@ -1,1 +1,1 @@
-"""Texts as vectors: encoder models, and pooled states of decoders."""
+"""Text embeddings: encoder models, and pooled states of decoders."""

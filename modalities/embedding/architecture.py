@@ -1,7 +1,7 @@
-"""How the encoder families name their parts, as data.
+"""Encoder families as data: tensor names and configuration fields.
 
-Owns what differs between BERT's descendants, ModernBERT among them: names of tensors and of
-configuration fields, where positions begin, how far layers see. Knows no torch.
+Owns the differences between BERT's descendants, including ModernBERT: names of tensors and of
+configuration fields, the first position, attention windows. Knows no torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from triptych.core.errors import WeightsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Tensor names of one family, below an optional `prefix`. `layer` holds the layer's number.
+    """Tensor names of one family, below an optional `prefix`. `layer` has a slot for its number.
 
-    Those of `score_` belong to the two projections of a cross-encoder, with no prefix before them.
-    A family without names of keys and values has all three in that of queries.
+    Names with `score_` are those of a cross-encoder's two projections, without the prefix. In a
+    family without `key` and `value`, the `query` tensor holds all three.
     """
 
     prefix: str
@@ -139,7 +139,7 @@ _SCORE_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LayerReach:
-    """How far a layer with rotary positions sees to either side (0: all), and their base."""
+    """The attention window of a rotary layer to either side (0: unlimited), and the rotary base."""
 
     window: int
     theta: float
@@ -147,7 +147,7 @@ class LayerReach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSizes:
-    """What a config.json says of an encoder. Rotary positions have `reaches`, one of each layer."""
+    """An encoder's config.json. With rotary positions, `reaches` has one entry per layer."""
 
     names: Names
     vocab_size: int
@@ -170,25 +170,25 @@ class EncoderSizes:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a text."""
+        """The most tokens of a text."""
         return self.num_positions - self.first_position
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> EncoderSizes:
-        """Raises `WeightsError` for a family, position scheme or activation not known here."""
+        """Raises `WeightsError` for an unknown family, position scheme or activation."""
         names = family_of(config)
 
         def value(name: str, default: Any = None) -> Any:
             found = config.get(names.fields.get(name, name), default)
             if found is None:
-                raise WeightsError(f"config.json does not say {name}.")
+                raise WeightsError(f"config.json has no {name}.")
             return found
 
         activation = str(value("hidden_act", "gelu"))
         if activation not in ACTIVATIONS:
-            raise WeightsError(f"The encoder's activation {activation!r} is not known here.")
+            raise WeightsError(f"The encoder's activation {activation!r} is not supported.")
         if config.get("position_embedding_type", "absolute") != "absolute":
-            raise WeightsError("Only encoders with absolute positions are known here.")
+            raise WeightsError("Only encoders with absolute positions are supported.")
         padding = int(config.get("pad_token_id") or 0)
         return cls(
             names=names,
@@ -212,10 +212,10 @@ class EncoderSizes:
 
 
 def _rotary(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """What ModernBERT's configurations say beside BERT's, in their older form, too."""
+    """ModernBERT's additional configuration fields, in their current and older forms."""
     activation = str(config.get("classifier_activation", "gelu"))
     if activation not in _SCORE_ACTIVATIONS:
-        raise WeightsError(f"The classifier's activation {activation!r} is not known here.")
+        raise WeightsError(f"The classifier's activation {activation!r} is not supported.")
     return {
         "reaches": tuple(_reaches(config, num_layers)),
         "has_attention_bias": bool(config.get("attention_bias", False)),
@@ -244,24 +244,24 @@ def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerReach]
         or len(kinds) != num_layers
         or set(kinds) - set(known)
     ):
-        raise WeightsError("The encoder's rotary positions, or its layers, are not known here.")
+        raise WeightsError("The encoder's rotary positions or layer types are not supported.")
     for kind in kinds:
         window, theta = known[kind]
         yield LayerReach(window, float((rotary.get(kind) or {}).get("rope_theta", theta)))
 
 
 def _is_unscaled(rotary: Any) -> bool:
-    """Whether these are one kind of layers' rotary positions, as they are by default."""
+    """Whether the rotary positions of one layer type are the default ones."""
     return isinstance(rotary, Mapping) and rotary.get("rope_type") == "default"
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a family known here."""
+    """Whether a config.json is of a known encoder family."""
     return config.get("model_type") in FAMILIES
 
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether such an encoder scores pairs of texts: it classifies with a single label."""
+    """Whether an encoder scores pairs of texts: it is a classifier with a single label."""
     architectures = config.get("architectures") or [""]
     labels = config.get("id2label") or range(int(config.get("num_labels", 2)))
     is_classifier = str(architectures[0]).endswith("ForSequenceClassification")
@@ -269,10 +269,10 @@ def is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def family_of(config: Mapping[str, Any]) -> Names:
-    """Raises `WeightsError` naming the families there are."""
+    """The tensor names of a config's family. Raises `WeightsError` naming the known families."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise WeightsError(
-            f"{kind!r} is no encoder known here; these are: {', '.join(sorted(FAMILIES))}."
+            f"{kind!r} is not a supported encoder; supported are {', '.join(sorted(FAMILIES))}."
         )
     return FAMILIES[kind]

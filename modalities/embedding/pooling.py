@@ -33,7 +33,7 @@ MODULES = "modules.json"
 class PoolingSpec:
     """How the states of a text's tokens become its vector.
 
-    `dense` are folders of projections that follow pooling. `max_length` 0: the encoder's own.
+    `dense` has the folders of projections after pooling. `max_length` 0: that of the encoder.
     """
 
     mode: Pooling = "mean"
@@ -44,7 +44,7 @@ class PoolingSpec:
 
     @classmethod
     def of(cls, folder: Path, config: Mapping[str, Any], default: Pooling = "mean") -> PoolingSpec:
-        """A folder's own, or that of a cross-encoder, which makes its score of the pooled state."""
+        """The spec of a folder, or that of a cross-encoder, which scores the pooled state."""
         if is_cross_encoder(config):
             mode: Pooling = "mean" if config.get("classifier_pooling") == "mean" else "cls"
             return cls(mode=mode, normalizes=False)
@@ -52,9 +52,9 @@ class PoolingSpec:
 
     @classmethod
     def read(cls, folder: Path, default: Pooling = "mean") -> PoolingSpec:
-        """The folder's own, or the default where it is no sentence-transformers folder.
+        """The folder's spec, or the default if it is not a sentence-transformers folder.
 
-        Raises `WeightsError` for modules that are not known here.
+        Raises `WeightsError` for unknown modules.
         """
         if not (folder / MODULES).is_file():
             return cls(mode=default)
@@ -71,7 +71,7 @@ class PoolingSpec:
                 case "Normalize":
                     normalizes = True
                 case _:
-                    raise WeightsError(f"{MODULES} has a module {kind[:40]!r}, not known here.")
+                    raise WeightsError(f"{MODULES} has an unsupported module {kind[:40]!r}.")
         sizes = read_json_if_there(folder / "sentence_bert_config.json")
         own = read_json_if_there(folder / "config_sentence_transformers.json")
         prompts = own.get("prompts") or {}
@@ -101,5 +101,5 @@ def _read_mode(file: Path) -> Pooling:
     config = read_json(file)
     modes: list[Pooling] = [mode for name, mode in _MODES.items() if config.get(name)]
     if len(modes) != 1 or config.get("include_prompt") is False:
-        raise WeightsError("The folder's pooling is none of those known here, or several at once.")
+        raise WeightsError("The folder's pooling is not a single supported mode.")
     return modes[0]

@@ -1,6 +1,6 @@
-"""Where the embedded embedding model comes from: MiniLM out of a released package.
+"""The embedded embedding model: MiniLM from a released package.
 
-Owns the pinned files. Other models come as folders or from the hub, in the same layout.
+Owns the pinned files. Other models are folders or hub repositories in the same layout.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _BESIDE = {
     "sentence_bert_config.json": {"max_seq_length": 256},
     "1_Pooling/config.json": {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True},
 }
-"""What the model's own folder says, in as many words as are read here."""
+"""Configuration files of the model's hub repository, reduced to the fields that are read."""
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The folder and its digest, out of the cache after the first time."""
+    """The folder and its digest, from the cache after the first time."""
 
     def build(folder: Path) -> None:
         workspace = folder / "fetched"

@@ -1,6 +1,6 @@
 """The messages of embedding models between API and engine: texts as ids, and their vectors.
 
-Owns the wire types. Text never crosses: the API process tokenizes. Vectors cross as little-endian
+Owns the wire types. No text is sent: the API process tokenizes. Vectors are sent as little-endian
 float32.
 """
 
@@ -12,9 +12,9 @@ import msgspec
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """Texts to be turned into vectors, each on its own. A text has at least one token.
+    """Texts to embed independently. A text has at least one token.
 
-    For a cross-encoder each is a pair, whose second part has a place in `second_starts`; the vector
+    For a cross-encoder each is a pair, whose second part begins at its `second_starts`; the vector
     is its score.
     """
 
@@ -24,9 +24,9 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EmbedDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embedded"):
-    """The vector of one text, or one per token where the model does not pool.
+    """The vector of one text, or one per token if the model does not pool.
 
-    Deltas come in the order of the texts; the last has a `finish_reason`.
+    Deltas arrive in the order of the texts; the last has a `finish_reason`.
     """
 
     text: int = 0

@@ -1,6 +1,6 @@
-"""`triptych embed`: the embedding pipeline at a terminal.
+"""`triptych embed`: the embedding pipeline on the command line.
 
-Owns what the command reads, prints and writes. Everything else is the pipeline's.
+Owns the command's input and output. Everything else is the pipeline's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import STDIN, count_bar, report_write_errors
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 
-_BLOCK = 1024  # rows that an engine of a cluster is handed together
+_BLOCK = 1024  # rows per block sent to an engine of a cluster
 
 
 def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,20 +30,22 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-i",
         "--input",
-        help='file with a text on each line, "-": stdin; or .jsonl, or a folder of such: one'
+        help='file with one text per line, "-": stdin; or .jsonl, or a folder of .jsonl files: one'
         ' {"text": ...} per line, or lines of an OpenAI batch for /v1/embeddings',
     )
     parser.add_argument(
         "-o",
         "--output",
-        help="write .npy (an array), or .jsonl, which a second run goes on with;"
+        help="write .npy (an array), or .jsonl, which a second run resumes;"
         " default: JSONL to stdout",
     )
-    parser.add_argument("--dimensions", type=int, default=0, help="shorten vectors to so many")
+    parser.add_argument("--dimensions", type=int, default=0, help="shorten vectors to this length")
     parser.add_argument("--prompt-name", default="", help="one of the model's own instructions")
-    parser.add_argument("--cut", action="store_true", help="cut texts that are too long")
+    parser.add_argument("--cut", action="store_true", help="truncate texts that are too long")
     parser.add_argument(
-        "--similar-to", metavar="TEXT", help="print texts by likeness to this one, most alike first"
+        "--similar-to",
+        metavar="TEXT",
+        help="print texts by similarity to this one, most similar first",
     )
     add_cluster_options(parser)
     add_options(
@@ -55,16 +57,16 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_embed(args: argparse.Namespace) -> int:
-    """Turn texts into vectors, or put them in order."""
+    """Embed texts, or rank them by similarity."""
     if args.dimensions < 0:
-        raise ConfigError("--dimensions is above 0.")
+        raise ConfigError("--dimensions must be above 0.")
     if args.output and Path(args.output).suffix not in (".npy", ".jsonl"):
-        raise ConfigError("--output ends with .npy or .jsonl.")
+        raise ConfigError("--output must end with .npy or .jsonl.")
     if args.output and args.similar_to:
-        raise ConfigError("--similar-to prints; leave --output out.")
+        raise ConfigError("--similar-to prints its result; omit --output.")
     cluster = read_cluster(args)
     if cluster and not (args.output or "").endswith(".jsonl"):
-        raise ConfigError("--ray-address writes what comes to a file: -o vectors.jsonl.")
+        raise ConfigError("--ray-address needs a .jsonl output file, such as -o vectors.jsonl.")
     options = {
         "dimensions": args.dimensions,
         "prompt_name": args.prompt_name,
@@ -77,9 +79,9 @@ def run_embed(args: argparse.Namespace) -> int:
 
 
 def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
-    """Write an array of all vectors, or print texts by their likeness to one."""
+    """Write an array of all vectors, or print texts by similarity to one."""
     if _has_rows(args):
-        raise ConfigError("Lines of JSON give lines of JSON: end --output with .jsonl.")
+        raise ConfigError("JSON Lines input needs JSON Lines output: end --output with .jsonl.")
     texts = _read_texts(args)
     with _open_pipeline(args) as embed, count_bar(is_transient=True) as bar:
         task = bar.add_task("Embedding", total=len(texts))
@@ -96,7 +98,7 @@ def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
 
 
 def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | None) -> BulkRun:
-    """Every text as a row of its own."""
+    """A bulk run with one row per text."""
     if _has_rows(args):
         rows = read_rows("--input", args.input, "/v1/embeddings")
     else:
@@ -124,7 +126,7 @@ def _open_pipeline(args: argparse.Namespace) -> EmbeddingPipeline:
 
 
 def _has_rows(args: argparse.Namespace) -> bool:
-    """Whether the input's lines are JSON: a file's name says so, or it is a folder."""
+    """Whether the input is JSON Lines: a .jsonl file, or a folder."""
     path = Path(args.input or "")
     return path.suffix == ".jsonl" or (bool(args.input) and path.expanduser().is_dir())
 

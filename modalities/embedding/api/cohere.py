@@ -1,7 +1,7 @@
-"""`/v2/embed`: vectors for clients of Cohere.
+"""`/v2/embed`: embeddings for Cohere's clients.
 
-Owns the request's fields, the forms that vectors can have there, and the answer. Cohere's rerank
-is at `score_routes`.
+Owns the request's fields, the formats of vectors, and the answer. Cohere's rerank is in
+`score_routes`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PROMPTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "clustering": (),
     }
 )
-"""What Cohere's types of input may be called among a model's own prompts."""
+"""Names that a model's own prompts may have for Cohere's input types."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "input": "texts",
@@ -65,12 +65,12 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "truncate_prompt_tokens": "max_tokens",
     }
 )
-"""What Cohere calls the fields that errors name."""
+"""Cohere's names of the fields in errors."""
 _Many = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 
 
 class CohereEmbedRequest(NamesModel, NullIsAbsent):
-    """Texts to be turned into vectors."""
+    """Texts to embed."""
 
     tasks = EMBEDS
 
@@ -79,20 +79,21 @@ class CohereEmbedRequest(NamesModel, NullIsAbsent):
         default=None, description="Texts in parts, in place of texts."
     )
     input_type: Label = Field(
-        default="", description="One of the model's own instructions, or what Cohere calls it."
+        default="", description="The name of one of the model's prompts, or Cohere's name for it."
     )
     embedding_types: Annotated[
         list[Literal["float", "base64", "binary", "ubinary"]], Field(min_length=1, max_length=4)
-    ] = Field(default=["float"], description="The forms that vectors are wanted in.")
+    ] = Field(default=["float"], description="The formats of the vectors.")
     output_dimension: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
     max_tokens: int | None = Field(
         default=None,
         ge=1,
         le=limits.MAX_PROMPT_TOKENS,
-        description="Cut longer texts to so many tokens, at most to what the model takes.",
+        description="Truncate longer texts to this many tokens, at most the model's limit.",
     )
     truncate: Literal["NONE", "START", "END"] = Field(
-        default="END", description="Which end of longer texts is cut off; `NONE`: refuse them."
+        default="END",
+        description="The end at which longer texts are truncated; `NONE`: refuse them.",
     )
 
     @model_validator(mode="before")
@@ -101,7 +102,7 @@ class CohereEmbedRequest(NamesModel, NullIsAbsent):
         types = value.get("embedding_types") if isinstance(value, dict) else None
         if isinstance(types, list) and ("int8" in types or "uint8" in types):
             raise UnsupportedOption(
-                "int8 and uint8 are not offered: a scale would have to be known. Ask for float.",
+                "int8 and uint8 are not offered, because they need a scale: use float.",
                 param="embedding_types",
             )
         return without_refused(value, _REFUSED)
@@ -112,41 +113,41 @@ class CohereEmbedRequest(NamesModel, NullIsAbsent):
             raise InvalidRequest("Send either texts or inputs.", param="texts")
         if self.truncate == "NONE" and self.max_tokens:
             raise UnsupportedOption(
-                "max_tokens cuts texts: leave it out, or set truncate to START or END.",
+                "max_tokens truncates texts: omit it, or set truncate to START or END.",
                 param="max_tokens",
             )
         return self
 
     @property
     def all_texts(self) -> list[str]:
-        """The texts, in whichever field they are."""
+        """The texts of either field."""
         return self.texts or [each.text for each in self.inputs or ()]
 
 
 class ApiVersion(BaseModel):
-    """The version of Cohere's API that is spoken."""
+    """The version of Cohere's API."""
 
     version: Literal["2"] = "2"
 
 
 class BilledUnits(BaseModel):
-    """What was read."""
+    """The tokens processed."""
 
     input_tokens: int
     image_tokens: int = 0
 
 
 class CohereMeta(BaseModel):
-    """What is said besides the vectors."""
+    """The metadata of the answer."""
 
     api_version: ApiVersion = ApiVersion()
     billed_units: BilledUnits
 
 
 class TypedVectors(BaseModel):
-    """The vectors in the order of the texts, in each form that was asked for."""
+    """The vectors in the order of the texts, in each requested format."""
 
-    # A field called as a type hides it from the annotations of the class.
+    # A field with the name of a type would hide it from the class's annotations.
     numbers: list[list[float]] | None = Field(default=None, alias="float")
     base64: list[str] | None = None
     binary: list[list[int]] | None = None
@@ -164,12 +165,12 @@ class CohereEmbedReply(BaseModel):
 
 
 def cohere_router(service: EmbeddingService) -> APIRouter:
-    """The route in front of `service`."""
+    """The route of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
     @router.post("/v2/embed", response_model=CohereEmbedReply)
     async def embed(body: CohereEmbedRequest, request: Request) -> Response:
-        """Turn texts into vectors, as Cohere's clients ask for it."""
+        """Embed texts, in Cohere's format."""
         context = Context.of(request)
         with rename_errors(_NAMES):
             embedded = await service.embed(_call(service, body, request))
@@ -193,17 +194,17 @@ def cohere_router(service: EmbeddingService) -> APIRouter:
 
 
 def _call(service: EmbeddingService, body: CohereEmbedRequest, request: Request) -> EmbedCall:
-    """The call that `body` asks for. Raises `UnknownModel` and what is wrong with the fields."""
+    """The call for `body`. Raises `UnknownModel`, `InvalidRequest` or `UnsupportedOption`."""
     model = service.model(body.model)
     if not service.pools:
         raise UnsupportedOption(
-            "A text has one vector here, and with --no-pool-embeddings there is one per token: ask"
-            " /v1/embeddings."
+            "This API returns one vector per text, but with --no-pool-embeddings there is one per"
+            " token: use /v1/embeddings."
         )
     num_dimensions = min(body.output_dimension or model.num_dimensions, model.num_dimensions)
     if {"binary", "ubinary"} & set(body.embedding_types) and num_dimensions % 8:
         raise InvalidRequest(
-            f"Eight numbers are a byte of a binary vector; {num_dimensions} are no multiple of 8.",
+            f"Binary vectors need a multiple of 8 dimensions, not {num_dimensions}.",
             param="embedding_types",
         )
     prompt_name = _prompt_name(model, body.input_type)
@@ -222,7 +223,7 @@ def _call(service: EmbeddingService, body: CohereEmbedRequest, request: Request)
 
 
 def _prompt_name(model: EmbeddingModel, input_type: str) -> str:
-    """The model's prompt for Cohere's type of input; none where the model makes no difference.
+    """The model's prompt for Cohere's input type; empty if the model has none for it.
 
     Raises `InvalidRequest` for a type that is neither Cohere's nor the model's.
     """
@@ -231,6 +232,7 @@ def _prompt_name(model: EmbeddingModel, input_type: str) -> str:
     if input_type and not found and input_type not in _PROMPTS:
         known = ", ".join((*_PROMPTS, *model.prompts))
         raise InvalidRequest(
-            f"Unsupported input_type {input_type[:80]!r}; these are: {known}.", param="input_type"
+            f"Unsupported input_type {input_type[:80]!r}; supported are {known}.",
+            param="input_type",
         )
     return found

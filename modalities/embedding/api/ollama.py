@@ -1,7 +1,6 @@
-"""Vectors for clients of Ollama: `/api/embed`, and `/api/embeddings` of older ones.
+"""Embeddings for Ollama's clients: `/api/embed`, and `/api/embeddings` for older ones.
 
-Owns the requests' fields and the answers. What is the same in all of Ollama's API is the text
-modality's.
+Owns the requests' fields and the answers. The LLM modality has the code common to Ollama's API.
 """
 
 from __future__ import annotations
@@ -41,24 +40,24 @@ _NAMES = MappingProxyType(
         "truncate_prompt_tokens": "options.num_ctx",
     }
 )
-"""What these clients call the fields that errors name."""
+"""Ollama's names of the fields in errors."""
 
 
 class EmbedBody(OllamaRequest):
-    """Body of `/api/embed`. Options of sampling say nothing here; `num_ctx` cuts texts."""
+    """Body of `/api/embed`. Sampling options have no effect; `num_ctx` truncates texts."""
 
     input: Annotated[
         Annotated[InputText, Tag(":text")] | Annotated[_Texts, Tag(":list")],
         Discriminator(is_list),
     ]
     truncate: bool | None = Field(
-        default=None, description="Cut texts that are too long, which is the default."
+        default=None, description="Truncate texts that are too long, which is the default."
     )
     dimensions: Annotated[int, Field(ge=1, le=limits.MAX_DIMENSIONS)] | None = None
 
     @property
     def texts(self) -> list[str]:
-        """The texts."""
+        """The texts to embed."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
@@ -85,12 +84,12 @@ class VectorReply(BaseModel):
 
 
 def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
-    """The routes in front of `service`."""
+    """The routes of `service`."""
     router = APIRouter(route_class=OllamaRoute, responses=OLLAMA_ERRORS, tags=["text"])
 
     @router.post("/api/embed", response_model=VectorsReply)
     async def embed(body: EmbedBody, request: Request) -> Response:
-        """Turn texts into vectors."""
+        """Embed texts."""
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)
@@ -110,7 +109,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/api/embeddings")
     async def embeddings(body: EmbeddingsBody, request: Request) -> VectorReply:
-        """Turn a text into a vector."""
+        """Embed a text."""
         call = _call(service, body, request, texts=[body.prompt])
         with rename_errors(_NAMES):
             (vector,) = (await service.embed(call)).vectors
@@ -128,12 +127,12 @@ def _call(
     dimensions: int = 0,
     cuts: bool = True,
 ) -> EmbedCall:
-    """The call that `body` asks for. Raises `UnknownModel`, or `UnsupportedOption`."""
+    """The call for `body`. Raises `UnknownModel` or `UnsupportedOption`."""
     note_keep_alive(request, body)
     if not service.pools:
         raise UnsupportedOption(
-            "Ollama's API has one vector for a text, and with --no-pool-embeddings there is one per"
-            " token: ask /v1/embeddings."
+            "Ollama's API returns one vector per text, but with --no-pool-embeddings there is one"
+            " per token: use /v1/embeddings."
         )
     model = service.model(untagged(body.model, service.models))
     num_ctx = body.options.num_ctx if body.options else None

@@ -1,6 +1,6 @@
-"""Embeddings from Python: load a model, call it.
+"""The Python interface for embeddings.
 
-Owns the `EmbeddingPipeline` object: the same engine and service as the server, in this process.
+Owns the `EmbeddingPipeline`: the server's engine and service, in this process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 
 BATCH = 1024
-"""Texts handed to the engine at a time."""
+"""Texts sent to the engine at a time."""
 Progress = Callable[[int], None]
 
 
 class EmbedOptions(TypedDict, total=False):
-    """How texts are embedded: as the fields of `EmbedCall`."""
+    """Options of a call, as in `EmbedCall`."""
 
     dimensions: int
     prompt_name: str
@@ -39,7 +39,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
     with EmbeddingPipeline.from_pretrained() as embed:
         near, far = embed(["a kitten", "stock prices"]) @ embed("a pet").T
 
-    Every call has an async twin that may be awaited on any loop.
+    Every call has an async version that may be awaited on any loop.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (EMBEDDING,)
@@ -49,13 +49,15 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], EmbeddingService]:
         if not config.models.pool_embeddings:
-            raise UnsupportedOption("EmbeddingPipeline pools: vectors per token come over HTTP.")
+            raise UnsupportedOption(
+                "EmbeddingPipeline always pools: use HTTP for vectors per token."
+            )
         model = EmbeddingModel.open(resolved, config.models)
         return lambda client: EmbeddingService.from_config(config, [model], client)
 
     @property
     def num_dimensions(self) -> int:
-        """Length of a vector."""
+        """The length of a vector."""
         return self._service.model(self._model).num_dimensions
 
     def __call__(
@@ -65,7 +67,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         on_progress: Progress | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Floats:
-        """Vectors `[N, D]` of N texts, in their order.
+        """Vectors `[N, D]` of N texts, in order.
 
         `on_progress` is called on the pipeline's own thread with the number of texts done. Raises
         `RequestError`s.
@@ -73,7 +75,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         return self._loop.run(self._embed(texts, options, on_progress))
 
     async def acall(self, texts: str | Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
-        """Async twin of calling the pipeline."""
+        """Async version of calling the pipeline."""
         return await self._loop.run_async(self._embed(texts, options))
 
     def map(
@@ -82,7 +84,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         """The vectors of many entries, in order, `num_in_flight` at a time.
 
         An entry holds `texts` (one or several) and options of a call; a `model` must be this one.
-        One that cannot be answered yields its error and harms no other.
+        An entry that fails yields its error and does not affect the others.
         """
 
         def embed(entry: Mapping[str, Any]) -> Coroutine[Any, Any, Floats]:

@@ -1,7 +1,7 @@
-"""The request of `/v1/embeddings`, and what requests about texts have in common.
+"""The request of `/v1/embeddings`, and the fields shared by all requests about texts.
 
-Owns what each field may be, by the rules of `core.http.fields`. Other APIs for vectors have
-modules of their own.
+Owns the type of each field, by the rules of `core.http.fields`. Other embedding APIs have their own
+modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=T
 
 
 class TextParts(Strict):
-    """A text in parts, as clients of Cohere and llama.cpp send it."""
+    """A text in parts, as sent by clients of Cohere and llama.cpp."""
 
     content: Annotated[
         list[TextPart], Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
@@ -46,7 +46,7 @@ class TextParts(Strict):
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type", "text") != "text":
                 raise UnsupportedOption(
-                    "Vectors are made of texts here: send parts of type 'text' alone.",
+                    "Only texts can be embedded: send only parts of type 'text'.",
                     param="content",
                 )
         return value
@@ -54,12 +54,12 @@ class TextParts(Strict):
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         if not self.text:
-            raise InvalidRequest("A text is empty: leave it out.", param="content")
+            raise InvalidRequest("A text is empty: omit it.", param="content")
         return self
 
     @property
     def text(self) -> str:
-        """The parts as one."""
+        """The parts joined to one text."""
         return "".join(part.text for part in self.content)
 
 
@@ -99,9 +99,9 @@ def inputs_of(given: str | TextParts | list[Any]) -> list[TextOrIds]:
 
 
 EMBEDS = ("embedding", "chat")
-"""What a model does that a request means which names none."""
+"""Tasks of the default model for requests without a model, in order of preference."""
 SCORES = ("rerank", "embedding")
-"""The same, where texts are put in order."""
+"""The same for requests that rank texts."""
 
 
 _PIXELS = "vectors are made of texts here."
@@ -115,7 +115,7 @@ OF_TEXTS: Mapping[str, RefusedField] = MappingProxyType(
         "priority": RefusedField("texts are read as they come.", (0,)),
     }
 )
-"""Fields of vLLM's that are not offered where texts are read."""
+"""vLLM's fields that are not offered in requests about texts."""
 OF_VECTORS: Mapping[str, RefusedField] = MappingProxyType(
     {
         **OF_TEXTS,
@@ -129,7 +129,7 @@ OF_VECTORS: Mapping[str, RefusedField] = MappingProxyType(
 
 
 class TextFields(NamesModel, IgnoresHints, NullIsAbsent):
-    """What requests about texts share."""
+    """The fields shared by requests about texts."""
 
     ignored = MappingProxyType({"request_id": "the header X-Request-Id names requests"})
 
@@ -137,17 +137,17 @@ class TextFields(NamesModel, IgnoresHints, NullIsAbsent):
         default=0,
         ge=-1,
         le=limits.MAX_PROMPT_TOKENS,
-        description="Cut longer texts to so many tokens, a cross-encoder's pairs together; -1: to"
-        " what the model takes, 0: refuse.",
+        description="Truncate longer texts to this many tokens, a cross-encoder's pairs together;"
+        " -1: to the model's limit, 0: refuse them.",
     )
     truncation_side: Literal["left", "right"] = Field(
-        default="right", description="The end that is cut off."
+        default="right", description="The end at which texts are truncated."
     )
     user: Label | None = inert("user")
 
 
 class EmbeddingsRequest(TextFields):
-    """Texts to be turned into vectors, or a conversation."""
+    """Texts to embed, or a conversation."""
 
     tasks = EMBEDS
 
@@ -158,17 +158,17 @@ class EmbeddingsRequest(TextFields):
         default=None, description="A conversation in place of input, for a chat model."
     )
     chat_template_kwargs: TemplateOptions | None = Field(
-        default=None, description="Switches of the model's chat template."
+        default=None, description="Options of the model's chat template."
     )
     add_generation_prompt: bool | None = Field(
-        default=None, description="Let the chat template open an answer."
+        default=None, description="Make the chat template open an answer."
     )
     continue_final_message: bool | None = Field(
         default=None, description="Leave the last message open."
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
-    prompt_name: Label = Field(default="", description="One of the model's own instructions.")
+    prompt_name: Label = Field(default="", description="The name of one of the model's prompts.")
 
     @model_validator(mode="before")
     @classmethod
@@ -188,8 +188,8 @@ class EmbeddingsRequest(TextFields):
             )
         if self.add_generation_prompt and self.continue_final_message:
             raise InvalidRequest(
-                "continue_final_message goes on with the last message, add_generation_prompt opens"
-                " another: send one of them.",
+                "continue_final_message continues the last message, add_generation_prompt opens a"
+                " new one: send only one of them.",
                 param="continue_final_message",
             )
         if self.messages is None and self._template_fields:
@@ -200,11 +200,11 @@ class EmbeddingsRequest(TextFields):
 
     @property
     def inputs(self) -> list[TextOrIds]:
-        """The texts or their ids; none of a conversation."""
+        """The texts or their ids; empty for a conversation."""
         return [] if self.input is None else inputs_of(self.input)
 
     def template_options(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
+        """The chat template's arguments other than the messages."""
         continues = {"continue_final_message": True} if self.continue_final_message else {}
         return {
             **{str(name): value for name, value in (self.chat_template_kwargs or {}).items()},
@@ -214,6 +214,6 @@ class EmbeddingsRequest(TextFields):
 
     @property
     def _template_fields(self) -> list[str]:
-        """The fields that are there and for conversations alone."""
+        """The given fields that are only for conversations."""
         names = ("add_generation_prompt", "chat_template_kwargs", "continue_final_message")
         return [name for name in names if getattr(self, name)]

@@ -1,7 +1,7 @@
-"""Answers with vectors, which are long texts.
+"""Encoding answers with vectors.
 
-Owns how they are written: on a thread, so that other requests do not wait, and the forms
-that a vector has. Knows no route.
+Owns encoding on a thread, so that other requests do not wait, and the formats of a vector. Knows no
+route.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from triptych.modalities.embedding.api.service import Floats
 
 
 async def written(vectors: Sequence[Floats], document: Callable[[], object]) -> Response:
-    """The answer that is the `document`, which holds these `vectors`."""
+    """The response with the JSON of `document()`, which holds `vectors`."""
     num_numbers = sum(vector.size for vector in vectors)
     text = await on_text_thread(num_numbers, lambda: msgspec.json.encode(document()))
     return Response(text, media_type="application/json")
 
 
 def numbers(vector: Floats) -> msgspec.Raw:
-    """The numbers of a vector, or of one per token, as JSON."""
+    """The numbers of a vector, or of a vector per token, as JSON."""
     return msgspec.Raw(msgspec.json.encode(vector.tolist()))
 
 
 def in_base64(vector: Floats) -> str:
-    """The numbers as 32-bit floats, the lowest byte first, in base64."""
+    """The numbers as little-endian float32 in base64."""
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
 
 
 def signs(vector: Floats) -> list[int]:
-    """Bytes of a bit for each number, which says that it is not below 0; the first is highest."""
+    """One bit per number, set if it is not negative, packed into bytes, highest bit first."""
     packed: list[int] = np.packbits(vector >= 0).tolist()
     return packed

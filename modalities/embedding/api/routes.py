@@ -1,7 +1,7 @@
-"""`/v1/embeddings`, as OpenAI speaks it.
+"""`/v1/embeddings`, in OpenAI's format.
 
-Owns the answer, and what is plugged into what on the API's side. The request's fields are
-`protocol`'s; what surrounds every route is `core.http`'s.
+Owns the answer, and the assembly of the API side. `protocol` has the request's fields; `core.http`
+has the code around every route.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from triptych.modalities.modality import ApiPart, ApiSetup, EncodeChat
 
 
 class Embedding(BaseModel):
-    """One text's vector: numbers, numbers per token where nothing is pooled, or base64."""
+    """One text's vector: numbers, numbers per token without pooling, or base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -41,7 +41,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """What was read."""
+    """The tokens processed."""
 
     prompt_tokens: int
     total_tokens: int
@@ -57,7 +57,7 @@ class EmbeddingsReply(BaseModel):
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Embeddings of encoders, and of chat models, whose states are pooled."""
+    """The API of encoders, and of chat models, whose states are pooled."""
     own = [model.name for model in setup.models["embedding"]]
     able = [*setup.models["embedding"], *setup.models["chat"]]
     opened = [open_resolved(model, EmbeddingModel.open, setup.config.models) for model in able]
@@ -78,12 +78,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
 def embeddings_router(
     service: EmbeddingService, find_chat: Callable[[], EncodeChat | None] = lambda: None
 ) -> APIRouter:
-    """The route in front of `service`; conversations are encoded by what `find_chat` finds."""
+    """The route of `service`; `find_chat` returns the encoder of conversations, if any."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
     @router.post("/v1/embeddings", response_model=EmbeddingsReply)
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
-        """Turn texts into vectors."""
+        """Embed texts."""
         inputs: Sequence[TextOrIds] = body.inputs
         if body.messages is not None:
             inputs = [await _encoded(service, body, request, find_chat())]
@@ -129,7 +129,7 @@ async def _encoded(
 
 
 def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
-    """What `/v1/models` says of the service's models."""
+    """The entries of the service's models in `/v1/models`."""
     return [
         ModelCard(
             id=model.name,

@@ -1,6 +1,6 @@
-"""Rows of `triptych embed`, answered by an embedding pipeline: here, or on a cluster.
+"""Rows of `triptych embed`, answered by an embedding pipeline, here or on a cluster.
 
-Owns which fields a row may have, and what its record says of its vectors.
+Owns the fields of a row and of its record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_IN_FLIGHT = 256
 
 
 class EmbedRow(RowFields):
-    """A row: a text, as `text` or as OpenAI's `input`, which may be several."""
+    """A row: one `text`, or OpenAI's `input` with one or several."""
 
     input: str | Annotated[list[str], Field(min_length=1)]
     model: str | None = None
@@ -36,7 +36,7 @@ class EmbedRow(RowFields):
         return {"input" if name == "text" else name: value for name, value in given.items()}
 
     def entry(self, options: Mapping[str, object]) -> Record:
-        """The row as `EmbeddingPipeline.map` takes it."""
+        """The row as an entry of `EmbeddingPipeline.map`."""
         own = {"model": self.model, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
         given = {name: value for name, value in own.items() if value is not None}
         return {**options, **given, "texts": self.input}

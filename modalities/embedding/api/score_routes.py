@@ -1,7 +1,7 @@
-"""`/v1/rerank` and `/v1/score`: how well texts match.
+"""`/v1/rerank` and `/v1/score`: scoring how well texts match.
 
-Owns the fields and answers of both: rerank as Jina's and Cohere's clients speak it, or those of
-Text Embeddings Inference, score as vLLM does.
+Owns the fields and answers of both: rerank in the format of Jina and Cohere or of Text Embeddings
+Inference, score in vLLM's.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ OneOrMany = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The texts of one side of pairs, and what the field is called that they came in."""
+    """The texts of one side of pairs, and the name of their request field."""
 
     name: str
     texts: list[str]
 
 
 class _ScoreFields(TextFields):
-    """What both routes take."""
+    """The fields of both routes."""
 
     tasks = SCORES
 
@@ -83,7 +83,7 @@ class _ScoreFields(TextFields):
         default=0,
         ge=0,
         le=MAX_PROMPT_TOKENS,
-        description="Cut longer documents to so many tokens.",
+        description="Truncate longer documents to this many tokens.",
     )
 
     @model_validator(mode="before")
@@ -93,7 +93,7 @@ class _ScoreFields(TextFields):
 
 
 class RerankRequest(_ScoreFields):
-    """Documents to be put in order."""
+    """Documents to rank for a query."""
 
     query: Document
     documents: Annotated[list[Document], _Many]
@@ -104,7 +104,7 @@ class RerankRequest(_ScoreFields):
         description="How many of the best to return; 0: all.",
     )
     return_documents: bool | None = Field(
-        default=None, description="Return their texts, too: by default, but not at /v2/rerank."
+        default=None, description="Return the documents' texts: default true, at /v2/rerank false."
     )
 
 
@@ -113,7 +113,7 @@ _SECOND = ("text_2", "documents", "items", "data_2")
 
 
 class ScoreRequest(_ScoreFields):
-    """Texts to be compared: one with one or many, or in pairs. Each side has one of its names."""
+    """Texts to compare: one with one or many, or in pairs. Each side has several field names."""
 
     text_1: OneOrMany | None = None
     queries: OneOrMany | None = Field(default=None, description="As text_1.")
@@ -129,7 +129,7 @@ class ScoreRequest(_ScoreFields):
         if len(first.texts) not in (1, len(second.texts)):
             raise InvalidRequest(
                 f"{first.name} has {len(first.texts)} texts and {second.name}"
-                f" {len(second.texts)}: send as many, or one in {first.name}.",
+                f" {len(second.texts)}: send equal numbers, or one in {first.name}.",
                 param=first.name,
             )
         return self
@@ -166,14 +166,14 @@ AnyRerankRequest = Annotated[
 
 
 class ScoreUsage(BaseModel):
-    """What was read."""
+    """The tokens processed."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class RankedDocument(BaseModel):
-    """A document by its place in the request, and how well it matches the query."""
+    """A document's index in the request, and its relevance to the query."""
 
     index: int
     relevance_score: float
@@ -190,7 +190,7 @@ class RerankReply(BaseModel):
 
 
 class PairScore(BaseModel):
-    """How well the texts of a pair match."""
+    """The score of a pair of texts."""
 
     object: Literal["score"] = "score"
     index: int
@@ -209,7 +209,7 @@ class ScoreReply(BaseModel):
 
 
 def score_router(service: EmbeddingService) -> APIRouter:
-    """The routes in front of `service`."""
+    """The routes of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
     @router.post("/v1/rerank", response_model_exclude_none=True)
@@ -217,20 +217,20 @@ def score_router(service: EmbeddingService) -> APIRouter:
     @router.post("/v1/reranking", response_model_exclude_none=True)
     @router.post("/reranking", response_model_exclude_none=True)
     async def rerank(body: AnyRerankRequest, request: Request) -> RerankReply | list[TeiRankedText]:
-        """Put documents in order of how well they match a query."""
+        """Rank documents by relevance to a query."""
         if isinstance(body, TeiRerankRequest):
             return await rank_texts(service, body, request)
         return await _rerank(service, body, request, shows_documents=True)
 
     @router.post("/v2/rerank", response_model_exclude_none=True)
     async def rerank_v2(body: RerankRequest, request: Request) -> RerankReply:
-        """The same, as Cohere's clients ask for it."""
+        """Rank documents by relevance to a query, in Cohere's format."""
         return await _rerank(service, body, request, shows_documents=False)
 
     @router.post("/v1/score")
     @router.post("/score")
     async def score(body: ScoreRequest, request: Request) -> ScoreReply:
-        """Compare texts: how well they match."""
+        """Score how well texts match."""
         context = Context.of(request)
         first, second = body.first, body.second
         call = _call(body, context, first.texts, second)

@@ -1,7 +1,7 @@
-"""Texts in, vectors out: what HTTP routes, the command line and the Python pipeline share.
+"""The embedding service of HTTP routes, the command line and the Python pipeline.
 
-Owns the way of a call: tokens, admission, the engine job, shortening to fewer dimensions. Knows
-nothing of HTTP or torch.
+Owns the steps of a call: tokenizing, admission, the engine job, shortening vectors. Knows nothing
+of HTTP or torch.
 
 Shape suffixes: N texts, T tokens of a text, D dimensions.
 """
@@ -40,8 +40,8 @@ _STATE = SamplingParams(max_tokens=1, returns_state=True)
 class EmbedCall:
     """One call: texts, or their token ids. `dimensions` 0 keeps all of them.
 
-    `max_tokens`, `keeps_end` and `prompt_name` as in `EmbeddingModel.encode`; they are for texts.
-    Vectors are of length one where `normalizes` says so, or else the model.
+    `max_tokens`, `keeps_end` and `prompt_name` as in `EmbeddingModel.encode`; they only apply to
+    texts. `normalizes` selects vectors of length one; `None`: as the model defines.
     """
 
     model: str
@@ -56,12 +56,12 @@ class EmbedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCall:
-    """Queries and what they are compared with, in pairs. A lone query is compared with everything.
+    """Queries and documents to compare, in pairs. A single query is compared with all documents.
 
-    Texts are cut to `max_tokens` as in `EmbeddingModel.encode`, or `encode_pairs`, which take
-    `keeps_end`, too; documents to `max_document_tokens` before, 0: not at all. Without
-    `has_activation` a cross-encoder's scores are as it gives them. Errors about texts name the
-    field `param`.
+    `max_tokens` and `keeps_end` as in `EmbeddingModel.encode` or `encode_pairs`; documents are
+    first truncated to `max_document_tokens`, 0: not at all. Without `has_activation` a
+    cross-encoder's scores are returned before the sigmoid. Errors about texts name the field
+    `param`.
     """
 
     model: str
@@ -90,13 +90,13 @@ class Scored:
 
     @property
     def ranking(self) -> list[tuple[int, float]]:
-        """The places of the documents with their scores, the best first."""
+        """The indices of the documents with their scores, the best first."""
         return sorted(enumerate(self.scores), key=lambda entry: -entry[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Embedded:
-    """The vectors in the order of the texts: `[D]` each, or `[T, D]` where nothing is pooled."""
+    """The vectors in the order of the texts: `[D]` each, or `[T, D]` without pooling."""
 
     vectors: Sequence[Floats]
     num_tokens: int
@@ -120,7 +120,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
     @property
     def pools(self) -> bool:
-        """Whether a text has one vector, and not one per token."""
+        """Whether a text has one vector instead of one per token."""
         return self._pools
 
     @classmethod
@@ -137,7 +137,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         return cls(client, models, admission, pools=config.models.pool_embeddings)
 
     async def embed(self, call: EmbedCall) -> Embedded:
-        """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
+        """Embed the texts of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
         if model.is_cross_encoder:
             able = [each.name for each in self.models.values() if not each.is_cross_encoder]
@@ -154,7 +154,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         return Embedded(vectors=vectors, num_tokens=num_tokens)
 
     async def score(self, call: ScoreCall) -> Scored:
-        """How well documents match queries: what a cross-encoder says, or cosines of vectors.
+        """Score documents for queries: by a cross-encoder, or by the cosine of vectors.
 
         Cancelling it ends the work. Raises `TriptychError`s.
         """
@@ -194,11 +194,11 @@ class EmbeddingService(ModelService[EmbeddingModel]):
     async def _near(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
         if not self._pools:
             raise UnsupportedOption(
-                "There is nothing to compare with --no-pool-embeddings: a text has many vectors."
+                "With --no-pool-embeddings texts cannot be compared: each has many vectors."
             )
         if not call.has_activation:
             raise UnsupportedOption(
-                "use_activation is for cross-encoders; the cosine of two vectors is what it is.",
+                "use_activation is for cross-encoders; the cosine of two vectors has none.",
                 param="use_activation",
             )
         queries = await self.embed(_side(call, "queries", call.max_tokens))
@@ -210,17 +210,17 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         )
         lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
         scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
-        scores = np.clip(scores, -1.0, 1.0)  # rounding takes equal texts beyond
+        scores = np.clip(scores, -1.0, 1.0)  # rounding may exceed 1 for equal texts
         return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
 
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
-        """The vectors of all texts, of one job."""
+        """The vectors of all texts, from one job."""
         request = EmbedRequest(texts=tuple(ids), tenant=call.caller.principal.tenant)
         deltas = await self._run(call, request, call.caller.call_id)
         return [delta.vectors for delta in deltas if delta.vectors]
 
     async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
-        """The final states of all texts: jobs of their own, whose beginnings may be cached."""
+        """The final states of all texts: one job per text, whose prefix may be cached."""
         places = asyncio.Semaphore(_MAX_TOGETHER)
         call_id, tenant = call.caller.call_id, call.caller.principal.tenant
 
@@ -233,7 +233,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(ask(index)) for index in range(len(ids))]
-        except BaseExceptionGroup as errors:  # one text's error is the call's
+        except BaseExceptionGroup as errors:  # the first error of a text fails the call
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
@@ -254,7 +254,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         dimensions = call.dimensions
         if model.is_causal and not self._pools:
             raise UnsupportedOption(
-                "A decoder's states are not given out token by token: pool them, or ask an encoder."
+                "Decoders do not return vectors per token: pool them, or use an encoder."
             )
         if dimensions > model.num_dimensions:
             raise InvalidRequest(
@@ -263,13 +263,12 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             )
         if dimensions and not self._pools:
             raise UnsupportedOption(
-                "dimensions is not offered with --no-pool-embeddings: leave it out.",
+                "dimensions is not offered with --no-pool-embeddings: omit it.",
                 param="dimensions",
             )
         if call.normalizes is False and model.normalizes and not model.is_causal:
             raise UnsupportedOption(
-                f"The vectors of {model.name} are of length one by its own last layer: leave"
-                " normalize out.",
+                f"The vectors of {model.name} have length one by its last layer: omit normalize.",
                 param="normalize",
             )
 
@@ -281,7 +280,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         if is_shortened:
             vectors = vectors[: call.dimensions]
         normalizes = model.normalizes if call.normalizes is None else call.normalizes
-        # A state is as the decoder left it, and a shortened vector is one of its own.
+        # Decoder states and shortened vectors are not normalized by the model.
         is_done = model.normalizes and not (is_shortened or model.is_causal)
         if normalizes and not is_done:
             vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
@@ -289,7 +288,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
 
 def _side(call: ScoreCall, name: str, max_tokens: int) -> EmbedCall:
-    """The queries or the documents of a call, as a call of their own."""
+    """A separate call for the queries or the documents of a call."""
     caller = replace(call.caller, call_id=f"{call.caller.call_id}.{name}")
     texts: Sequence[str] = getattr(call, name)
     return EmbedCall(

@@ -1,7 +1,8 @@
-"""Vectors and ranks for clients of Text Embeddings Inference: `/embed`, `/similarity`, `/rerank`.
+"""Embeddings and ranking for clients of Text Embeddings Inference.
 
-Owns the fields and answers of all three. `/rerank` is where other clients have their own: its
-route is `score_routes`'. These clients name no model; where one is named, that is taken.
+Owns the fields and answers of `/embed`, `/similarity` and `/rerank`. The route `/rerank` is shared
+with other clients and lives in `score_routes`. These clients send no model; one that is sent is
+used.
 """
 
 from __future__ import annotations
@@ -26,51 +27,51 @@ from triptych.modalities.llm.api.translation import rename_errors
 _NAMES = MappingProxyType(
     {"input": "inputs", "use_activation": "raw_scores", "truncate_prompt_tokens to -1": "truncate"}
 )
-"""What these clients call the fields that errors name."""
+"""These clients' names of the fields in errors."""
 _Texts = Annotated[
     list[InputText], Field(min_length=1, max_length=limits.MAX_SCORED_PAIRS, fail_fast=True)
 ]
 
 
 class _CutFields(NullIsAbsent):
-    """How texts that are too long are cut."""
+    """How texts that are too long are truncated."""
 
-    truncate: bool = Field(default=False, description="Cut texts to what the model takes.")
+    truncate: bool = Field(default=False, description="Truncate texts to the model's limit.")
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
-        default="Right", description="The end that is cut off."
+        default="Right", description="The end at which texts are truncated."
     )
 
     @property
     def max_tokens(self) -> int:
-        """As in a call of the service."""
+        """The `max_tokens` of a service call."""
         return -1 if self.truncate else 0
 
     @property
     def keeps_end(self) -> bool:
-        """As in a call of the service."""
+        """The `keeps_end` of a service call."""
         return self.truncation_direction in ("Left", "left")
 
 
 class TeiEmbedRequest(NamesModel, _CutFields):
-    """Texts to be turned into vectors."""
+    """Texts to embed."""
 
     tasks = EMBEDS
 
     inputs: Input
-    normalize: bool = Field(default=True, description="Whether vectors are of length one.")
+    normalize: bool = Field(default=True, description="Whether vectors have length one.")
     dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
-    prompt_name: Label = Field(default="", description="One of the model's own instructions.")
+    prompt_name: Label = Field(default="", description="The name of one of the model's prompts.")
 
 
 class ComparedTexts(NullIsAbsent):
-    """A sentence, and those that it is compared with."""
+    """A sentence, and the sentences to compare it with."""
 
     source_sentence: InputText
     sentences: _Texts
 
 
 class SimilarityRequest(NamesModel, NullIsAbsent):
-    """Sentences to be compared."""
+    """Sentences to compare."""
 
     tasks = EMBEDS
 
@@ -79,7 +80,7 @@ class SimilarityRequest(NamesModel, NullIsAbsent):
 
 
 class TeiRerankRequest(NamesModel, _CutFields):
-    """Texts to be put in order."""
+    """Texts to rank for a query."""
 
     tasks = SCORES
 
@@ -88,7 +89,7 @@ class TeiRerankRequest(NamesModel, _CutFields):
     raw_scores: bool = Field(
         default=False, description="`true`: a cross-encoder's scores before the sigmoid."
     )
-    return_text: bool = Field(default=False, description="Return the texts, too.")
+    return_text: bool = Field(default=False, description="Also return the texts.")
     top_n: int | None = Field(
         default=None,
         ge=0,
@@ -98,7 +99,7 @@ class TeiRerankRequest(NamesModel, _CutFields):
 
 
 class TeiRankedText(BaseModel):
-    """A text by its place in the request, and how well it matches the query."""
+    """A text's index in the request, and its score for the query."""
 
     index: int
     score: float
@@ -106,12 +107,12 @@ class TeiRankedText(BaseModel):
 
 
 def tei_router(service: EmbeddingService) -> APIRouter:
-    """The routes in front of `service` that are these clients' alone."""
+    """The routes of `service` that only these clients use."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
     @router.post("/embed", response_model=list[list[float] | list[list[float]]])
     async def embed(body: TeiEmbedRequest, request: Request) -> Response:
-        """Turn texts into vectors."""
+        """Embed texts."""
         call = EmbedCall(
             model=body.model,
             inputs=inputs_of(body.inputs),
@@ -128,7 +129,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/similarity")
     async def similarity(body: SimilarityRequest, request: Request) -> list[float]:
-        """Compare a sentence with others."""
+        """Compare a sentence with other sentences."""
         call = ScoreCall(
             model=body.model,
             queries=[body.inputs.source_sentence],
@@ -147,7 +148,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
 async def rank_texts(
     service: EmbeddingService, body: TeiRerankRequest, request: Request
 ) -> list[TeiRankedText]:
-    """Put texts in order of how well they match a query."""
+    """Rank texts by relevance to a query."""
     call = ScoreCall(
         model=body.model,
         queries=[body.query],

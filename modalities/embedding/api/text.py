@@ -1,6 +1,6 @@
-"""Between text and token ids for an embedding model.
+"""Tokenizing for embedding models.
 
-Owns what the API process knows of the model: tokenizer, lengths, instructions. Knows no torch.
+Owns the API process's view of a model: tokenizer, lengths, prompts. Knows no torch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from triptych.modalities.embedding.architecture import (
 from triptych.modalities.embedding.pooling import Pooling, PoolingSpec
 
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
-"""What decoders call the length of their states in config.json."""
+"""Names of a decoder's hidden size in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """A model's tokenizer, which reads what a caller spells as text, and the bound that it has."""
+    """A model's tokenizer, which treats all input as plain text, and its lower bound of tokens."""
 
     tokenizer: Tokenizer
     least_tokens: MinTokens
@@ -50,7 +50,7 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
-    """Pairs of texts, each as one run of token ids, and where its second part begins."""
+    """Pairs of texts, each as one run of token ids, and the index of its second part."""
 
     token_ids: tuple[tuple[int, ...], ...]
     second_starts: tuple[int, ...]
@@ -58,10 +58,10 @@ class TokenPairs:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingModel:
-    """What the API process knows of one model. `prompts` are instructions by name.
+    """The API process's view of one model. `prompts` are instructions by name.
 
     A model that `is_causal` is a decoder: a text's vector is the state of its last token. A
-    cross-encoder scores pairs of texts, and `squashes` what it says to numbers from 0 to 1.
+    cross-encoder scores pairs of texts; `squashes`: with a sigmoid, to numbers from 0 to 1.
     """
 
     name: str
@@ -73,12 +73,12 @@ class EmbeddingModel:
     is_cross_encoder: bool = False
     squashes: bool = True
     reader: Callable[[], TextReader]
-    """The tokenizer, read when it is first asked for. Raises `WeightsError`."""
+    """The tokenizer, read on first use. Raises `WeightsError`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, resolved: ResolvedModel, options: ModelOptions) -> EmbeddingModel:
-        """Read a resolved model's folder. Raises `WeightsError` when it lacks what is needed."""
+        """Read a resolved model's folder. Raises `WeightsError` if it is incomplete."""
         folder = Path(resolved.folder)
         config = read_json(folder / "config.json")
         is_causal = not is_encoder(config)
@@ -88,8 +88,8 @@ class EmbeddingModel:
         sizes = _causal_sizes(config, options) if is_causal else EncoderSizes.read(config)
         if is_causal and (spec.mode != "last" or spec.dense):
             raise WeightsError(
-                f"{resolved.name} pools in a way that decoders here do not: only the last token's"
-                " state is taken, as it is."
+                f"{resolved.name} has unsupported pooling: of decoders only the last token's state"
+                " is used, without projections."
             )
         num_dimensions = sizes.hidden_size
         if spec.dense:
@@ -107,7 +107,7 @@ class EmbeddingModel:
             reader=once(lambda: TextReader.open(folder, resolved.name)),
             prompts=spec.prompts,
         )
-        if not is_causal:  # the tokenizer of a decoder is with its chat; few ask it for vectors
+        if not is_causal:  # a decoder's tokenizer is read by chat; embeddings of it are rare
             model.reader()
         return model
 
@@ -119,14 +119,14 @@ class EmbeddingModel:
         max_tokens: int = 0,
         keeps_end: bool = False,
     ) -> tuple[tuple[int, ...], ...]:
-        """Token ids of every text, with the model's own marks around them.
+        """Token ids of every text, with the model's special tokens.
 
-        Texts of more than `max_tokens` are cut there, at their beginning if `keeps_end`; 0 cuts
-        none, and refuses those that are over the model's length (-1: cut at that), untokenized
-        where theirs shows it. Raises `InvalidRequest`.
+        Texts of more than `max_tokens` are truncated, at their start if `keeps_end`. -1 stands for
+        the model's limit; 0 truncates nothing and refuses texts above the limit, if possible before
+        they are tokenized. Raises `InvalidRequest`.
         """
         if not all(texts):
-            raise InvalidRequest("A text is empty: leave it out.", param="input")
+            raise InvalidRequest("A text is empty: omit it.", param="input")
         for text in texts:
             check_text(text, "input")
         prompt = self._prompt(prompt_name)
@@ -140,7 +140,9 @@ class EmbeddingModel:
         if not most:
             return tuple(self.check(each.ids) for each in encode(reader.tokenizer, whole))
         encodings = encode(reader.tokenizer, whole, add_special_tokens=False)
-        for encoding in encodings:  # before the marks come: a cut text keeps the closing one
+        for (
+            encoding
+        ) in encodings:  # before special tokens are added: a truncated text keeps the closing one
             encoding.truncate(most - num_marks, direction="left" if keeps_end else "right")
         marked = map(reader.tokenizer.post_process, encodings)
         return tuple(self.check(each.ids) for each in marked)
@@ -153,11 +155,10 @@ class EmbeddingModel:
         max_document_tokens: int = 0,
         keeps_end: bool = False,
     ) -> TokenPairs:
-        """Token ids of queries with their documents, as a cross-encoder reads them.
+        """Token ids of pairs of query and document for a cross-encoder.
 
-        Documents of more than `max_document_tokens` are cut there, pairs of more than `max_tokens`
-        at the ends of both texts, or their beginnings if `keeps_end`, the longer first; numbers as
-        in `encode`.
+        Documents are truncated to `max_document_tokens`, pairs to `max_tokens`, at the ends of both
+        texts (the starts if `keeps_end`), the longer text first; 0 and -1 as in `encode`.
         """
         most = self.max_length if max_tokens < 0 else max_tokens
         reader = self.reader()
@@ -172,7 +173,7 @@ class EmbeddingModel:
         encodings = encode(tokenizer, texts, add_special_tokens=False)
         marks = PairMarks.of(tokenizer, texts)
         cut = partial(_cut, keeps_end=keeps_end)
-        # What is over the longest would be copied for each pair.
+        # Truncated first: a long text would be copied for each pair.
         found = {
             text: cut(each.ids, most or None) for text, each in zip(texts, encodings, strict=True)
         }
@@ -188,27 +189,29 @@ class EmbeddingModel:
         return TokenPairs(tuple(ids), tuple(starts))
 
     def check(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that the model can take. Raises `InvalidRequest`."""
+        """Check token ids against the model. Raises `InvalidRequest`."""
         if not token_ids:
-            raise InvalidRequest("A text has no tokens: leave it out.", param="input")
+            raise InvalidRequest("A text has no tokens: omit it.", param="input")
         self._check_length(len(token_ids))
         if max(token_ids) >= self.vocab_size:
             raise InvalidRequest(
-                f"A token id is {max(token_ids)}; {self.name} has {self.vocab_size}.",
+                f"Token id {max(token_ids)} is not below {self.vocab_size}, the vocabulary size of"
+                f" {self.name}.",
                 param="input",
             )
         return tuple(token_ids)
 
     def _check_cut(self, most: int, num_marks: int) -> None:
-        """Raise `InvalidRequest` where texts cannot be cut to `most` tokens, marks included."""
+        """Raise `InvalidRequest` if `most` is no valid length, special tokens included."""
         if most > self.max_length:
             raise InvalidRequest(
-                f"truncate_prompt_tokens is over the model's {self.max_length} tokens.",
+                f"truncate_prompt_tokens exceeds the model's limit of {self.max_length} tokens.",
                 param="truncate_prompt_tokens",
             )
         if 0 < most <= num_marks:
             raise InvalidRequest(
-                f"truncate_prompt_tokens must be above {num_marks}: the model adds as many.",
+                f"truncate_prompt_tokens must be above {num_marks}, the number of special tokens"
+                " that the model adds.",
                 param="truncate_prompt_tokens",
             )
 
@@ -218,7 +221,7 @@ class EmbeddingModel:
             raise ContextLengthExceeded(
                 f"A {what} has {bound}{num_tokens} tokens; {self.name} takes 1 to"
                 f" {self.max_length}. Shorten it, split it, or set truncate_prompt_tokens to -1 to"
-                " have it cut.",
+                " truncate it.",
                 param="input",
             )
 
@@ -226,21 +229,21 @@ class EmbeddingModel:
         if name and name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
             raise InvalidRequest(
-                f"{self.name} has no prompt {name[:80]!r}; these are: {known}.",
+                f"{self.name} has no prompt {name[:80]!r}; its prompts are: {known}.",
                 param="prompt_name",
             )
         return self.prompts.get(name, "")
 
 
 def _cut(ids: list[int], length: int | None, *, keeps_end: bool) -> list[int]:
-    """At most `length` of the ids, `None`: all. The first of them, or the last if `keeps_end`."""
+    """The first `length` of the ids, or the last if `keeps_end`; `None`: all."""
     if length is None or length >= len(ids):
         return ids
     return ids[len(ids) - length :] if keeps_end else ids[:length]
 
 
 def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:
-    """Lengths of two texts cut to `most` tokens together, the longer of them first."""
+    """Lengths of two texts truncated to `most` tokens together, the longer one first."""
     if num_first + num_second <= most:
         return num_first, num_second
     shorter = min(num_first, num_second, most // 2)
@@ -250,9 +253,9 @@ def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class PairMarks:
-    """What a tokenizer puts around two texts, and how many of it count as the second text.
+    """A tokenizer's special tokens around two texts, and their types.
 
-    Its own way to do so copies what was cut off, too: that of a long query, for each document.
+    The tokenizer's own method would also copy the truncated part of a long query for each document.
     """
 
     before: tuple[int, ...]
@@ -263,11 +266,11 @@ class PairMarks:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, texts: Iterable[str] = ()) -> Self:
-        """The marks, as a token shows them: of a text of our own, or one of `texts`."""
+        """The special tokens, found with one token of a sample or of `texts`."""
         samples = chain(("a", "1"), (text[:64] for text in texts))
         encodings = (tokenizer.encode(each, add_special_tokens=False) for each in samples)
         one = next((each for each in encodings if len(each)), None)
-        if one is None:  # then there is nothing to put marks around
+        if one is None:  # no text has a token
             whole = tokenizer.post_process(Encoding(), Encoding())
             return cls(tuple(whole.ids), (), (), (0, 0), sum(whole.type_ids))
         one.truncate(1)
@@ -284,17 +287,17 @@ class PairMarks:
         )
 
     def num_of_second(self, num_first: int, num_second: int) -> int:
-        """How many tokens of a marked pair count as its second text."""
+        """The number of tokens of a pair with type 1, the second text's."""
         return self.num_of_type_1 + self.types[0] * num_first + self.types[1] * num_second
 
 
 def _squashes(config: Mapping[str, Any]) -> bool:
-    """Whether a cross-encoder's folder asks for no other activation than the sigmoid."""
+    """Whether a cross-encoder applies a sigmoid, by its folder's configuration."""
     own = config.get("sentence_transformers") or {}
     named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
     name = str(named).rpartition(".")[2]
     if name not in ("", "Sigmoid", "Identity"):
-        raise WeightsError(f"The cross-encoder's activation {name[:40]!r} is not known here.")
+        raise WeightsError(f"The cross-encoder's activation {name[:40]!r} is not supported.")
     return name != "Identity"
 
 
@@ -310,7 +313,8 @@ def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSi
     own_length = context_length(config.get)
     widths = (config[field] for field in _WIDTH_FIELDS if field in config)
     return _CausalSizes(
-        max_length=(options.max_length or own_length) - 1,  # a decoder's last place is an answer's
+        max_length=(options.max_length or own_length)
+        - 1,  # a decoder's last position is for an output token
         hidden_size=int(next(widths, 0)),
         vocab_size=count_field(config, "vocab_size"),
     )

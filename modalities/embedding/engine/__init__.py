@@ -1,1 +1,1 @@
-"""Embeddings in the engine process: encoders and their runner. The place of torch."""
+"""Embeddings in the engine process: encoders and their runner. Uses torch."""

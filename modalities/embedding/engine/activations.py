@@ -1,6 +1,6 @@
-"""The activations of encoders, by the names that configurations give them.
+"""The activations of encoders, by their names in configurations.
 
-Owns the functions; which names are known is said by `embedding.architecture`.
+Owns the functions; `embedding.architecture` lists the supported names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""BERT and its descendants, and the encoder of any folder.
+"""BERT and its descendants, and loading the encoder of any family.
 
-Owns the network and its loading. All but attention sees one long run of tokens; attention takes
-texts of like length together (`packed_texts`). Devlin et al. 2018; relative positions as in MPNet,
-after Raffel et al. 2020.
+Owns the network and its loading. All layers except attention process one packed run of tokens;
+attention batches texts of similar length (`packed_texts`). Devlin et al. 2018; relative positions
+as in MPNet, after Raffel et al. 2020.
 
 Shape suffixes: those of `packed_texts`; E intermediate.
 """
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 
 class _Biases:
-    """What a family adds to attention by distance; nothing for most."""
+    """Attention biases by distance, for families that have them."""
 
     def __init__(self, table: Tensor | None, num_buckets: int) -> None:
         self._table = table  # [buckets, H]
@@ -121,7 +121,7 @@ class Encoder(PackedEncoder):
         return hidden_TC
 
     def targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:
-        """Where the tensors of a checkpoint belong."""
+        """The parameters to fill from a checkpoint's tensors."""
         names = self.sizes.names
         prefix = self.prefix_of(checkpoint)
         yield TensorTarget(f"{prefix}embeddings.word_embeddings.weight", self.words.weight)
@@ -151,7 +151,7 @@ def load_encoder(
     device: torch.device,
     report: Callable[[float], None] | None = None,
 ) -> PackedEncoder:
-    """The network of a folder. Raises `WeightsError` when a tensor is missing or unknown."""
+    """The network of a folder. Raises `WeightsError` if a tensor is missing or unknown."""
     encoder = _sketch(checkpoint, max_padding=1.0 if device.type == "cpu" else _GPU_PADDING)
     encoder.to(dtype).to_empty(device=device)
     load_tensors(checkpoint, list(encoder.targets(checkpoint)), ignored=_is_head, report=report)
@@ -159,7 +159,7 @@ def load_encoder(
 
 
 def encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes the weights will take."""
+    """Bytes needed for the weights."""
     sketch = _sketch(checkpoint)
     return sum(value.numel() for value in sketch.parameters()) * dtype.itemsize
 
@@ -173,14 +173,14 @@ def _sketch(checkpoint: Checkpoint, *, max_padding: float = 1.0) -> PackedEncode
 
 
 def _is_head(name: str) -> bool:
-    """What stands on top of an encoder for other tasks, and buffers that are computed here."""
+    """Whether a tensor is a head for another task, or a buffer that is computed here."""
     heads = ("pooler.", "cls.", "lm_head.", "vocab_", "classifier.", "pre_classifier.")
     is_head = any(head in name for head in heads) or name.startswith(("head.", "decoder."))
     return is_head or name.endswith("position_ids")
 
 
 def _buckets(length: int, num_buckets: int) -> Tensor:
-    """Which learned bias each pair of positions has, `[S, S]`: T5's bidirectional buckets."""
+    """The bias index of each pair of positions, `[S, S]`: T5's bidirectional buckets."""
     steps = torch.arange(length)
     distance_SS = steps[:, None] - steps[None]  # how far back the key is
     half = num_buckets // 2

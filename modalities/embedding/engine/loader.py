@@ -1,6 +1,6 @@
-"""Brings one encoder onto the device: memory, weights, runner, scheduler.
+"""Loading an encoder onto the device: memory, weights, runner, scheduler.
 
-Owns the order of these. Knows no HTTP.
+Owns the order of these steps. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _log = logging.getLogger(__name__)
 
 MAX_STEP_TEXTS = 256
 _CPU_STEP_TOKENS = 768
-"""Larger steps are no faster on a CPU, whose caches they outgrow."""
+"""Larger steps are no faster on a CPU, because they exceed its caches."""
 
 
 def open_embedding_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
-    """What loads an embedding model: an encoder, or a decoder whose last state is taken."""
+    """The loader of an embedding model: an encoder, or a decoder whose last state is used."""
     if is_encoder(read_json(Path(resolved.folder) / "config.json")):
         if config.device.tensor_parallel_size > 1:
-            _log.warning("%s is an encoder: it runs on one device, not divided", resolved.name)
+            _log.warning("%s is an encoder: it runs on one device", resolved.name)
         return EmbeddingLoader(resolved, config, device, ledger)
     return LlmLoader(resolved, config, device, ledger)
 
@@ -119,7 +119,7 @@ def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
 
 
 def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes that one layer holds in a step of so many tokens, or for one text of any length."""
+    """Bytes of one layer's activations in a step of `num_tokens`, or for the longest text."""
     most = max(num_tokens, sizes.max_length)
     values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
     scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0

@@ -1,8 +1,8 @@
-"""Texts laid end to end, through an encoder of any family: no row is ever filled up with padding.
+"""Packed texts through an encoder of any family, without padding.
 
-Owns how texts become one run of tokens, and groups of like length for attention. On a CPU that is
-the same length, and with our projection kernel a text's states are the same beside any others;
-elsewhere they differ by rounding.
+Owns concatenating texts into one run of tokens, and grouping them by length for attention. On a CPU
+a group has a single length, and with our projection kernel a text's states do not depend on the
+other texts; elsewhere they differ by rounding.
 
 Shape suffixes: T tokens of all texts, G texts of a group, S its longest text, H heads, D head dim,
 C hidden.
@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TextGroup:
-    """Texts whose attention is computed together. `padded_GS` are their tokens, any past an end."""
+    """Texts whose attention is computed together. `padded_GS` indexes their tokens."""
 
     padded_GS: Tensor
     mask_G11S: Tensor | None
@@ -40,11 +40,11 @@ class TextGroup:
 
 
 Weigh = Callable[[Tensor, Tensor, Tensor, TextGroup], Tensor]
-"""What a group's queries make of its keys and values, each `[G, H, S, D]`."""
+"""Attention of a group's queries, keys and values, each `[G, H, S, D]`."""
 
 
 def attended(qkv_THD: Tensor, groups: Sequence[TextGroup], weigh: Weigh) -> Tensor:
-    """What the tokens of each group take from each other, `[T, C]`."""
+    """Attention within each group of texts, `[T, C]`."""
     num_tokens, num_three_heads, head_dim = qkv_THD.shape
     attended_TC = qkv_THD.new_empty(num_tokens, num_three_heads // 3 * head_dim)
     for group in groups:
@@ -56,9 +56,9 @@ def attended(qkv_THD: Tensor, groups: Sequence[TextGroup], weigh: Weigh) -> Tens
 
 
 class PackedEncoder(nn.Module):
-    """Token ids in, hidden states out.
+    """An encoder from token ids to hidden states.
 
-    `max_padding`: how many padded tokens there may be for a real one in a group's attention.
+    `max_padding` bounds the ratio of padded to real tokens in a group's attention.
     """
 
     def __init__(self, sizes: EncoderSizes, *, max_padding: float = 1.0) -> None:
@@ -70,7 +70,7 @@ class PackedEncoder(nn.Module):
 
     @abstractmethod
     def targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:
-        """Where the tensors of a checkpoint belong."""
+        """The parameters to fill from a checkpoint's tensors."""
 
     @abstractmethod
     def embed(self, ids_T: Int64s, places_T: Int64s, is_second_T: Bools) -> Tensor:
@@ -85,7 +85,7 @@ class PackedEncoder(nn.Module):
     ) -> list[Tensor]:
         """The states of each text's tokens, `[its length, C]`, in the order of the texts.
 
-        From its place in `second_starts` on a text is of the second segment.
+        From its index in `second_starts` on, a text belongs to the second segment.
         """
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         lengths = [len(texts[index]) for index in order]
@@ -105,7 +105,7 @@ class PackedEncoder(nn.Module):
         return sent(torch.from_numpy(array), self.norm.weight.device)
 
     def prefix_of(self, checkpoint: Checkpoint) -> str:
-        """What goes before the names of tensors: nothing where the encoder was saved alone."""
+        """The prefix of tensor names; empty if the encoder was saved alone."""
         prefix = self.sizes.names.prefix
         return prefix if any(name.startswith(prefix) for name in checkpoint.tensors) else ""
 
@@ -129,13 +129,13 @@ class PackedEncoder(nn.Module):
 
 
 def both(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[TensorTarget]:
-    """Where the weight of a layer belongs, and its bias if it has one."""
+    """The targets of a layer's weight, and its bias if it has one."""
     for part, value in module.named_parameters():
         yield TensorTarget(f"{name}.{part}", value)
 
 
 def grouped(lengths: Sequence[int], max_padding: float) -> Iterator[tuple[int, Sequence[int]]]:
-    """Runs of ascending lengths that waste little when padded, each with its first token."""
+    """Split ascending lengths into groups within `max_padding`, each with its first token."""
     first, begin = 0, 0
     total = 0
     for index, length in enumerate(lengths):

@@ -2,7 +2,7 @@
 
 Owns the network. Warner et al. 2024, arXiv:2412.13663; rotary positions after Su et al. 2021.
 
-Shape suffixes: those of `packed_texts`; W keys that a block of queries sees.
+Shape suffixes: those of `packed_texts`; W keys that a block of queries attends to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triptych.modalities.embedding.engine.packed_texts import (
 )
 
 _BLOCK: Final = 256
-"""Queries that share a mask where a window bounds what they see."""
+"""Queries per block in windowed attention, which share a mask."""
 
 
 class _Rotation:
@@ -40,7 +40,7 @@ class _Rotation:
         self._made: dict[tuple[float, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, heads_GHSD: Tensor, theta: float) -> Tensor:
-        """Queries or keys, turned by their positions."""
+        """Rotate queries or keys by their positions."""
         key = theta, heads_GHSD.shape[2]
         if key not in self._made:
             steps_S = torch.arange(key[1], device=self._halves.device, dtype=torch.float32)
@@ -55,7 +55,7 @@ class _Rotation:
 
 
 class RotaryLayer(nn.Module):
-    """Attention and a gated projection, each of its input's norm, each added to its input."""
+    """Attention and a gated projection, both with pre-normalization and a residual."""
 
     def __init__(self, sizes: EncoderSizes, reach: LayerReach, *, is_first: bool) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class RotaryLayer(nn.Module):
         self.reach = reach
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=sizes.has_attention_bias)
         self.output = nn.Linear(hidden, hidden, bias=sizes.has_attention_bias)
-        self.attention_norm: nn.LayerNorm | None = None  # the first one's is the embeddings' own
+        self.attention_norm: nn.LayerNorm | None = (
+            None  # the first layer uses the norm of the embeddings
+        )
         if not is_first:
             self.attention_norm = nn.LayerNorm(hidden, sizes.norm_eps, bias=norm_bias)
         self.mlp_norm = nn.LayerNorm(hidden, sizes.norm_eps, bias=norm_bias)
@@ -88,7 +90,7 @@ class RotaryLayer(nn.Module):
         return hidden_TC + added_TC
 
     def _weigh(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Within the layer's window, if it has one: block by block, with the keys it reaches."""
+        """Attention, in blocks of queries with the keys in reach if the layer has a window."""
         length, window = query.shape[2], self.reach.window
         if not window or length <= window + 1:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -109,7 +111,7 @@ class RotaryLayer(nn.Module):
 
 
 def _near(start: int, end: int, first: int, last: int, window: int, like: Tensor) -> Tensor:
-    """What keeps queries `start` to `end` from keys `first` to `last` beyond a window, `[S, W]`."""
+    """The mask of queries `start` to `end` on keys `first` to `last` for a window, `[S, W]`."""
     queries = torch.arange(start, end, device=like.device)
     keys = torch.arange(first, last, device=like.device)
     is_far = (queries[:, None] - keys[None]).abs() > window
@@ -130,7 +132,7 @@ class RotaryEncoder(PackedEncoder):
         self.final_norm = nn.LayerNorm(sizes.hidden_size, sizes.norm_eps, bias=sizes.has_norm_bias)
 
     def embed(self, ids_T: Int64s, places_T: Int64s, is_second_T: Bools) -> Tensor:
-        """Texts of a pair differ by the marks between them alone."""
+        """Normed word embeddings; there are no segments."""
         normed: Tensor = self.norm(self.words(self.sent(ids_T)))
         return normed
 
@@ -143,7 +145,7 @@ class RotaryEncoder(PackedEncoder):
         return normed
 
     def targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:
-        """Where the tensors of a checkpoint belong."""
+        """The parameters to fill from a checkpoint's tensors."""
         prefix = self.prefix_of(checkpoint)
         names = self.sizes.names
         yield TensorTarget(f"{prefix}embeddings.tok_embeddings.weight", self.words.weight)

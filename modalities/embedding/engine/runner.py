@@ -1,7 +1,7 @@
-"""Texts through an encoder, and their states to vectors.
+"""Running an encoder on texts, and turning their states into vectors.
 
-Owns pooling, the projections behind it and the way to the host. Which texts share a step is the
-scheduler's; the network is `encoder.py`'s. Implements
+Owns pooling, the projections after it and the copy to the host. The scheduler decides which texts
+share a step; `encoder.py` has the network. Implements
 `core.runtime.engine.staged_runner.StagedModel`: a text is a unit of one stage.
 
 Shape suffixes: T tokens of a text, N texts, C hidden, D dimensions of a vector.
@@ -33,7 +33,7 @@ _PROJECTIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU
 
 @dataclass(slots=True)
 class TextWork:
-    """One text under way (`core.runtime.engine.staged_runner.Work`)."""
+    """One running text (`core.runtime.engine.staged_runner.Work`)."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -42,12 +42,12 @@ class TextWork:
 
     @property
     def next_stage(self) -> Stage | None:
-        """Its only stage, until that is over."""
+        """Its only stage; `None` when that is over."""
         return None if self.is_done else Stage(STAGE, len(self.token_ids))
 
 
 class Embedder:
-    """An encoder and what stands behind it. Without `pools` a text yields a vector per token."""
+    """An encoder with pooling and projections. Without `pools` a text yields a vector per token."""
 
     def __init__(
         self, encoder: PackedEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
@@ -58,13 +58,13 @@ class Embedder:
         self._pools = pools
 
     def begin(self, request: EmbedRequest, unit: int) -> TextWork:
-        """Take up one text."""
+        """Start the work on one text."""
         text = request.texts[unit]
         second_start = request.second_starts[unit] if request.second_starts else len(text)
         return TextWork(unit, text, second_start)
 
     def advance(self, works: Sequence[TextWork]) -> Sequence[Yield]:
-        """Turn all texts into vectors, in one pass."""
+        """Embed all texts in one forward pass."""
         states = self._encoder(
             [work.token_ids for work in works], [work.second_start for work in works]
         )
@@ -78,7 +78,7 @@ class Embedder:
         return [fetch.of(row, work.index) for row, work in enumerate(works)]
 
     def _pool(self, states_TC: Tensor) -> Tensor:
-        """A text's vector `[C]` in float32."""
+        """A text's pooled state `[C]` in float32."""
         match self._spec.mode:
             case "cls":
                 return states_TC[0].float()
@@ -98,7 +98,7 @@ class Embedder:
 
 
 class _Fetch:
-    """The vectors of a step, brought over together."""
+    """The vectors of a step, copied to the host together."""
 
     def __init__(self, vectors: list[Tensor]) -> None:
         self._sizes = [vector.numel() for vector in vectors]
@@ -117,7 +117,7 @@ class _Fetch:
 
 
 def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.device) -> nn.Module:
-    """A cross-encoder's projections of a pair's state to a score, in float32."""
+    """A cross-encoder's projections from a pair's state to a score, in float32."""
     names, hidden = sizes.names, sizes.hidden_size
     dense = nn.Linear(hidden, hidden, bias=sizes.has_score_bias, device=device)
     output = nn.Linear(hidden, 1, device=device)
@@ -134,7 +134,7 @@ def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.d
 
 
 def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Module:
-    """The projections behind pooling, in float32. Raises `WeightsError` for damaged ones."""
+    """The projections after pooling, in float32. Raises `WeightsError` if damaged."""
     layers: list[nn.Module] = []
     for place in spec.dense:
         with Checkpoint.open(folder / place) as checkpoint:
@@ -149,6 +149,6 @@ def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Modu
             load_tensors(checkpoint, targets)
         name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
         if name not in _PROJECTIONS:
-            raise WeightsError(f"The projection's activation {name[:40]!r} is not known here.")
+            raise WeightsError(f"The projection's activation {name[:40]!r} is not supported.")
         layers += [linear.requires_grad_(False), _PROJECTIONS[name]()]
     return nn.Sequential(*layers)

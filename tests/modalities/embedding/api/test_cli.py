@@ -67,7 +67,7 @@ def test_texts_are_put_in_order_of_likeness(model: str, capsys: pytest.CaptureFi
         (["w1", "-i", "file"], "not both"),
         (["w1", "-o", "x.txt"], ".npy or .jsonl"),
         (["w1", "--dimensions", "-1"], "above 0"),
-        (["w1", "-o", "x.npy", "--similar-to", "w2"], "leave --output out"),
+        (["w1", "-o", "x.npy", "--similar-to", "w2"], "omit --output"),
         (["-i", "/nowhere"], "cannot be read"),
     ],
 )

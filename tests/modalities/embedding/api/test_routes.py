@@ -148,7 +148,7 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
         ({"input": "w1", "dimensions": 33}, "dimensions is 33; tiny has 32"),
         ({"input": "w1", "dimensions": 0}, "dimensions"),
         ({"input": "w1", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "w1", "prompt_name": "poem"}, "these are: query"),
+        ({"input": "w1", "prompt_name": "poem"}, "its prompts are: query"),
         ({"input": [1, 2], "prompt_name": "query"}, "not for token ids"),
         ({"input": "w1", "truncate_prompt_tokens": 65}, "over the model's 64"),
         ({"input": "w1", "truncate_prompt_tokens": 2}, "above 2"),
@@ -160,7 +160,7 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
         ({"input": {"content": []}}, "content"),
         (
             {"input": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}},
-            "made of texts",
+            "Only texts can be embedded",
         ),
         ({"input": ["w1", [1, 2]], "prompt_name": "query"}, "not for token ids"),
         ({"input": "w1", "truncation_side": "middle"}, "truncation_side"),

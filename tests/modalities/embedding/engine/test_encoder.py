@@ -69,7 +69,7 @@ def test_a_tensor_that_nothing_here_would_use_is_refused(tmp_path: Path) -> None
         ({"model_type": "t5"}, "no encoder known here"),
         ({"model_type": "bert", "hidden_act": "sine"}, "activation 'sine'"),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "absolute positions"),
-        ({"model_type": "bert"}, "does not say vocab_size"),
+        ({"model_type": "bert"}, "has no vocab_size"),
     ],
 )
 def test_configurations_that_would_be_read_wrongly_are_refused(
