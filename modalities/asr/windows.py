@@ -1,8 +1,8 @@
-"""How a transcript grows: what a window is prompted with, what it yields, where the next begins.
+"""Long-form transcription: the prompt of each window, its segments, the start of the next.
 
-Owns the policy of long transcription, after Radford et al., "Robust Speech Recognition via
-Large-Scale Weak Supervision" (2022), section 4.5, and OpenAI's `transcribe.py`. Knows no model
-and no torch: it sees frames and token ids.
+Owns the policy, after Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision"
+(2022), section 4.5, and OpenAI's `transcribe.py`. Knows no model and no torch, only frames and
+token ids.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from triptych.modalities.asr.spec import FRAMES_PER_POSITION, WhisperSpec
 
 FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION_RATIO = 2.4
-"""Text that compresses better than this repeats itself."""
+"""Text with a higher ratio counts as repetitive."""
 MIN_AVG_LOGPROB = -1.0
 CONFIDENT_AVG_LOGPROB = -0.5
-"""A text that ended by itself and is likelier than this may repeat itself: a roll call does."""
+"""A complete text that is likelier than this may be repetitive, as a roll call is."""
 MAX_NO_SPEECH_PROB = 0.6
 SURE_NO_SPEECH_PROB = 0.9
-"""Beyond this a text has to be likelier than `CONFIDENT_AVG_LOGPROB` to stand."""
+"""Above this a text must be likelier than `CONFIDENT_AVG_LOGPROB` to be kept."""
 MAX_PROMPT_TEMPERATURE = 0.5
-"""Text sampled at a higher temperature is not shown to the next window."""
+"""Text sampled at a higher temperature is not in the prompt of the next window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The result of one decoding of a window; `token_ids` and `logprobs` leave out the end token.
+    """The result of one decoding of a window; `token_ids` and `logprobs` exclude the end token.
 
-    `avg_logprob` counts the end token, `compression_ratio` is that of the text. The attempt
-    `has_ended` where that token came before the bound on the number of tokens; it `has_words`
-    where its text is more than punctuation.
+    `avg_logprob` includes the end token, `compression_ratio` is that of the text. `has_ended`: the
+    end token came before the bound on the number of tokens. `has_words`: the text is more than
+    punctuation.
     """
 
     token_ids: tuple[int, ...]
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is no speech: no word, or the model says so and its text is unlikely."""
+        """Whether there is no speech: no word, or likely silence and an unlikely text."""
         is_sure = self.no_speech_prob > SURE_NO_SPEECH_PROB
         bound = CONFIDENT_AVG_LOGPROB if is_sure else MIN_AVG_LOGPROB
         is_unlikely = self.no_speech_prob > MAX_NO_SPEECH_PROB and self.avg_logprob <= bound
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def is_good(self) -> bool:
-        """Whether a higher temperature need not be tried."""
+        """Whether no higher temperature needs to be tried."""
         is_confident = self.has_ended and self.avg_logprob > CONFIDENT_AVG_LOGPROB
         return self.is_silent or (
             self.avg_logprob >= MIN_AVG_LOGPROB and (is_confident or not self.is_repetitive)
@@ -64,13 +64,13 @@ class Attempt:
 
     @property
     def is_repetitive(self) -> bool:
-        """Whether the text says the same over and over."""
+        """Whether the text repeats itself."""
         return self.compression_ratio > MAX_COMPRESSION_RATIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Tokens `start .. stop` of an attempt, spoken between two frames of the window."""
+    """Tokens `start .. stop - 1` of an attempt, spoken between two frames of the window."""
 
     start: int
     stop: int
@@ -80,40 +80,40 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A window's stretches, and how many frames of it are done with."""
+    """A window's stretches, and the number of its frames that they cover."""
 
     stretches: tuple[Stretch, ...]
     num_frames: int
 
 
 def best_attempt(attempts: Sequence[Attempt]) -> Attempt:
-    """The likeliest. One that repeats itself up to the bound on its tokens is the last choice."""
+    """The likeliest attempt; repetitive ones without an end token come last."""
     return max(
         attempts, key=lambda each: (each.has_ended or not each.is_repetitive, each.avg_logprob)
     )
 
 
 def has_words(text: str) -> bool:
-    """Whether there is anything in a text but white space and punctuation."""
+    """Whether a text has anything except white space and punctuation."""
     return any(not char.isspace() and unicodedata.category(char)[0] != "P" for char in text)
 
 
 def compression_ratio(text: str) -> float:
-    """How many times smaller zlib makes the text."""
+    """The size of the text divided by its size after zlib."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
 
 def temperatures(requested: float) -> tuple[float, ...]:
-    """What is tried in turn: a temperature asked for stands, 0 rises where the result is poor."""
+    """The temperatures to try in order: only the requested one, or for 0 the fallbacks."""
     return (requested,) if requested > 0 else FALLBACK_TEMPERATURES
 
 
 def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> Cut:
-    """Cut the text of a window, of which `num_frames` hold sound, at its timestamps.
+    """Cut the text of a window, of which `num_frames` hold audio, at its timestamps.
 
-    Two timestamps in a row part two stretches. Where the last is followed by an unfinished one,
-    that is thrown away, and the next window begins with it.
+    Two timestamps in a row separate two stretches. An unfinished stretch at the end is dropped, and
+    the next window begins with it.
     """
     is_time = [spec.is_timestamp(token_id) for token_id in token_ids]
     seams = [at + 1 for at in range(len(is_time) - 1) if is_time[at] and is_time[at + 1]]
@@ -131,12 +131,12 @@ def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> 
         for start, stop in pairwise(bounds)
     )
     done = num_frames if ends_in_silence else stretches[-1].end_frame
-    # A window that gets nowhere would come again for ever: two times zero at its very beginning.
+    # Two zero timestamps at the start would repeat the same window forever.
     return Cut(stretches=stretches, num_frames=min(done, num_frames) or num_frames)
 
 
 def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[Stretch, ...]:
-    """One stretch of all tokens, up to the last time token."""
+    """One stretch of all tokens, up to the last timestamp."""
     times = [_frame(spec, token_id) for token_id in token_ids if spec.is_timestamp(token_id)]
     end_frame = times[-1] if times and times[-1] > 0 else num_frames
     return (Stretch(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)
@@ -147,7 +147,7 @@ def _frame(spec: WhisperSpec, token_id: int) -> int:
 
 
 class TranscriptCursor:
-    """Where a transcript stands: the frame it has reached, and the tokens the next window sees."""
+    """The state of a transcript: the frame reached, and the prompt of the next window."""
 
     def __init__(self, spec: WhisperSpec, prompt_ids: Sequence[int]) -> None:
         self._spec = spec
@@ -156,12 +156,12 @@ class TranscriptCursor:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens before the start token: the latest of the text so far, or none."""
+        """The tokens before the start token: the latest text so far, or none."""
         latest = self._context[-self._spec.max_prompt_tokens :]
         return (self._spec.previous_id, *latest) if latest else ()
 
     def take(self, attempt: Attempt, num_frames: int) -> tuple[Stretch, ...]:
-        """Take up a finished window of `num_frames`, and return its stretches with text."""
+        """Add a finished window of `num_frames`, and return its stretches with text."""
         if attempt.is_silent:
             self.frame += num_frames
             return ()

@@ -1,7 +1,7 @@
-"""The words recognition models speak between API and engine: requests, and their deltas.
+"""The messages of speech recognition between API and engine: requests, and their deltas.
 
-Owns the wire types of every model that writes speech down. Text never crosses: tokens do, with
-their times. Sound crosses as little-endian float32 samples, one channel, at the model's rate.
+Owns the wire types of every model that transcribes speech. No text is sent, only tokens with their
+times. Audio is sent as little-endian float32 samples, mono, at the model's rate.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 
 class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear"):
-    """Speech to be written down: samples at the model's rate, and how to write.
+    """Speech to transcribe: samples at the model's rate, and options.
 
-    `prompt_ids` are words that came before, `language` is empty where the model knows but one or
-    detects it. `temperature` 0 takes the likeliest token. Where `is_last` is false more sound
-    follows in another request: what does not fill a window any more is left to that.
+    `prompt_ids` are the tokens of earlier text; `language` is empty for a model with only one, or
+    to detect it. `temperature` 0 takes the likeliest token. If `is_last` is false more audio
+    follows in another request, and a last incomplete window is left to that.
     """
 
     pcm: bytes
@@ -31,7 +31,7 @@ class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class TranscriptToken(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a transcript: when it is spoken (seconds, -1 where unknown), its probability."""
+    """One token of a transcript: its times (seconds, -1 if unknown) and log-probability."""
 
     token_id: int
     start_s: float = -1.0
@@ -40,7 +40,7 @@ class TranscriptToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TimedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of a transcript between two timestamps."""
+    """The tokens of a transcript between two timestamps."""
 
     start_s: float
     end_s: float
@@ -52,9 +52,9 @@ class TimedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class TranscribeDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heard"):
-    """What one step added to a transcript: the segments of a window, once nothing changes them.
+    """The output of one step: the final segments of a window.
 
-    `heard_s` counts from the beginning of the sound; times of segments and tokens do, too.
+    `heard_s` and the times of segments and tokens count from the start of the request's audio.
     """
 
     segments: tuple[TimedTokens, ...] = ()

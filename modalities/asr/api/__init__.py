@@ -1,1 +1,1 @@
-"""Recognition in the API process: routes, service, pipeline, command. Loads no torch."""
+"""Speech recognition in the API process: routes, service, pipeline, command. No torch."""

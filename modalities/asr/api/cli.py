@@ -1,6 +1,6 @@
-"""`triptych transcribe`: the transcription pipeline at a terminal.
+"""`triptych transcribe`: the transcription pipeline on the command line.
 
-Owns what the command prints and writes. Everything else is the pipeline's.
+Owns the command's input and output. Everything else is the pipeline's.
 """
 
 from __future__ import annotations
@@ -32,52 +32,54 @@ _SOUNDS = (
     *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
     *(".mpga", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"),
 )
-"""What in a folder is taken for sound."""
-_BLOCK = 4  # files that an engine of a cluster is handed together
+"""Suffixes of audio files in a folder."""
+_BLOCK = 4  # files per block sent to an engine of a cluster
 _TASKS: tuple[Task, Task] = ("transcribe", "translate")
 
 
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych transcribe`."""
     parser.add_argument(
-        "file", nargs="*", help='files with sound, or folders of them; "-" or none: stdin'
+        "file", nargs="*", help='audio files, or folders of them; "-" or none: stdin'
     )
     parser.add_argument(
         "-i",
         "--input",
         metavar="FILE",
-        help='JSONL: one {"file": ...} per line, with a language, prompt, task, temperature or'
-        ' seed of its own; "id" and "custom_id" come back as they are',
+        help='JSONL: one {"file": ...} per line, optionally with language, prompt, task,'
+        ' temperature or seed; "id" and "custom_id" are returned unchanged',
     )
     parser.add_argument(
         "-o",
         "--output",
-        help="file to write, or folder for several files' transcripts, where a second run over"
-        " --input or a folder goes on; default stdout",
+        help="file to write, or folder for several transcripts, where a second run over"
+        " --input or a folder resumes; default stdout",
     )
-    parser.add_argument("--format", choices=tuple(SUFFIXES), default="text", help="what to write")
-    parser.add_argument("--words", action="store_true", help="times of words, in verbose_json")
-    parser.add_argument("--language", default="", help="spoken language; default: found out")
-    parser.add_argument("--translate", action="store_true", help="write English, whatever is said")
-    parser.add_argument("--prompt", default="", help="what was said before, or names to expect")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest tokens first")
+    parser.add_argument("--format", choices=tuple(SUFFIXES), default="text", help="output format")
+    parser.add_argument("--words", action="store_true", help="word timestamps, in verbose_json")
+    parser.add_argument("--language", default="", help="spoken language; default: detected")
+    parser.add_argument("--translate", action="store_true", help="translate to English")
+    parser.add_argument("--prompt", default="", help="preceding text, or names to expect")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0: likeliest tokens, with fallback"
+    )
     parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past transcript")
     add_cluster_options(parser)
     add_options(parser, sections=("models", "device", "schedule"), roles=("asr",))
 
 
 def run_transcribe(args: argparse.Namespace) -> int:
-    """Write down every file. One that cannot be is reported, and harms no other."""
+    """Transcribe every file. A failure is reported and does not affect the other files."""
     if args.words and args.format != "verbose_json":
-        raise ConfigError("--words goes with --format verbose_json.")
+        raise ConfigError("--words needs --format verbose_json.")
     if not 0 <= args.temperature <= 1:
-        raise ConfigError("--temperature lies between 0 and 1.")
+        raise ConfigError("--temperature must be between 0 and 1.")
     cluster = read_cluster(args)
     if args.input or cluster or any(Path(file).is_dir() for file in args.file):
         return _bulk(args, cluster).run("transcribed")
     files = args.file or [STDIN]
     if files == [STDIN] and sys.stdin.isatty():
-        raise ConfigError("Nothing to hear: give files, or pipe one in.")
+        raise ConfigError("Nothing to transcribe: give files, or pipe one in.")
     _check_targets(files, args)
     num_failed = 0
     console = Console(stderr=True)
@@ -122,10 +124,10 @@ def _call_options(args: argparse.Namespace) -> TranscribeOptions:
 
 
 def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
-    """Every file of folders and lines as a row of its own."""
+    """A bulk run with one row per file of folders and lines."""
     folder = Path(args.output or "").expanduser()
     if not args.output or folder.is_file():
-        raise ConfigError("Many files are written down in a folder: name one, as in -o texts.")
+        raise ConfigError("Several transcripts need an output folder, such as -o texts.")
     rows = _rows(args)
     check_unique_stems(rows)
     with report_write_errors(folder):
@@ -147,7 +149,7 @@ def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
 
 
 def _rows(args: argparse.Namespace) -> list[BulkRow]:
-    """The sounds that were named, those in folders by their places there, those of lines."""
+    """Rows of the named files, of audio files in folders by relative path, and of input lines."""
     named: list[tuple[Path, str]] = []
     for given in map(Path, args.file):
         inside = sorted(each for each in given.rglob("*") if each.suffix.lower() in _SOUNDS)
@@ -161,7 +163,7 @@ def _rows(args: argparse.Namespace) -> list[BulkRow]:
             number = len(named) + row.number
             rows.append(replace(row, number=number, stem=stem, version=_version(file)))
     if not rows:
-        raise ConfigError("Nothing to hear: there is no sound in what was named.")
+        raise ConfigError("Nothing to transcribe: there are no audio files in the input.")
     return rows
 
 
@@ -172,7 +174,7 @@ def _row(number: int, entry: Record, stem: str) -> BulkRow:
 
 
 def _version(file: str) -> str:
-    """What changes when a file does; a file that is not there is an error of its row."""
+    """Size and modification time of a file; empty if missing, which becomes its row's error."""
     try:
         found = Path(file).stat()
     except OSError:
@@ -181,7 +183,7 @@ def _version(file: str) -> str:
 
 
 def _target(file: str, args: argparse.Namespace) -> Path:
-    """Where the transcript of `file` is written."""
+    """The path of the transcript of `file`."""
     output = Path(args.output)
     if len(args.file) > 1 or output.is_dir():
         return output / (Path(file).stem + SUFFIXES[args.format])
@@ -189,13 +191,15 @@ def _target(file: str, args: argparse.Namespace) -> Path:
 
 
 def _check_targets(files: Sequence[str], args: argparse.Namespace) -> None:
-    """Refuse files of one name, of whose transcripts but the last would be left."""
+    """Raise `ConfigError` if two files' transcripts would have the same path."""
     if args.output is None:
         return
     sources: dict[Path, str] = {}
     for file in files:
         if (other := sources.setdefault(_target(file, args), file)) != file:
-            raise ConfigError(f"{other} and {file} would be written to one file; do them apart.")
+            raise ConfigError(
+                f"{other} and {file} would be written to the same file; run them separately."
+            )
 
 
 def _write(text: str, file: str, args: argparse.Namespace) -> None:
@@ -210,7 +214,7 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
 
 
 def _bar(console: Console) -> Progress:
-    """Seconds transcribed, of those there are."""
+    """A progress bar of the seconds transcribed."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

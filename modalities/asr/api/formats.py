@@ -42,7 +42,7 @@ def _time(seconds: float, point: str) -> str:
 
 
 def _cue_text(text: str) -> str:
-    """One cue's text: an arrow would begin another, an empty line would end it."""
+    """One cue's text without arrows, which begin a cue, and empty lines, which end it."""
     return " ".join(text.split()).replace("-->", "->")
 
 

@@ -1,6 +1,7 @@
-"""The languages Whisper knows, by the codes it has for them.
+"""The languages that Whisper supports, by Whisper's codes.
 
-Owns the names a caller may use, and which languages are written without spaces. Knows no model.
+Owns the names that a caller may use, and which languages are written without spaces. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ LANGUAGES: Mapping[str, str] = MappingProxyType({
 """English names by code: ISO 639-1 where there is one."""
 
 _TAG = re.compile(r"(?<=^[a-z]{2})[-_][a-z0-9_-]+$|(?<=^[a-z]{3})[-_][a-z0-9_-]+$")
-"""What follows the language in a tag of a locale: script, region, variant."""
+"""The part of a locale tag after the language: script, region, variant."""
 
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages whose words are not parted by spaces: each character counts as one."""
+"""Languages without spaces between words: each character counts as a word."""
 
 
 def language_code(language: str) -> str:
-    """The code of a language by code, locale (`en-US`) or English name; empty where none is."""
+    """The code of a language by code, locale (`en-US`) or English name; empty if unknown."""
     wanted = language.strip().lower()
     code = _TAG.sub("", wanted)
     if code in LANGUAGES:

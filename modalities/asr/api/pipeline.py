@@ -1,7 +1,7 @@
-"""Transcription from Python: load a model, call it, stream it.
+"""The Python interface for transcription.
 
-Owns the `TranscriptionPipeline` object: the same engine and recognition service as the server, in
-this process. Sound is the caller's own here, and is decoded in this process too.
+Owns the `TranscriptionPipeline`: the server's engine and service, in this process. Audio comes from
+the caller, so it is also decoded in this process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OWN_LIMITS = ClipLimits(max_bytes=4 * 2**30, max_seconds=MAX_HELD_S)
 
 
 class TranscribeOptions(TypedDict, total=False):
-    """How sound is written down: as the fields of `TranscribeCall`."""
+    """Options of a call, as in `TranscribeCall`."""
 
     language: str
     task: Task
@@ -64,7 +64,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
             for segment in hear.stream("lecture.m4a", language="en"):
                 print(segment.start_s, segment.text)
 
-    Every call has an async twin that may be awaited on any loop.
+    Every call has an async version that may be awaited on any loop.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (ASR,)
@@ -78,32 +78,32 @@ class TranscriptionPipeline(Pipeline[AsrService]):
         return lambda client: AsrService(client, [model], admission, reader)
 
     def __call__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
-        """Write down a recording.
+        """Transcribe a recording.
 
-        Raises errors of `core.errors.RequestError`: no sound in it, an unknown language.
+        Raises `RequestError`s, for instance for silence or an unknown language.
         """
         return self._loop.run(self._whole(audio, options))
 
     async def acall(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
-        """Async twin of calling the pipeline."""
+        """Async version of calling the pipeline."""
         return await self._loop.run_async(self._whole(audio, options))
 
     def stream(
         self, audio: Audio, **options: Unpack[TranscribeOptions]
     ) -> Iterator[TranscriptSegment]:
-        """Write down a recording segment by segment. Leaving the loop early ends the work."""
+        """Transcribe a recording segment by segment. Leaving the loop early ends the work."""
         return self._loop.iterate(lambda: self._segments(audio, options))
 
     def astream(
         self, audio: Audio, **options: Unpack[TranscribeOptions]
     ) -> AsyncGenerator[TranscriptSegment, None]:
-        """Async twin of `stream`."""
+        """Async version of `stream`."""
         return self._loop.iterate_async(lambda: self._segments(audio, options))
 
     def deltas(
         self, audio: Audio, **options: Unpack[TranscribeOptions]
     ) -> Iterator[TranscriptDelta]:
-        """As `stream`, window by window, telling how far each is; `gather` makes a transcript."""
+        """Like `stream`, window by window, with progress; `gather` joins them to a transcript."""
         return self._loop.iterate(lambda: self._deltas(audio, options))
 
     def map(
@@ -111,8 +111,8 @@ class TranscriptionPipeline(Pipeline[AsrService]):
     ) -> Iterator[Transcript | TriptychError]:
         """The transcripts of many entries, in order, `num_in_flight` at a time.
 
-        An entry holds `audio` and options of a call; a `model` must be this one. One that cannot be
-        answered yields its error and harms no other.
+        An entry holds `audio` and options of a call; a `model` must be this one. An entry that
+        fails yields its error and does not affect the others.
         """
 
         async def transcribe(entry: Mapping[str, Any]) -> Transcript:
@@ -147,7 +147,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
         if isinstance(audio, np.ndarray):
             if audio.ndim != 1 or audio.dtype.kind != "f" or not np.isfinite(audio).all():
                 raise InvalidRequest(
-                    "Samples are one finite float each, mono at 16 kHz: an array of one dimension."
+                    "Samples must be finite floats, mono at 16 kHz, in a one-dimensional array."
                 )
             check_sound(audio)
             return audio
@@ -157,7 +157,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
 
 
 def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:
-    """Mono samples at `sample_rate` (Hz) as a recognizer takes them, at 16 kHz."""
+    """Resample mono samples from `sample_rate` (Hz) to a recognizer's 16 kHz."""
     resampler = Resampler(sample_rate, SAMPLE_RATE)
     return np.concatenate([resampler.push(pcm_S), resampler.flush()])
 

@@ -1,7 +1,7 @@
 """The requests and answers of the OpenAI transcription API, field by field.
 
-Owns what each field may be: honoured, or refused by name with the alternative; any other name is
-an unknown field. Forms carry text, so numbers are read out of it.
+Owns the type of each field: honored, or refused by name with the alternative; any other name is an
+unknown field. Form values are text, so numbers are parsed from it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from triptych.modalities.asr.spec import Task
 MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
-_NO_SPEAKERS = RefusedField("nobody tells speakers apart here; leave it out.")
-_PAUSES = "windows end where the model hears a pause; leave it out."
+_NO_SPEAKERS = RefusedField("speakers are not distinguished; leave it out.")
+_PAUSES = "windows end where the model detects a pause; leave it out."
 REFUSED = {
     "keywords": RefusedField("put the words in prompt."),
     "keywords[]": RefusedField("put the words in prompt."),
-    "languages": RefusedField("give one language, or none to have it found out."),
-    "languages[]": RefusedField("give one language, or none to have it found out."),
+    "languages": RefusedField("give one language, or none to detect it."),
+    "languages[]": RefusedField("give one language, or none to detect it."),
     "known_speaker_names": _NO_SPEAKERS,
     "known_speaker_names[]": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
     "known_speaker_references[]": _NO_SPEAKERS,
     "chunking_strategy": RefusedField(_PAUSES, ("auto", '{"type":"server_vad"}')),
-    # As OpenAI's client sends one with settings, of which those that it documents as defaults pass.
+    # OpenAI's client sends settings in this form; only the documented defaults are accepted.
     "chunking_strategy[type]": RefusedField(_PAUSES, ("auto", "server_vad")),
     "chunking_strategy[threshold]": RefusedField(_PAUSES, ("0.5",)),
     "chunking_strategy[prefix_padding_ms]": RefusedField(_PAUSES, ("300",)),
@@ -48,7 +48,7 @@ REFUSED = {
 
 
 class AsrFields(NamesModel):
-    """What transcription and translation share."""
+    """The fields shared by transcription and translation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -56,20 +56,20 @@ class AsrFields(NamesModel):
     tasks = ("transcription",)
 
     prompt: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)] = Field(
-        default="", description="What was said before, or words that will come up."
+        default="", description="Preceding text, or words to expect."
     )
     response_format: ResponseFormat = "json"
     temperature: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="0 takes the likeliest token, and rises by itself where that goes wrong.",
+        description="0 takes the likeliest token, with higher temperatures as fallback.",
     )
     seed: int | None = Field(
         default=None,
         ge=-limits.MAX_SEED,
         le=limits.MAX_SEED,
-        description="What is sampled at a temperature depends on it; 0 by default. Not OpenAI's.",
+        description="The seed of sampling at temperatures above 0; default 0. Not in OpenAI's API.",
     )
 
     @model_validator(mode="before")
@@ -79,8 +79,8 @@ class AsrFields(NamesModel):
             value = {**value, "chunking_strategy": "".join(value["chunking_strategy"].split())}
         if isinstance(value, dict) and value.get("response_format") == "diarized_json":
             raise UnsupportedOption(
-                "response_format diarized_json is not offered: nobody tells speakers apart here;"
-                " use verbose_json.",
+                "response_format diarized_json is not offered, because speakers are not"
+                " distinguished: use verbose_json.",
                 param="response_format",
             )
         return without_refused(value, REFUSED)
@@ -90,7 +90,7 @@ class TranslationFields(AsrFields):
     """The fields of `/v1/audio/translations`."""
 
     task = "translate"
-    # The values of the fields that it does not have:
+    # Values of fields that only transcriptions have:
     language: ClassVar = ""
     include: ClassVar = ()
     has_word_times: ClassVar = False
@@ -102,12 +102,13 @@ class TranscriptionFields(AsrFields):
 
     task = "transcribe"
     language: Annotated[str, StringConstraints(max_length=40)] = Field(
-        default="", description="ISO 639-1 code, locale or English name; empty or auto to find out."
+        default="",
+        description="ISO 639-1 code, locale or English name; empty or auto to detect it.",
     )
     granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] = Field(
         default=[],
         alias="timestamp_granularities[]",
-        description="Times in verbose_json; no other format has a place for them.",
+        description="Timestamps in verbose_json; other formats ignore this.",
     )
     include: Annotated[list[Literal["logprobs"]], Field(max_length=1)] = Field(
         default=[], alias="include[]", description="Log-probabilities of tokens, in json."
@@ -117,7 +118,7 @@ class TranscriptionFields(AsrFields):
     @model_validator(mode="before")
     @classmethod
     def _list(cls, value: Any) -> Any:
-        """Lists by their names without brackets, too, as forms written by hand have them."""
+        """Accept list fields without brackets, as in forms written by hand."""
         if not isinstance(value, dict):
             return value
         fields = dict(value)
@@ -125,7 +126,7 @@ class TranscriptionFields(AsrFields):
             if name not in fields:
                 continue
             if f"{name}[]" in fields:
-                raise InvalidRequest(f"Send {name}[] alone, not {name} as well.", param=name)
+                raise InvalidRequest(f"Send either {name}[] or {name}, not both.", param=name)
             given = fields.pop(name)
             parts = given.split(",") if isinstance(given, str) else given
             fields[f"{name}[]"] = [part.strip() for part in parts]
@@ -134,7 +135,7 @@ class TranscriptionFields(AsrFields):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.include and self.response_format != "json":
-            raise InvalidRequest("include[] goes with response_format json.", param="include[]")
+            raise InvalidRequest("include[] needs response_format json.", param="include[]")
         if self.stream and self.response_format in ("srt", "vtt"):
             raise InvalidRequest(
                 f"response_format {self.response_format} cannot be streamed as events; use json"
@@ -145,24 +146,24 @@ class TranscriptionFields(AsrFields):
 
     @property
     def has_word_times(self) -> bool:
-        """Whether each word's times are wanted, and have a place in the answer."""
+        """Whether word timestamps are requested and the format has them."""
         return "word" in self.granularities and self.response_format == "verbose_json"
 
     @property
     def has_segments(self) -> bool:
-        """Whether a verbose answer lists segments: unless it is asked for words alone."""
+        """Whether a verbose answer lists segments: unless only words are requested."""
         return self.granularities != ["word"]
 
 
 class Usage(BaseModel):
-    """What was transcribed."""
+    """The audio transcribed."""
 
     type: Literal["duration"]
     seconds: float
 
 
 class Logprob(BaseModel):
-    """How sure the model was of a token."""
+    """A token with its log-probability."""
 
     token: str
     bytes: list[int]
@@ -170,7 +171,7 @@ class Logprob(BaseModel):
 
     @classmethod
     def of(cls, token: ScoredToken) -> Logprob:
-        """A token's entry."""
+        """The entry of a token."""
         return cls(token=token.text, bytes=list(token.data), logprob=token.logprob)
 
 
@@ -183,12 +184,12 @@ class TimedWord(BaseModel):
 
     @classmethod
     def of(cls, word: WordTiming) -> TimedWord:
-        """A word's entry."""
+        """The entry of a word."""
         return cls(word=word.text.strip(), start=round(word.start_s, 2), end=round(word.end_s, 2))
 
 
 class TimedSegment(BaseModel):
-    """One segment with its times, and what the model thinks of it."""
+    """One segment with its times and quality measures."""
 
     id: int
     seek: int
@@ -203,7 +204,7 @@ class TimedSegment(BaseModel):
 
     @classmethod
     def of(cls, segment: TranscriptSegment) -> TimedSegment:
-        """A segment's entry. `seek` counts hundredths of seconds, as Whisper's frames do."""
+        """The entry of a segment. `seek` counts hundredths of seconds, like Whisper's frames."""
         return cls(
             id=segment.index,
             seek=round(segment.start_s * 100),
@@ -239,7 +240,7 @@ class VerboseReply(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """More of the text."""
+    """The next piece of text."""
 
     type: Literal["transcript.text.delta"]
     delta: str
@@ -247,7 +248,7 @@ class TextDelta(BaseModel):
 
 
 class TextSegment(BaseModel):
-    """A finished segment; its speaker is nobody known."""
+    """A finished segment; its `speaker` is always empty."""
 
     type: Literal["transcript.text.segment"]
     id: str
@@ -258,7 +259,7 @@ class TextSegment(BaseModel):
 
     @classmethod
     def of(cls, segment: TranscriptSegment) -> TextSegment:
-        """A segment's event."""
+        """The event of a segment."""
         return cls(
             type="transcript.text.segment",
             id=str(segment.index),
@@ -270,7 +271,7 @@ class TextSegment(BaseModel):
 
 
 class TextDone(BaseModel):
-    """The whole text, once it is there."""
+    """The complete text, at the end."""
 
     type: Literal["transcript.text.done"]
     text: str
@@ -282,7 +283,7 @@ Body = TranscriptionFields | TranslationFields
 
 
 def json_reply(transcript: Transcript, *, has_logprobs: bool) -> TranscriptionReply:
-    """The answer in json; what was not asked for is left out."""
+    """The answer in json, without fields that were not requested."""
     given = _logprobs(transcript.segments, has_logprobs)
     return TranscriptionReply(text=transcript.text.strip(), usage=_usage(transcript), **given)
 

@@ -1,7 +1,7 @@
 """The OpenAI transcription API: `/v1/audio/transcriptions` and `/v1/audio/translations`.
 
-Owns the way from a form with a file to a call of the service, and from its deltas to an answer.
-What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+Owns turning a form with a file into a service call, and its deltas into an answer. `core.http` has
+the code around every route (keys, limits, errors, disconnects).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Recognition."""
+    """The API part of speech recognition."""
     models = [open_resolved(model, WhisperTokenizer.open) for model in setup.models["asr"]]
     reader = ClipReader(setup.pool)
     service = AsrService(setup.client, models, setup.admission, reader)
@@ -67,7 +67,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
 
 
 def asr_router(service: AsrService) -> APIRouter:
-    """Routes of the transcription API in front of `service`."""
+    """The routes of the transcription API."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["audio"])
 
     @router.post(
@@ -77,7 +77,7 @@ def asr_router(service: AsrService) -> APIRouter:
         openapi_extra=form_body(TranscriptionFields, "file"),
     )
     async def transcriptions(request: Request) -> Response:
-        """Write down what is said in a file."""
+        """Transcribe an audio file."""
         body, deltas = await _begin(service, request, TranscriptionFields)
         if body.stream:
             heartbeat_s = Context.of(request).options.heartbeat_s
@@ -91,7 +91,7 @@ def asr_router(service: AsrService) -> APIRouter:
         openapi_extra=form_body(TranslationFields, "file"),
     )
     async def translations(request: Request) -> Response:
-        """Write down in English what is said in a file."""
+        """Translate the speech in an audio file to English."""
         body, deltas = await _begin(service, request, TranslationFields)
         return await _answer(deltas, body)
 
@@ -99,7 +99,7 @@ def asr_router(service: AsrService) -> APIRouter:
 
 
 def asr_cards(service: AsrService) -> list[ModelCard]:
-    """What `/v1/models` says of the service's models."""
+    """The entries of the service's models in `/v1/models`."""
     return [ModelCard(id=name, task="transcription") for name in service.models]
 
 
@@ -113,7 +113,7 @@ def _answers(stream: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
 async def _begin(
     service: AsrService, request: Request, kind: type[Form]
 ) -> tuple[Form, AsyncGenerator[TranscriptDelta, None]]:
-    """What a form asks for, and its transcript, once both were found fit."""
+    """Check a form and its audio; returns the fields and the deltas of its transcript."""
     form = await read_form(request)
     upload = form.file("file")
     body = replace(form, fields=with_model(request, kind, form.fields)).parsed(kind)
@@ -136,7 +136,7 @@ async def _begin(
 async def _observed(
     service: AsrService, call: TranscribeCall, pcm_S: Pcm, context: Context
 ) -> AsyncGenerator[TranscriptDelta, None]:
-    """Pass deltas through; time them, and log their text where the operator wants it."""
+    """Pass deltas through; time them, and log their text if `log_prompts` is set."""
     clock = context.metrics.token_clock(call.model, context.arrived_s)
     pieces: list[str] = []
     async with aclosing(service.transcribe(call, pcm_S)) as deltas:
@@ -168,7 +168,7 @@ async def _answer(deltas: AsyncGenerator[TranscriptDelta, None], body: Body) -> 
 async def _events(
     deltas: AsyncGenerator[TranscriptDelta, None], body: TranscriptionFields
 ) -> AsyncGenerator[BaseModel, None]:
-    """Text as windows are done, segments where the answer is verbose, the whole at the end."""
+    """Text after each window, segments if the format is verbose, the whole text at the end."""
     seen: list[TranscriptDelta] = []
     async with aclosing(deltas) as stream:
         async for delta in stream:

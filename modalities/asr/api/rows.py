@@ -1,6 +1,6 @@
-"""Rows of `triptych transcribe`, answered by a transcription pipeline: here, or on a cluster.
+"""Rows of `triptych transcribe`, answered by a transcription pipeline, here or on a cluster.
 
-Owns which fields a row may have, the texts of transcripts, and what a row's record says of one.
+Owns the fields of a row and of its record, and rendering transcripts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from triptych.modalities.asr.spec import Task
 SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
 )
-"""Formats, and how their files are called."""
+"""File suffixes by format."""
 
 
 class TranscribeRow(RowFields):
-    """A row: a file with sound, and how it is written down."""
+    """A row: an audio file, and options of its transcription."""
 
     file: str
     model: str | None = None
@@ -42,7 +42,7 @@ class TranscribeRow(RowFields):
     seed: int | None = None
 
     def entry(self, options: Mapping[str, Any]) -> Record:
-        """The row as `TranscriptionPipeline.map` takes it."""
+        """The row as an entry of `TranscriptionPipeline.map`."""
         own = self.model_dump(exclude_none=True, exclude={"file"})
         return {**options, **own, "audio": Path(self.file)}
 

@@ -1,7 +1,7 @@
-"""Sound in, transcripts out: what HTTP routes and the Python pipeline share.
+"""The transcription service of HTTP routes and the Python pipeline.
 
-Owns the way of a recording: decoding, admission, engine jobs part by part, segments, the bound on
-how much sound is held. Knows nothing of HTTP or torch.
+Owns the steps of a recording: decoding, admission, engine jobs part by part, segments, and the
+bound on decoded audio in memory. Knows nothing of HTTP or torch.
 """
 
 from __future__ import annotations
@@ -28,24 +28,22 @@ from triptych.schedulers.admission import Admission
 
 MIN_SECONDS = 0.1
 MAX_HELD_S = 4 * 3600
-"""Seconds of decoded sound that all requests together may hold: a gigabyte."""
+"""Seconds of decoded audio that all requests together may hold: a gigabyte."""
 _SILENCE = 10 ** (-70 / 20)
 _TOKENS_PER_SECOND = 8
-"""What admission counts a second of sound for: more than speech has."""
+"""Tokens per second of audio for admission: an upper bound for speech."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribeCall:
-    """One call. `temperature` 0 starts greedy and rises where that fails."""
+    """One call. `temperature` 0 is greedy, with higher temperatures as fallback."""
 
     model: str
     language: str = ""
     task: Task = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
-    seed: int | None = (
-        None  # without one it is 0, so that equal requests give equal texts; -1 draws one
-    )
+    seed: int | None = None  # None: 0, so that equal requests give equal texts; -1: random
     has_word_times: bool = False
     caller: Caller = field(default_factory=Caller)
 
@@ -64,10 +62,10 @@ class AsrService(ModelService[WhisperTokenizer]):
     ) -> None:
         super().__init__(client, models, admission)
         self._reader = reader
-        self._held = HoldLimit("Too much sound is being transcribed; try later.")
+        self._held = HoldLimit("Too much audio is being transcribed; try again later.")
 
     def check(self, call: TranscribeCall) -> WhisperTokenizer:
-        """The call's model, once it can do what is asked. Raises `RequestError`s."""
+        """The call's model, after checking the call against it. Raises `RequestError`s."""
         model = self.model(call.model)
         model.check_task(call.task)
         model.check_language(call.language)
@@ -80,7 +78,7 @@ class AsrService(ModelService[WhisperTokenizer]):
     ) -> Pcm:
         """Decode a file, by default within the limits of uploads.
 
-        Raises what the reader does, and `InvalidRequest` for silence.
+        Raises the reader's errors, and `InvalidRequest` for silence.
         """
         pcm_S = await self._reader.read(
             data, sample_rate=SAMPLE_RATE, limits=limits or TRANSCRIPTION_LIMITS
@@ -91,7 +89,7 @@ class AsrService(ModelService[WhisperTokenizer]):
     async def transcribe(
         self, call: TranscribeCall, pcm_S: Pcm
     ) -> AsyncGenerator[TranscriptDelta, None]:
-        """Write down mono samples at 16 kHz, window by window. Closing it cancels the work."""
+        """Transcribe mono samples at 16 kHz, window by window. Closing it cancels the work."""
         model, caller = self.check(call), call.caller
         duration_s = len(pcm_S) / SAMPLE_RATE
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
@@ -117,7 +115,7 @@ class AsrService(ModelService[WhisperTokenizer]):
 
 
 def check_sound(pcm_S: Pcm) -> None:
-    """Refuse, with `InvalidRequest`, what is too short or silent to be heard (-70 dBFS)."""
+    """Raise `InvalidRequest` for audio that is too short or silent (-70 dBFS)."""
     if len(pcm_S) < MIN_SECONDS * SAMPLE_RATE:
         raise InvalidRequest(f"The audio is shorter than {MIN_SECONDS:g} s.", param="file")
     if float(np.ptp(pcm_S)) < 2 * _SILENCE:
@@ -125,7 +123,7 @@ def check_sound(pcm_S: Pcm) -> None:
 
 
 class _Recording:
-    """One recording on its way through the engine, in parts that a message can hold."""
+    """The progress of one recording, sent to the engine in parts that fit into a message."""
 
     def __init__(
         self, model: WhisperTokenizer, call: TranscribeCall, seed: int, duration_s: float
@@ -140,7 +138,7 @@ class _Recording:
         self._has_text = False
 
     def next_request(self, pcm_S: Pcm, part: int) -> TranscribeRequest:
-        """What the engine is asked next."""
+        """The next engine request."""
         part_S = pcm_S[self._start : self._start + MAX_PART_S * SAMPLE_RATE]
         return TranscribeRequest(
             pcm=part_S.astype("<f4").tobytes(),
@@ -155,7 +153,7 @@ class _Recording:
         )
 
     def take(self, delta: TranscribeDelta) -> TranscriptDelta:
-        """The engine's transcript, in the caller's terms. The whole text begins without a space."""
+        """Convert the engine's delta for the caller. The whole text starts without a space."""
         self._heard = round(delta.heard_s * SAMPLE_RATE)
         self._language = delta.language or self._language
         offset_s = self._start / SAMPLE_RATE
@@ -180,7 +178,7 @@ class _Recording:
         )
 
     def end_part(self, request: TranscribeRequest) -> None:
-        """The engine is done with a part; the next begins where it stopped."""
-        assert self._heard or request.is_last, "a whole part has at least a window"
+        """End a part; the next one starts where the engine stopped."""
+        assert self._heard or request.is_last, "a full part has at least one window"
         self._start += self._heard
         self._heard = 0

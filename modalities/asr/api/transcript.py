@@ -1,6 +1,6 @@
-"""What a recognizer's answers say: text, segments, words.
+"""Transcripts of a recognizer: text, segments, words.
 
-Owns what the API process knows of a model (tokenizer, languages) and how timed tokens become a
+Owns the API process's view of a model (tokenizer, languages), and converting timed tokens to a
 transcript. Knows nothing of HTTP or torch.
 """
 
@@ -25,7 +25,7 @@ from triptych.modalities.asr.wire import TimedTokens
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's text and bytes, and how sure the model was of it."""
+    """A token's text, bytes and log-probability."""
 
     text: str
     data: bytes
@@ -34,7 +34,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptSegment:
-    """A stretch of a transcript. `text` keeps the space before it; times are seconds."""
+    """A segment of a transcript. `text` keeps its leading space; times are in seconds."""
 
     index: int
     start_s: float
@@ -51,7 +51,7 @@ class TranscriptSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """A whole recording in writing. `language` is a code."""
+    """The transcript of a whole recording. `language` is a code."""
 
     text: str
     segments: tuple[TranscriptSegment, ...]
@@ -60,13 +60,13 @@ class Transcript:
 
     @property
     def words(self) -> tuple[WordTiming, ...]:
-        """All words in order, where their times were asked for."""
+        """All words in order, if their times were requested."""
         return tuple(word for segment in self.segments for word in segment.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptDelta:
-    """What one window added: finished segments. `text` deltas together are the transcript's."""
+    """The finished segments of one window. The `text` of all deltas joins to the transcript's."""
 
     text: str
     segments: tuple[TranscriptSegment, ...]
@@ -77,24 +77,24 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperTokenizer:
-    """What the API process knows of one recognizer."""
+    """The API process's view of one recognizer."""
 
     name: str
     spec: WhisperSpec
     tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
-        self.tokenizer.encode_special_tokens = True  # a caller's prompt spells none
+        self.tokenizer.encode_special_tokens = True  # a caller's prompt is plain text
 
     @classmethod
     def open(cls, resolved: ResolvedModel) -> WhisperTokenizer:
-        """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
+        """Read a resolved model's folder. Raises `WeightsError` if it is incomplete."""
         folder = Path(resolved.folder)
         tokenizer = read_tokenizer(folder, resolved.name)
         return cls(name=resolved.name, spec=WhisperSpec.read(folder), tokenizer=tokenizer)
 
     def check_language(self, language: str) -> str:
-        """The code of a language the model knows; empty to find out. Raises `InvalidRequest`."""
+        """The code of a supported language; empty to detect it. Raises `InvalidRequest`."""
         if language.strip().lower() in ("", "auto"):
             return ""
         code = language_code(language)
@@ -102,22 +102,23 @@ class WhisperTokenizer:
         if code not in known:
             some = ", ".join(LANGUAGES[code] for code in known if code in LANGUAGES)
             raise InvalidRequest(
-                f"{self.name} does not know the language {language[:40]!r}. It knows: {some}.",
+                f"{self.name} does not support the language {language[:40]!r}; supported are"
+                f" {some}.",
                 param="language",
             )
         return code
 
     def check_task(self, task: Task) -> None:
-        """Raises `UnsupportedOption` where the model cannot do `task`."""
+        """Raise `UnsupportedOption` if the model does not support `task`."""
         if task == "translate" and "translate" not in self.spec.tasks:
             raise UnsupportedOption(
-                f"{self.name} knows English alone and cannot translate: serve a multilingual"
-                " Whisper, such as --model openai/whisper-tiny, and name it here.",
+                f"{self.name} is English-only and cannot translate: serve a multilingual Whisper,"
+                " such as --model openai/whisper-tiny, and name it here.",
                 param="model",
             )
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """The tokens of what came before; of a long text, the latest."""
+        """The tokens of preceding text; for a long text, the latest."""
         text = prompt.strip()
         if not text:
             return ()
@@ -125,13 +126,13 @@ class WhisperTokenizer:
         return tuple(encoding.ids[-self.spec.max_prompt_tokens :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Decode tokens to text."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def segment(
         self, timed: TimedTokens, index: int, offset_s: float, language: str
     ) -> TranscriptSegment:
-        """A segment in words, of a part that begins at `offset_s` of the recording."""
+        """A segment of the transcript, from a part that starts at `offset_s` of the recording."""
         tokens = [
             replace(token, start_s=token.start_s + offset_s, end_s=token.end_s + offset_s)
             for token in timed.tokens
@@ -158,7 +159,7 @@ class WhisperTokenizer:
 
 
 def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
-    """The transcript that all deltas of a recording make."""
+    """Join all deltas of a recording to its transcript."""
     assert deltas, "a recording ends with a delta"
     return Transcript(
         text="".join(delta.text for delta in deltas),

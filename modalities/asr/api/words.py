@@ -1,6 +1,6 @@
-"""From tokens with times to words with times.
+"""Joining timed tokens to timed words.
 
-Owns where a word ends, which punctuation belongs to it, and how long it can last; after OpenAI's
+Owns where a word ends, which punctuation belongs to it, and its longest duration; after OpenAI's
 `timing.py`. Knows no model.
 """
 
@@ -25,7 +25,7 @@ _MAX_MEDIAN_S = 0.7
 
 @dataclass(frozen=True, slots=True)
 class WordTiming:
-    """A word, with the space before it and the punctuation around it, and when it is said."""
+    """A word with its times, the space before it and the punctuation around it."""
 
     text: str
     start_s: float
@@ -35,14 +35,14 @@ class WordTiming:
 def words_of(
     tokens: Sequence[TranscriptToken], decode: Decode, language: str
 ) -> tuple[WordTiming, ...]:
-    """The words of one segment. Its tokens have times."""
+    """The words of one segment, whose tokens must have times."""
     pieces = list(_characters(tokens, decode))
     words = pieces if language in UNSPACED else list(_joined(pieces))
     return tuple(_within_reason(_with_punctuation(words)))
 
 
 def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[WordTiming]:
-    """The shortest runs of tokens that are whole characters."""
+    """The shortest runs of tokens that decode to whole characters."""
     run: list[TranscriptToken] = []
     for token in tokens:
         run.append(token)
@@ -57,7 +57,7 @@ def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[W
 
 
 def _joined(pieces: Sequence[WordTiming]) -> Iterator[WordTiming]:
-    """Pieces put together up to the next space or punctuation mark."""
+    """Pieces joined up to the next space or punctuation mark."""
     word: WordTiming | None = None
     for piece in pieces:
         is_new = piece.text.startswith(" ") or piece.text in string.punctuation
@@ -72,7 +72,7 @@ def _joined(pieces: Sequence[WordTiming]) -> Iterator[WordTiming]:
 
 
 def _with_punctuation(words: Sequence[WordTiming]) -> list[WordTiming]:
-    """Marks joined to the words they belong to, whose times they do not change."""
+    """Punctuation marks joined to their words, without changing the words' times."""
     merged: list[WordTiming] = []
     opening = ""
     for word in words:
@@ -90,7 +90,7 @@ def _with_punctuation(words: Sequence[WordTiming]) -> list[WordTiming]:
 
 
 def _within_reason(words: Sequence[WordTiming]) -> Iterator[WordTiming]:
-    """Words beside a pause give it back: at a sentence's ends none lasts over twice the median."""
+    """Shorten words next to a pause: at the ends of a sentence to twice the median length."""
     lengths = [word.end_s - word.start_s for word in words if word.end_s > word.start_s]
     longest_s = 2 * min(statistics.median(lengths), _MAX_MEDIAN_S) if lengths else 0.0
     is_first = True

@@ -1,1 +1,1 @@
-"""Recognition in the engine process: the model and its stages. The place of torch."""
+"""Speech recognition in the engine process: the model and its stages. Uses torch."""

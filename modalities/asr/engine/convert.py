@@ -1,7 +1,7 @@
-"""OpenAI's English-only Whisper checkpoints in the layout of transformers.
+"""Converting OpenAI's English-only Whisper checkpoints to transformers' layout.
 
-Owns the mapping of names, the configs, and the tokenizer made from ranked byte pairs. Knows
-neither packages nor the cache.
+Owns the mapping of names, the configs, and the tokenizer made from ranked byte pairs. Knows neither
+packages nor the cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triptych.core.weights.layout import SINGLE_NAME
 _NUM_LANGUAGES = 99
 _NUM_TIMESTAMPS = 1501
 _ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4))
-"""Of tiny.en: layer and head of the cross-attention that follows words, as OpenAI found them."""
+"""Layer and head of tiny.en's cross-attentions that follow words, as published by OpenAI."""
 _RENAMED = {
     "blocks": "layers",
     "mlp_ln": "final_layer_norm",
@@ -49,7 +49,7 @@ _RENAMED = {
 
 
 class _Dims(msgspec.Struct, forbid_unknown_fields=True):
-    """The sizes a checkpoint of OpenAI's states."""
+    """The sizes in an OpenAI checkpoint."""
 
     n_mels: int
     n_vocab: int
@@ -70,10 +70,10 @@ def convert_openai(weights: Path, ranks: Path, folder: Path) -> None:
         dims = convert(checkpoint["dims"], _Dims)
         state: Mapping[str, torch.Tensor] = checkpoint["model_state_dict"]
     except (TypeError, KeyError, msgspec.ValidationError) as error:
-        raise WeightsError(f"{weights.name} is no checkpoint of Whisper.") from error
+        raise WeightsError(f"{weights.name} is not a Whisper checkpoint.") from error
     tokenizer = ranked_tokenizer(ranks.read_bytes())
     if tokenizer.get_vocab_size() != dims.n_vocab:
-        raise WeightsError(f"{weights.name} has another vocabulary than {ranks.name}.")
+        raise WeightsError(f"The vocabularies of {weights.name} and {ranks.name} differ.")
     tensors = {openai_name(name): tensor.contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -82,16 +82,16 @@ def convert_openai(weights: Path, ranks: Path, folder: Path) -> None:
 
 
 def openai_name(name: str) -> str:
-    """What transformers calls OpenAI's tensor `name`."""
+    """The name in transformers of OpenAI's tensor `name`."""
     parts = name.replace("mlp.0", "fc1").replace("mlp.2", "fc2").split(".")
     return ".".join(("model", *(_RENAMED.get(part, part) for part in parts)))
 
 
 def ranked_tokenizer(ranks: bytes) -> Tokenizer:
-    """A byte-level BPE tokenizer from lines of `base64(token) rank`, with Whisper's own tokens.
+    """A byte-level BPE tokenizer from lines of `base64(token) rank`, with Whisper's special tokens.
 
-    Every way to put a token together from two others becomes a merge of the token's rank: the
-    order in which byte pairs merge is then that of the ranks.
+    Every pair of tokens that joins to a token becomes a merge with that token's rank, so that byte
+    pairs merge in the order of the ranks.
     """
     lines = (line.split() for line in ranks.splitlines())
     by_token = {base64.b64decode(token): int(rank) for token, rank in lines}
@@ -111,7 +111,7 @@ def ranked_tokenizer(ranks: bytes) -> Tokenizer:
 
 
 def _special_tokens() -> Iterator[str]:
-    """In the order of their ids, which follow the vocabulary's."""
+    """The special tokens in the order of their ids, which follow the vocabulary's."""
     yield from ("<|endoftext|>", "<|startoftranscript|>")
     yield from (f"<|{code}|>" for code in list(LANGUAGES)[:_NUM_LANGUAGES])
     yield from ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>")

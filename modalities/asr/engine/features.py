@@ -1,8 +1,8 @@
-"""Log-mel spectrograms for Whisper, made piece by piece.
+"""Log-mel spectrograms for Whisper, computed in pieces.
 
-Owns the short-time Fourier transform over pieces of a sound and what joins them. Filters and all
-constants are transformers' `WhisperFeatureExtractor`'s, whose result this equals.
-Shape suffixes: S samples, F frames, M mel bins.
+Owns the short-time Fourier transform over pieces of the audio and joining them. Filters and all
+constants are those of transformers' `WhisperFeatureExtractor`; the result is equal. Shape suffixes:
+S samples, F frames, M mel bins.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LogMel:
         self._filters_MB = filters.T.contiguous()
 
     def decades(self, pcm_S: Tensor, start: int, num_frames: int) -> Tensor:
-        """Powers [M, num_frames] from frame `start` on, as their logarithms to base 10.
+        """Base-10 logarithms of mel powers [M, num_frames] from frame `start` on.
 
-        Frames are centred on their time; the sound is mirrored at its ends.
+        Frames are centred on their time; the audio is mirrored at its ends.
         """
         margin = self._size // 2
         low, high = start * HOP_SAMPLES - margin, (start + num_frames - 1) * HOP_SAMPLES + margin
@@ -54,10 +54,10 @@ class LogMel:
 
 
 class Spectrogram:
-    """The spectrogram of one sound: filled in order, then read window by window.
+    """The spectrogram of one recording: computed in order, then read window by window.
 
-    A sound shorter than a window is padded with silence; behind a longer one
-    there is nothing (zeros), as transformers has it.
+    Audio shorter than a window is padded with silence; the last window of longer audio is padded
+    with zeros, as in transformers.
     """
 
     def __init__(self, mel: LogMel, pcm_S: Tensor) -> None:
@@ -72,11 +72,11 @@ class Spectrogram:
 
     @property
     def is_made(self) -> bool:
-        """Whether all of it is there to be read."""
+        """Whether the whole spectrogram has been computed."""
         return self._num_left == 0
 
     def make(self) -> None:
-        """Make another window's worth."""
+        """Compute the frames of another window."""
         num_frames = min(self._mel.window_frames, self._num_left)
         piece_MF = self._mel.decades(self._pcm_S, self._num_made, num_frames)
         self._pieces.append(piece_MF)

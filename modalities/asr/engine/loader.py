@@ -1,6 +1,6 @@
-"""Brings one recognizer onto the device: memory, weights, runner, scheduler.
+"""Loading a recognizer onto the device: memory, weights, runner, scheduler.
 
-Owns the order of these and what a recording under way may take. Knows no HTTP.
+Owns the order of these steps and the memory bound of a running recording. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
 MAX_STARTED = 4
-"""Recordings with state on the device; the others wait."""
+"""The most recordings with state on the device; other recordings wait."""
 _SAMPLE_BYTES = 4
 
 
@@ -68,7 +68,7 @@ def open_pace(job: Job) -> JobPace:
     request: TranscribeRequest = job.request
     num_samples = len(request.pcm) // _SAMPLE_BYTES
     if len(request.pcm) % _SAMPLE_BYTES or not 0 < num_samples <= MAX_PART_S * SAMPLE_RATE:
-        raise InvalidRequest(f"A part of a recording holds 1 sample to {MAX_PART_S} s.")
+        raise InvalidRequest(f"A part of a recording must have 1 sample to {MAX_PART_S} s.")
     return JobPace(
         Stage("listen", num_samples / SAMPLE_RATE),
         cancel_payload=TranscribeDelta(finish_reason="cancelled"),
@@ -76,7 +76,7 @@ def open_pace(job: Job) -> JobPace:
 
 
 def state_bytes(spec: WhisperSpec, dtype: torch.dtype) -> int:
-    """What a recording under way holds at most: its spectrogram, a window's caches and layers."""
+    """The most bytes of a running recording: its spectrogram, a window's caches and layers."""
     sizes = spec.config
     sound = MAX_PART_S * (SAMPLE_RATE + 2 * FRAMES_PER_S * sizes.num_mel_bins) * _SAMPLE_BYTES
     num_kept = sizes.max_source_positions + sizes.max_target_positions

@@ -1,8 +1,7 @@
-"""Whisper's network, made of transformers' modules: encode, feed tokens, align them with time.
+"""Whisper's network, built of transformers' modules: encode, decode tokens, align them with time.
 
-Owns loading, the caches of one window, which attention heads are looked at, and dynamic time
-warping through their attention, after OpenAI's `timing.py`. Knows neither windows' order nor what
-tokens mean.
+Owns loading, the caches of one window, the alignment heads, and dynamic time warping over their
+attention, after OpenAI's `timing.py`. Knows neither the order of windows nor the meaning of tokens.
 
 Shape suffixes: M mel bins, F frames, P encoder positions, D width, T tokens, V
 vocabulary, H attention heads.
@@ -35,7 +34,7 @@ _TIED = "proj_out.weight"
 
 
 class WhisperNetwork:
-    """Weights on a device. Holds no state of any window."""
+    """Weights on a device, without state of any window."""
 
     def __init__(self, network: WhisperForConditionalGeneration, spec: WhisperSpec) -> None:
         self.spec = spec
@@ -45,7 +44,7 @@ class WhisperNetwork:
         self._encoder = network.model.encoder
         self.decoder: nn.Module = network.model.decoder
         self.aligned_heads: dict[int, list[int]] = {}
-        """Heads by layer whose attention follows the words."""
+        """Alignment heads by layer: their attention follows the words."""
         for layer, head in spec.alignment_heads:
             self.aligned_heads.setdefault(layer, []).append(head)
 
@@ -60,7 +59,7 @@ class WhisperNetwork:
         native: NativeKernels | None = None,
         report: Callable[[float], None] | None = None,
     ) -> WhisperNetwork:
-        """The network of a folder. Raises `WeightsError` when a tensor is missing or left over."""
+        """The network of a folder. Raises `WeightsError` if a tensor is missing or unused."""
         with torch.device("meta"):
             network = _network(checkpoint.config, is_cpu=device.type == "cpu")
         network.to(dtype).to_empty(device=device)
@@ -72,14 +71,14 @@ class WhisperNetwork:
 
     @staticmethod
     def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-        """Bytes the weights will take."""
+        """Bytes needed for the weights."""
         with torch.device("meta"):
             network = _network(checkpoint.config, is_cpu=False)
         num_values: int = sum(value.numel() for value in network.parameters())
         return num_values * dtype.itemsize
 
     def embed(self, window_MF: Tensor) -> Tensor:
-        """What the encoder's layers begin with [1, P, D], of a spectrogram."""
+        """The input of the encoder's layers [1, P, D], from a spectrogram."""
         encoder, gelu = self._encoder, nn.functional.gelu
         hidden_1DP = gelu(encoder.conv1(window_MF[None].to(self.device, self.dtype)))
         hidden_1PD = gelu(encoder.conv2(hidden_1DP)).transpose(1, 2)
@@ -87,7 +86,7 @@ class WhisperNetwork:
         return embedded
 
     def encode(self, hidden_1PD: Tensor, layer: int) -> Tensor:
-        """What a layer of the encoder makes of what the one before it made."""
+        """Run one layer of the encoder; the last one includes the final norm."""
         encoded_1PD: Tensor = self._encoder.layers[layer](hidden_1PD, None)
         is_last = layer == self.spec.config.encoder_layers - 1
         return self._encoder.layer_norm(encoded_1PD) if is_last else encoded_1PD
@@ -98,7 +97,7 @@ class WhisperNetwork:
         return projected.float()
 
     def queries(self, layer: int) -> nn.Module:
-        """The projection that makes the cross-attention queries of a layer."""
+        """The projection to the cross-attention queries of a layer."""
         module: nn.Module = self.decoder.get_submodule(f"layers.{layer}.encoder_attn.q_proj")
         return module
 
@@ -112,22 +111,22 @@ class WhisperWindow:
         self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def feed(self, token_ids: Sequence[int]) -> Tensor:
-        """Feed more tokens; what the decoder makes of them [T, D]."""
+        """Feed more tokens; returns the decoder's hidden states [T, D]."""
         ids_1T = sent(torch.tensor([token_ids]), self._network.device)
-        # By place: `past_key_values` became `cache` in transformers 5.24.
+        # Positional: `past_key_values` became `cache` in transformers 5.24.
         hidden_1TD: Tensor = self._network.decoder(
             ids_1T, None, self._encoded_1PD, self._cache, use_cache=True
         ).last_hidden_state
         return hidden_1TD[0]
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens`."""
+        """Drop all except the first `num_tokens` from the cache."""
         num_too_many = self._cache.get_seq_length() - num_tokens
         if num_too_many > 0:
             self._cache.self_attention_cache.crop(-num_too_many)
 
     def attention(self, token_ids: Sequence[int], num_positions: int) -> Tensor:
-        """How strongly each token attends to the first positions [H, T, P], by aligned head.
+        """The attention of each token to the first positions [H, T, P], by alignment head.
 
         Feeds `token_ids` from the start.
         """
@@ -184,10 +183,9 @@ Matrix = npt.NDArray[np.float64]
 def token_positions(
     attention_HTP: Tensor, spoken: slice, median_width: int
 ) -> npt.NDArray[np.int64]:
-    """The position at which each row of `spoken` takes over.
+    """The position at which each token of `spoken` starts.
 
-    Attention is normalized over all T tokens, the special ones before and behind the spoken
-    included.
+    Attention is normalized over all T tokens, including the special ones around `spoken`.
     """
     std_H1P, mean_H1P = torch.std_mean(attention_HTP, dim=1, keepdim=True, correction=0)
     scaled_HTP = (attention_HTP - mean_H1P) / std_H1P.clamp(min=1e-9)
@@ -199,7 +197,7 @@ def token_positions(
 
 
 def median_filter(values_HTP: Tensor, width: int) -> Tensor:
-    """The median of `width` neighbours along the last dimension, mirrored at its ends."""
+    """The median of `width` neighbors along the last dimension, mirrored at its ends."""
     margin = width // 2
     if values_HTP.shape[-1] <= margin:
         return values_HTP
@@ -210,7 +208,8 @@ def median_filter(values_HTP: Tensor, width: int) -> Tensor:
 def warp(cost_TP: Matrix) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rows and columns of the cheapest monotonic path from the first corner to the last.
 
-    Whole anti-diagonals at a time. Ties go to the diagonal last, as in the reference.
+    Computes whole anti-diagonals at a time. In ties the diagonal step comes last, as in the
+    reference.
     """
     num_rows, num_columns = cost_TP.shape
     total = np.full((num_rows + 1, num_columns + 1), np.inf)

@@ -1,9 +1,9 @@
-"""One recording on its way to text, stage by stage.
+"""Transcribing one recording, stage by stage.
 
-Owns the order of the work (spectrogram, encode, decode, align, the next window), the decoding of a
-window with its fallbacks, and which tokens may follow: the grammar of timestamps after OpenAI's
-`decoding.py` (`ApplyTimestampRules`). A window's prompt and where it is cut are `windows`'
-business, when a stage runs is the scheduler's. Shape suffixes: V vocabulary.
+Owns the order of the work (spectrogram, encode, decode, align, the next window), decoding a window
+with temperature fallback, and the rules of timestamps after OpenAI's `decoding.py`
+(`ApplyTimestampRules`). `windows` has a window's prompt and cut; the scheduler decides when a stage
+runs. Shape suffixes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from triptych.modalities.asr.wire import (
 
 
 class TokenRules:
-    """The grammar of one model, with its masks on the device."""
+    """The token rules of one model, with masks on the device."""
 
     def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
         self._spec = spec
@@ -59,7 +59,7 @@ class TokenRules:
         )
 
     def apply(self, logits_V: Tensor, token_ids: Sequence[int]) -> Tensor:
-        """`logits_V` (float32, changed in place) without what may not follow `token_ids`."""
+        """Mask the tokens in `logits_V` (float32, in place) that may not follow `token_ids`."""
         logits_V.index_fill_(0, self._never, -torch.inf)
         if token_ids:
             self._continue(logits_V, token_ids)
@@ -67,7 +67,7 @@ class TokenRules:
             self._begin(logits_V)
         first = self._spec.first_timestamp_id
         is_time = logits_V[first:].logsumexp(0) > logits_V[:first].max()
-        # Not an `if`: the answer would have to come from the device first.
+        # Not an `if`, which would wait for the device.
         logits_V[:first].masked_fill_(is_time, -torch.inf)
         return logits_V
 
@@ -84,7 +84,7 @@ class TokenRules:
         is_after_time = spec.is_timestamp(token_ids[-1])
         is_second = is_after_time and (len(token_ids) < 2 or spec.is_timestamp(token_ids[-2]))
         times = [token_id for token_id in token_ids if spec.is_timestamp(token_id)]
-        if is_second:  # a pair is complete, or the window's first time is: text must follow
+        if is_second:  # a pair, or the window's first timestamp, is complete: text must follow
             logits_V[first:] = -torch.inf
         elif is_after_time:  # half a pair: the other half, or the end
             logits_V[: spec.end_id] = -torch.inf
@@ -94,12 +94,12 @@ class TokenRules:
 
 
 TOKENS_PER_STAGE = 8
-"""So few that chat beside it hardly notices, so many that a stage's own cost does not count."""
+"""Few enough not to delay concurrent chat, many enough to amortize the cost of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRecognizer:
-    """What all recordings share; implements `core.runtime.engine.staged_runner.StagedModel`."""
+    """Shared by all recordings. Implements `core.runtime.engine.staged_runner.StagedModel`."""
 
     network: WhisperNetwork
     mel: LogMel
@@ -108,7 +108,7 @@ class SpeechRecognizer:
 
     @classmethod
     def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
-        """The recognizer that a network makes."""
+        """The recognizer of a network."""
         return cls(
             network=network,
             mel=LogMel(network.spec, network.device),
@@ -117,16 +117,16 @@ class SpeechRecognizer:
         )
 
     def begin(self, request: TranscribeRequest, unit: int) -> TranscriptionJob:
-        """Take up a recording, which is one unit."""
+        """Start the work on a recording, which is one unit."""
         return TranscriptionJob(self, request)
 
     def advance(self, works: Sequence[TranscriptionJob]) -> list[Yield]:
-        """The next stage of each."""
+        """Run the next stage of each job."""
         return advance_each(TranscriptionJob.advance, works)
 
 
 class TranscriptionJob:
-    """One request under way (`core.runtime.engine.staged_runner.Work`)."""
+    """One running request (`core.runtime.engine.staged_runner.Work`)."""
 
     def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
         self._recognizer = recognizer
@@ -142,7 +142,7 @@ class TranscriptionJob:
         self.next_stage = next(self._stages, None)
 
     def advance(self) -> TranscribeDelta | None:
-        """Do the next stage. Raises `NonFinite` where the network computes no number."""
+        """Run the next stage. Raises `NonFinite` if the network computes NaN or infinity."""
         self.next_stage = next(self._stages, None)
         delta, self._delta = self._delta, None
         return delta
@@ -212,7 +212,7 @@ class TranscriptionJob:
         )
 
     def _detect(self, decoder: WhisperWindow) -> str:
-        """The likeliest language, from what would follow the start token."""
+        """The likeliest language, from the logits after the start token."""
         logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
         codes, ids = zip(*self._spec.languages.items(), strict=True)
@@ -221,7 +221,7 @@ class TranscriptionJob:
         return language
 
     def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
-        """Try temperatures until a result is good; where none is, the best stands."""
+        """Try temperatures until a result is good; otherwise return the best."""
         start_ids = self._spec.start_ids(self._language, self._request.task)
         prompt_ids = (*self._cursor.prompt_ids, *start_ids)
         start_at = len(prompt_ids) - len(start_ids)
@@ -252,7 +252,7 @@ class TranscriptionJob:
         num_prompt_tokens: int,
         no_speech_prob: float,
     ) -> Generator[Stage, None, Attempt]:
-        """Sample tokens until the end token or the bound, so many a stage."""
+        """Sample tokens until the end token or the bound, `TOKENS_PER_STAGE` per stage."""
         spec, shared = self._spec, self._recognizer
         max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
         token_ids: list[int] = []
@@ -283,20 +283,20 @@ class TranscriptionJob:
         )
 
     def sample(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
-        """A token and its log-probability (of the undisturbed distribution).
+        """Sample a token; returns it with its log-probability at temperature 1.
 
-        They are waited for: what may follow depends on them. Raises `NonFinite` where that is no
-        number.
+        Waits for the device, because the next mask depends on the token. Raises `NonFinite` if the
+        log-probability is not finite.
         """
         if temperature == 0:
             token_1 = logits_V.argmax(0, keepdim=True)
         else:
             key = np.array([stream_key(self._request.seed, 0)], np.uint64)
             sample = float(uniforms(key, np.array([self._num_sampled], np.int64))[0])
-            below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
+            below_V = (logits_V - logits_V.max()).double()  # tiny temperatures would overflow
             mass_V = (below_V / temperature).softmax(0).cumsum(0)
             token_1 = torch.searchsorted(mass_V, sample * mass_V[-1:], right=True)
-            token_1 = token_1.clamp(max=len(mass_V) - 1)  # beyond the last where there are NaN
+            token_1 = token_1.clamp(max=len(mass_V) - 1)  # NaN would give an index past the end
         self._num_sampled += 1
         logprob_1 = logits_V.index_select(0, token_1) - logits_V.logsumexp(0)
         token_id, logprob = HostCopy(torch.cat((token_1.double(), logprob_1.double()))).get()
@@ -311,7 +311,7 @@ class TranscriptionJob:
         tokens: list[TranscriptToken],
         window: tuple[int, int],
     ) -> None:
-        """Give every text token of the stretches its time, in place."""
+        """Set the times of every text token of the stretches, in place."""
         spec, (start, num_frames) = self._spec, window
         places = [
             at
