@@ -28,24 +28,24 @@ class AliasClient:
         deadline_s: float | None = None,
         client: str = "",
     ) -> OutputStream:
-        """See `EngineClient`."""
+        """Submit a job; see `EngineClient`."""
         name = self.aliases.get(model, model)
         return self._client.submit(
             name, request, job_id=job_id, deadline_s=deadline_s, client=client
         )
 
     def status(self) -> EngineStatus:
-        """See `EngineClient`."""
+        """The engine's state; see `EngineClient`."""
         return self._client.status()
 
     async def load(self, model: str) -> None:
-        """See `EngineClient`."""
+        """Load a model; see `EngineClient`."""
         await self._client.load(self.aliases.get(model, model))
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
-        """See `EngineClient`."""
+        """Watch step reports; see `EngineClient`."""
         return self._client.watch(sink)
 
     async def close(self) -> None:
-        """See `EngineClient`."""
+        """Close the client; see `EngineClient`."""
         await self._client.close()

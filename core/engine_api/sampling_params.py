@@ -23,9 +23,9 @@ __all__ = ["MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_SAMPLES", "MAX_STOP_STRINGS", 
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one row's next token is sampled. Frozen; a job keeps it for life.
+    """The sampling parameters of one row. Immutable for the lifetime of its job.
 
-    `seed`, the row's `sample_index` and the token's position key every random draw, so a row's
+    `seed`, the row's `sample_index` and the token's position key every random number, so a row's
     output never depends on its batch mates. `top_logprobs` is the number of alternatives
     reported per token (`None`: no log-probabilities at all). `stop_token_ids` holds every id
     that ends the row, the model's end-of-text ids included unless the caller ignores them. With

@@ -34,19 +34,19 @@ def _learn(kind: Any) -> None:
 
 
 def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
-    """Thread-safe `msgspec.convert`."""
+    """The thread-safe form of `msgspec.convert`."""
     _learn(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def decode_json(raw: bytes | bytearray | str, kind: type[Kind]) -> Kind:
-    """Thread-safe `msgspec.json.decode`."""
+    """The thread-safe form of `msgspec.json.decode`."""
     _learn(kind)
     return msgspec.json.decode(raw, type=kind)
 
 
 def decode_msgpack(raw: bytes | bytearray | memoryview, kind: type[Kind]) -> Kind:
-    """Thread-safe `msgspec.msgpack.decode`."""
+    """The thread-safe form of `msgspec.msgpack.decode`."""
     _learn(kind)
     return msgspec.msgpack.decode(raw, type=kind)
 

@@ -54,7 +54,7 @@ class EngineLoop(Protocol):
         """Run a job."""
 
     def cancel(self, job_ids: Collection[str]) -> None:
-        """End jobs."""
+        """End jobs early."""
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
         """Pause or resume jobs."""

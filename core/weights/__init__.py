@@ -1,1 +1,1 @@
-"""Where weights come from: resolving a model reference, verifying it, reading its tensors."""
+"""Model weights: resolving references, verifying files, reading tensors."""

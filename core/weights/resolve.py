@@ -185,7 +185,7 @@ class _Resolver:
     bundle: Bundle | None
 
     def resolve(self, reference: str, name: str | None) -> ResolvedModel:
-        """See `resolve`."""
+        """Resolve one reference; see the function `resolve`."""
         name = name or served_name(reference)
         promised = self.bundle.model(place_of(reference)) if self.bundle else None
         with timed_lookup("weights", name) as search:

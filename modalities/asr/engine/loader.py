@@ -31,7 +31,7 @@ _SAMPLE_BYTES = 4
 
 
 class AsrLoader(DeviceLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """The loader of recognizers. Implements `schedulers.base.ModelLoader`."""
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""

@@ -89,7 +89,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/api/embed", response_model=VectorsReply)
     async def embed(body: EmbedBody, request: Request) -> Response:
-        """Embed texts."""
+        """Embed texts as vectors."""
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)

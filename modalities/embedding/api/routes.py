@@ -83,7 +83,7 @@ def embeddings_router(
 
     @router.post("/v1/embeddings", response_model=EmbeddingsReply)
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
-        """Embed texts."""
+        """Embed texts as vectors."""
         inputs: Sequence[TextOrIds] = body.inputs
         if body.messages is not None:
             inputs = [await _encoded(service, body, request, find_chat())]

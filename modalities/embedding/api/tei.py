@@ -112,7 +112,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/embed", response_model=list[list[float] | list[list[float]]])
     async def embed(body: TeiEmbedRequest, request: Request) -> Response:
-        """Embed texts."""
+        """Embed texts as vectors."""
         call = EmbedCall(
             model=body.model,
             inputs=inputs_of(body.inputs),

@@ -42,7 +42,7 @@ class TextReader:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> Self:
-        """Raises `WeightsError`."""
+        """Read the tokenizer of a model's folder. Raises `WeightsError`."""
         tokenizer = read_tokenizer(folder, name)
         tokenizer.encode_special_tokens = True
         return cls(tokenizer, MinTokens.of(tokenizer))

@@ -62,7 +62,7 @@ def open_embedding_loader(
 
 
 class EmbeddingLoader(DeviceLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """The loader of encoders. Implements `schedulers.base.ModelLoader`."""
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""

