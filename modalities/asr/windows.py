@@ -69,7 +69,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TimedSpan:
     """Tokens `start .. stop - 1` of an attempt, spoken between two frames of the window."""
 
     start: int
@@ -79,10 +79,10 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A window's stretches, and the number of its frames that they cover."""
+class WindowCut:
+    """A window's spans, and the number of its frames that they cover."""
 
-    stretches: tuple[Stretch, ...]
+    spans: tuple[TimedSpan, ...]
     num_frames: int
 
 
@@ -109,20 +109,20 @@ def temperatures(requested: float) -> tuple[float, ...]:
     return (requested,) if requested > 0 else FALLBACK_TEMPERATURES
 
 
-def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> Cut:
+def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> WindowCut:
     """Cut the text of a window, of which `num_frames` hold audio, at its timestamps.
 
-    Two timestamps in a row separate two stretches. An unfinished stretch at the end is dropped, and
+    Two timestamps in a row separate two spans. An unfinished span at the end is dropped, and
     the next window begins with it.
     """
     is_time = [spec.is_timestamp(token_id) for token_id in token_ids]
     seams = [at + 1 for at in range(len(is_time) - 1) if is_time[at] and is_time[at + 1]]
     if not seams:
-        return Cut(stretches=_whole(spec, token_ids, num_frames), num_frames=num_frames)
+        return WindowCut(spans=_whole(spec, token_ids, num_frames), num_frames=num_frames)
     ends_in_silence = is_time[-2:] == [False, True]
     bounds = [0, *seams, *([len(token_ids)] if ends_in_silence else [])]
-    stretches = tuple(
-        Stretch(
+    spans = tuple(
+        TimedSpan(
             start=start,
             stop=stop,
             start_frame=_frame(spec, token_ids[start]),
@@ -130,16 +130,16 @@ def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> 
         )
         for start, stop in pairwise(bounds)
     )
-    done = num_frames if ends_in_silence else stretches[-1].end_frame
+    done = num_frames if ends_in_silence else spans[-1].end_frame
     # Two zero timestamps at the start would repeat the same window forever.
-    return Cut(stretches=stretches, num_frames=min(done, num_frames) or num_frames)
+    return WindowCut(spans=spans, num_frames=min(done, num_frames) or num_frames)
 
 
-def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[Stretch, ...]:
-    """One stretch of all tokens, up to the last timestamp."""
+def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[TimedSpan, ...]:
+    """One span of all tokens, up to the last timestamp."""
     times = [_frame(spec, token_id) for token_id in token_ids if spec.is_timestamp(token_id)]
     end_frame = times[-1] if times and times[-1] > 0 else num_frames
-    return (Stretch(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)
+    return (TimedSpan(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)
 
 
 def _frame(spec: WhisperSpec, token_id: int) -> int:
@@ -160,20 +160,20 @@ class TranscriptCursor:
         latest = self._context[-self._spec.max_prompt_tokens :]
         return (self._spec.previous_id, *latest) if latest else ()
 
-    def take(self, attempt: Attempt, num_frames: int) -> tuple[Stretch, ...]:
-        """Add a finished window of `num_frames`, and return its stretches with text."""
+    def take(self, attempt: Attempt, num_frames: int) -> tuple[TimedSpan, ...]:
+        """Add a finished window of `num_frames`, and return its spans with text."""
         if attempt.is_silent:
             self.frame += num_frames
             return ()
         cut = cut_window(self._spec, attempt.token_ids, num_frames)
-        spoken = tuple(stretch for stretch in cut.stretches if self._is_spoken(attempt, stretch))
-        for stretch in spoken:
-            self._context.extend(attempt.token_ids[stretch.start : stretch.stop])
+        spoken = tuple(span for span in cut.spans if self._is_spoken(attempt, span))
+        for span in spoken:
+            self._context.extend(attempt.token_ids[span.start : span.stop])
         if attempt.temperature > MAX_PROMPT_TEMPERATURE:
             self._context.clear()
         self.frame += cut.num_frames
         return spoken
 
-    def _is_spoken(self, attempt: Attempt, stretch: Stretch) -> bool:
-        tokens = attempt.token_ids[stretch.start : stretch.stop]
-        return stretch.end_frame > stretch.start_frame and any(map(self._spec.is_text, tokens))
+    def _is_spoken(self, attempt: Attempt, span: TimedSpan) -> bool:
+        tokens = attempt.token_ids[span.start : span.stop]
+        return span.end_frame > span.start_frame and any(map(self._spec.is_text, tokens))

@@ -15,7 +15,7 @@ from triptych.core.errors import WeightsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class TensorNames:
     """Tensor names of one family, below an optional `prefix`. `layer` has a slot for its number.
 
     Names with `score_` are those of a cross-encoder's two projections, without the prefix. In a
@@ -42,7 +42,7 @@ class Names:
     score_output: str = "classifier.out_proj"
 
 
-_BERT = Names(
+_BERT = TensorNames(
     prefix="bert.",
     layer="encoder.layer.{}",
     query="attention.self.query",
@@ -64,13 +64,13 @@ _ROBERTA = replace(
     score_output="classifier.out_proj",
 )
 
-FAMILIES: Mapping[str, Names] = MappingProxyType(
+FAMILIES: Mapping[str, TensorNames] = MappingProxyType(
     {
         "bert": _BERT,
         "camembert": _ROBERTA,
         "roberta": _ROBERTA,
         "xlm-roberta": _ROBERTA,
-        "distilbert": Names(
+        "distilbert": TensorNames(
             prefix="distilbert.",
             layer="transformer.layer.{}",
             query="attention.q_lin",
@@ -95,7 +95,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 }
             ),
         ),
-        "modernbert": Names(
+        "modernbert": TensorNames(
             prefix="model.",
             layer="layers.{}",
             query="attn.Wqkv",
@@ -112,7 +112,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
             ),
         ),
-        "mpnet": Names(
+        "mpnet": TensorNames(
             prefix="mpnet.",
             layer="encoder.layer.{}",
             query="attention.attn.q",
@@ -138,7 +138,7 @@ _SCORE_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class LayerReach:
+class LayerWindow:
     """The attention window of a rotary layer to either side (0: unlimited), and the rotary base."""
 
     window: int
@@ -147,9 +147,9 @@ class LayerReach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSizes:
-    """An encoder's config.json. With rotary positions, `reaches` has one entry per layer."""
+    """An encoder's config.json. With rotary positions, `layer_windows` has one entry per layer."""
 
-    names: Names
+    names: TensorNames
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -161,7 +161,7 @@ class EncoderSizes:
     norm_eps: float
     activation: str
     num_buckets: int = 0
-    reaches: tuple[LayerReach, ...] = ()
+    layer_windows: tuple[LayerWindow, ...] = ()
     has_attention_bias: bool = True
     has_mlp_bias: bool = True
     has_norm_bias: bool = True
@@ -217,7 +217,7 @@ def _rotary(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     if activation not in _SCORE_ACTIVATIONS:
         raise WeightsError(f"The classifier's activation {activation!r} is not supported.")
     return {
-        "reaches": tuple(_reaches(config, num_layers)),
+        "layer_windows": tuple(_reaches(config, num_layers)),
         "has_attention_bias": bool(config.get("attention_bias", False)),
         "has_mlp_bias": bool(config.get("mlp_bias", False)),
         "has_norm_bias": bool(config.get("norm_bias", False)),
@@ -226,7 +226,7 @@ def _rotary(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     }
 
 
-def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerReach]:
+def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerWindow]:
     every = int(config.get("global_attn_every_n_layers", 3))
     kinds = config.get("layer_types") or [
         "sliding_attention" if number % every else "full_attention" for number in range(num_layers)
@@ -247,7 +247,7 @@ def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerReach]
         raise WeightsError("The encoder's rotary positions or layer types are not supported.")
     for kind in kinds:
         window, theta = known[kind]
-        yield LayerReach(window, float((rotary.get(kind) or {}).get("rope_theta", theta)))
+        yield LayerWindow(window, float((rotary.get(kind) or {}).get("rope_theta", theta)))
 
 
 def _is_unscaled(rotary: Any) -> bool:
@@ -268,7 +268,7 @@ def is_cross_encoder(config: Mapping[str, Any]) -> bool:
     return is_encoder(config) and is_classifier and len(labels) == 1
 
 
-def family_of(config: Mapping[str, Any]) -> Names:
+def family_of(config: Mapping[str, Any]) -> TensorNames:
     """The tensor names of a config's family. Raises `WeightsError` naming the known families."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:

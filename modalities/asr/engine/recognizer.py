@@ -32,7 +32,7 @@ from triptych.modalities.asr.engine.model import (
 from triptych.modalities.asr.spec import FRAMES_PER_POSITION, FRAMES_PER_S, WhisperSpec
 from triptych.modalities.asr.windows import (
     Attempt,
-    Stretch,
+    TimedSpan,
     TranscriptCursor,
     best_attempt,
     compression_ratio,
@@ -173,28 +173,28 @@ class TranscriptionJob:
             yield Stage("decode", 1)
             self._language = self._detect(decoder)
         attempt = yield from self._decode(decoder)
-        stretches = self._cursor.take(attempt, num_frames)
+        spans = self._cursor.take(attempt, num_frames)
         sampled = zip(attempt.token_ids, attempt.logprobs, strict=True)
         tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in sampled]
-        if self._request.has_word_times and stretches:
+        if self._request.has_word_times and spans:
             yield Stage("align", num_frames)
-            self._align(decoder, stretches, tokens, (start, num_frames))
-        self._finish(attempt, stretches, tokens, start)
+            self._align(decoder, spans, tokens, (start, num_frames))
+        self._finish(attempt, spans, tokens, start)
 
     def _finish(
         self,
         attempt: Attempt,
-        stretches: tuple[Stretch, ...],
+        spans: tuple[TimedSpan, ...],
         tokens: list[TranscriptToken],
         start: int,
     ) -> None:
         segments = tuple(
             TimedTokens(
-                start_s=(start + stretch.start_frame) / FRAMES_PER_S,
-                end_s=(start + stretch.end_frame) / FRAMES_PER_S,
+                start_s=(start + span.start_frame) / FRAMES_PER_S,
+                end_s=(start + span.end_frame) / FRAMES_PER_S,
                 tokens=tuple(
                     token
-                    for token in tokens[stretch.start : stretch.stop]
+                    for token in tokens[span.start : span.stop]
                     if self._spec.is_text(token.token_id)
                 ),
                 avg_logprob=attempt.avg_logprob,
@@ -202,7 +202,7 @@ class TranscriptionJob:
                 compression_ratio=attempt.compression_ratio,
                 temperature=attempt.temperature,
             )
-            for stretch in stretches
+            for span in spans
         )
         self._delta = TranscribeDelta(
             segments=segments,
@@ -307,16 +307,16 @@ class TranscriptionJob:
     def _align(
         self,
         decoder: WhisperWindow,
-        stretches: tuple[Stretch, ...],
+        spans: tuple[TimedSpan, ...],
         tokens: list[TranscriptToken],
         window: tuple[int, int],
     ) -> None:
-        """Set the times of every text token of the stretches, in place."""
+        """Set the times of every text token of the spans, in place."""
         spec, (start, num_frames) = self._spec, window
         places = [
             at
-            for stretch in stretches
-            for at in range(stretch.start, stretch.stop)
+            for span in spans
+            for at in range(span.start, span.stop)
             if spec.is_text(tokens[at].token_id)
         ]
         opening = (*spec.start_ids(self._language, self._request.task), spec.no_timestamps_id)

@@ -28,7 +28,7 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.modalities.embedding.api.protocol import EMBEDS, TextParts
-from triptych.modalities.embedding.api.replies import in_base64, numbers, signs, written
+from triptych.modalities.embedding.api.replies import json_response, numbers, signs, to_base64
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.translation import rename_errors
@@ -43,7 +43,7 @@ _SIGNED = 128
 _FORMS: Mapping[str, Callable[[Floats], Any]] = MappingProxyType(
     {
         "float": numbers,
-        "base64": in_base64,
+        "base64": to_base64,
         "binary": lambda vector: [byte - _SIGNED for byte in signs(vector)],
         "ubinary": signs,
     }
@@ -188,7 +188,7 @@ def cohere_router(service: EmbeddingService) -> APIRouter:
             }
             return {**reply, "embeddings": vectors}
 
-        return await written(embedded.vectors, document)
+        return await json_response(embedded.vectors, document)
 
     return router
 

@@ -17,7 +17,7 @@ from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.fields import InputText
-from triptych.modalities.embedding.api.replies import numbers, written
+from triptych.modalities.embedding.api.replies import json_response, numbers
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService
 from triptych.modalities.llm.api.messages import is_list
 from triptych.modalities.llm.api.ollama.dialect import (
@@ -102,7 +102,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
             load_duration=nanoseconds(load_s),
             prompt_eval_count=embedded.num_tokens,
         )
-        return await written(
+        return await json_response(
             embedded.vectors,
             lambda: {**reply.model_dump(), "embeddings": [*map(numbers, embedded.vectors)]},
         )

@@ -17,7 +17,7 @@ from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.service import Floats
 
 
-async def written(vectors: Sequence[Floats], document: Callable[[], object]) -> Response:
+async def json_response(vectors: Sequence[Floats], document: Callable[[], object]) -> Response:
     """The response with the JSON of `document()`, which holds `vectors`."""
     num_numbers = sum(vector.size for vector in vectors)
     text = await on_text_thread(num_numbers, lambda: msgspec.json.encode(document()))
@@ -29,7 +29,7 @@ def numbers(vector: Floats) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(vector.tolist()))
 
 
-def in_base64(vector: Floats) -> str:
+def to_base64(vector: Floats) -> str:
     """The numbers as little-endian float32 in base64."""
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
 

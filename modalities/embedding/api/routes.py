@@ -22,7 +22,7 @@ from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
-from triptych.modalities.embedding.api.replies import in_base64, numbers, written
+from triptych.modalities.embedding.api.replies import json_response, numbers, to_base64
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats, TextOrIds
 from triptych.modalities.embedding.api.tei import tei_router
@@ -101,10 +101,10 @@ def embeddings_router(
         reply = EmbeddingsReply(data=[], model=body.model, usage=usage).model_dump()
 
         def entry(index: int, vector: Floats) -> dict[str, Any]:
-            shown = in_base64(vector) if body.encoding_format == "base64" else numbers(vector)
+            shown = to_base64(vector) if body.encoding_format == "base64" else numbers(vector)
             return {**Embedding(index=index, embedding="").model_dump(), "embedding": shown}
 
-        return await written(
+        return await json_response(
             embedded.vectors,
             lambda: {**reply, "data": [entry(*each) for each in enumerate(embedded.vectors)]},
         )

@@ -82,7 +82,7 @@ class ScoreCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoreResult:
     """The scores in the order of the documents."""
 
     scores: Sequence[float]
@@ -95,7 +95,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Embedded:
+class EmbedResult:
     """The vectors in the order of the texts: `[D]` each, or `[T, D]` without pooling."""
 
     vectors: Sequence[Floats]
@@ -136,7 +136,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         admission = admission or Admission(options=config.schedule)
         return cls(client, models, admission, pools=config.models.pool_embeddings)
 
-    async def embed(self, call: EmbedCall) -> Embedded:
+    async def embed(self, call: EmbedCall) -> EmbedResult:
         """Embed the texts of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
         if model.is_cross_encoder:
@@ -148,12 +148,12 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
-            ask = self._ask_decoder if model.is_causal else self._ask_encoder
+            ask = self._run_decoder if model.is_causal else self._run_encoder
             given = await ask(call, ids)
         vectors = [self._read(data, model, call) for data in given]
-        return Embedded(vectors=vectors, num_tokens=num_tokens)
+        return EmbedResult(vectors=vectors, num_tokens=num_tokens)
 
-    async def score(self, call: ScoreCall) -> Scored:
+    async def score(self, call: ScoreCall) -> ScoreResult:
         """Score documents for queries: by a cross-encoder, or by the cosine of vectors.
 
         Cancelling it ends the work. Raises `TriptychError`s.
@@ -161,13 +161,15 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         model = self.model(call.model)
         try:
             return await (
-                self._cross(model, call) if model.is_cross_encoder else self._near(model, call)
+                self._score_pairs(model, call)
+                if model.is_cross_encoder
+                else self._score_cosine(model, call)
             )
         except RequestError as error:
             error.param = call.param if error.param == "input" else error.param
             raise
 
-    async def _cross(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
+    async def _score_pairs(self, model: EmbeddingModel, call: ScoreCall) -> ScoreResult:
         pairs = await on_text_thread(
             sum(map(len, (*call.queries, *call.documents))),
             model.encode_pairs,
@@ -187,11 +189,11 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             deltas = await self._run(call, request, call.caller.call_id)
         given = b"".join(delta.vectors for delta in deltas)
         scores = np.frombuffer(given, "<f4").astype(np.float64)
-        if call.has_activation and model.squashes:
+        if call.has_activation and model.has_sigmoid:
             scores = 1 / (1 + np.exp(-scores))
-        return Scored(scores=scores.tolist(), num_tokens=num_tokens)
+        return ScoreResult(scores=scores.tolist(), num_tokens=num_tokens)
 
-    async def _near(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
+    async def _score_cosine(self, model: EmbeddingModel, call: ScoreCall) -> ScoreResult:
         if not self._pools:
             raise UnsupportedOption(
                 "With --no-pool-embeddings texts cannot be compared: each has many vectors."
@@ -211,15 +213,17 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
         scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
         scores = np.clip(scores, -1.0, 1.0)  # rounding may exceed 1 for equal texts
-        return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
+        return ScoreResult(
+            scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens
+        )
 
-    async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+    async def _run_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The vectors of all texts, from one job."""
         request = EmbedRequest(texts=tuple(ids), tenant=call.caller.principal.tenant)
         deltas = await self._run(call, request, call.caller.call_id)
         return [delta.vectors for delta in deltas if delta.vectors]
 
-    async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+    async def _run_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The final states of all texts: one job per text, whose prefix may be cached."""
         places = asyncio.Semaphore(_MAX_TOGETHER)
         call_id, tenant = call.caller.call_id, call.caller.principal.tenant

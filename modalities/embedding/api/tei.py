@@ -20,7 +20,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent
 from triptych.modalities.embedding.api.protocol import EMBEDS, SCORES, Input, inputs_of
-from triptych.modalities.embedding.api.replies import numbers, written
+from triptych.modalities.embedding.api.replies import json_response, numbers
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, ScoreCall
 from triptych.modalities.llm.api.translation import rename_errors
 
@@ -125,7 +125,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
         )
         with rename_errors(_NAMES):
             vectors = (await service.embed(call)).vectors
-        return await written(vectors, lambda: [*map(numbers, vectors)])
+        return await json_response(vectors, lambda: [*map(numbers, vectors)])
 
     @router.post("/similarity")
     async def similarity(body: SimilarityRequest, request: Request) -> list[float]:

@@ -61,7 +61,7 @@ class EmbeddingModel:
     """The API process's view of one model. `prompts` are instructions by name.
 
     A model that `is_causal` is a decoder: a text's vector is the state of its last token. A
-    cross-encoder scores pairs of texts; `squashes`: with a sigmoid, to numbers from 0 to 1.
+    cross-encoder scores pairs of texts; `has_sigmoid`: with a sigmoid, to numbers from 0 to 1.
     """
 
     name: str
@@ -71,7 +71,7 @@ class EmbeddingModel:
     vocab_size: int
     normalizes: bool
     is_cross_encoder: bool = False
-    squashes: bool = True
+    has_sigmoid: bool = True
     reader: Callable[[], TextReader]
     """The tokenizer, read on first use. Raises `WeightsError`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class EmbeddingModel:
             vocab_size=sizes.vocab_size,
             normalizes=spec.normalizes,
             is_cross_encoder=scores,
-            squashes=_squashes(config),
+            has_sigmoid=_has_sigmoid(config),
             reader=once(lambda: TextReader.open(folder, resolved.name)),
             prompts=spec.prompts,
         )
@@ -171,7 +171,7 @@ class EmbeddingModel:
             if not most and not max_document_tokens:
                 self._check_length(reader.least_tokens(text), "at least ")
         encodings = encode(tokenizer, texts, add_special_tokens=False)
-        marks = PairMarks.of(tokenizer, texts)
+        marks = PairTemplate.of(tokenizer, texts)
         cut = partial(_cut, keeps_end=keeps_end)
         # Truncated first: a long text would be copied for each pair.
         found = {
@@ -181,7 +181,7 @@ class EmbeddingModel:
         for query, document in pairs:
             first, second = found[query], cut(found[document], max_document_tokens or None)
             if most:
-                num_first, num_second = shortened(len(first), len(second), most - num_marks)
+                num_first, num_second = shorten_pair(len(first), len(second), most - num_marks)
                 first, second = cut(first, num_first), cut(second, num_second)
             whole = [*marks.before, *first, *marks.between, *second, *marks.after]
             ids.append(self.check(whole))
@@ -242,7 +242,7 @@ def _cut(ids: list[int], length: int | None, *, keeps_end: bool) -> list[int]:
     return ids[len(ids) - length :] if keeps_end else ids[:length]
 
 
-def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:
+def shorten_pair(num_first: int, num_second: int, most: int) -> tuple[int, int]:
     """Lengths of two texts truncated to `most` tokens together, the longer one first."""
     if num_first + num_second <= most:
         return num_first, num_second
@@ -252,7 +252,7 @@ def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PairMarks:
+class PairTemplate:
     """A tokenizer's special tokens around two texts, and their types.
 
     The tokenizer's own method would also copy the truncated part of a long query for each document.
@@ -291,7 +291,7 @@ class PairMarks:
         return self.num_of_type_1 + self.types[0] * num_first + self.types[1] * num_second
 
 
-def _squashes(config: Mapping[str, Any]) -> bool:
+def _has_sigmoid(config: Mapping[str, Any]) -> bool:
     """Whether a cross-encoder applies a sigmoid, by its folder's configuration."""
     own = config.get("sentence_transformers") or {}
     named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""

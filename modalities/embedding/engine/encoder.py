@@ -28,8 +28,8 @@ from triptych.modalities.embedding.engine.packed_texts import (
     Int64s,
     PackedEncoder,
     TextGroup,
-    attended,
-    both,
+    grouped_attention,
+    layer_targets,
 )
 from triptych.modalities.embedding.engine.rotary_encoder import RotaryEncoder
 
@@ -61,7 +61,7 @@ class Layer(nn.Module):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
         qkv_THD = self.qkv(hidden_TC).unflatten(-1, (3 * self.num_heads, -1))
-        attended_TC = attended(qkv_THD, groups, weigh)
+        attended_TC = grouped_attention(qkv_THD, groups, weigh)
         hidden_TC = self.output_norm(self.output(attended_TC).add_(hidden_TC))
         inner_TE = self.activation(self.up(hidden_TC))
         normed: Tensor = self.down_norm(self.down(inner_TE).add_(hidden_TC))
@@ -130,7 +130,7 @@ class Encoder(PackedEncoder):
             yield TensorTarget(
                 f"{prefix}embeddings.token_type_embeddings.weight", self.segments.weight
             )
-        yield from both(f"{prefix}embeddings.LayerNorm", self.norm)
+        yield from layer_targets(f"{prefix}embeddings.LayerNorm", self.norm)
         if self.distances is not None:
             yield TensorTarget(f"{prefix}{names.relative_bias}", self.distances.weight)
         for number, layer in enumerate(self.layers):
@@ -141,7 +141,7 @@ class Encoder(PackedEncoder):
                 for name, value in zip(three, whole.chunk(3), strict=True):
                     yield TensorTarget(f"{place}{name}.{part}", value)
             for name in ("output", "output_norm", "up", "down", "down_norm"):
-                yield from both(place + getattr(names, name), getattr(layer, name))
+                yield from layer_targets(place + getattr(names, name), getattr(layer, name))
 
 
 def load_encoder(
@@ -167,7 +167,7 @@ def encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
 def _sketch(checkpoint: Checkpoint, *, max_padding: float = 1.0) -> PackedEncoder:
     """The network without its weights."""
     sizes = EncoderSizes.read(checkpoint.config)
-    kind = RotaryEncoder if sizes.reaches else Encoder
+    kind = RotaryEncoder if sizes.layer_windows else Encoder
     with library_errors("config.json is not usable"), torch.device("meta"):
         return kind(sizes, max_padding=max_padding)
 

@@ -43,7 +43,7 @@ Weigh = Callable[[Tensor, Tensor, Tensor, TextGroup], Tensor]
 """Attention of a group's queries, keys and values, each `[G, H, S, D]`."""
 
 
-def attended(qkv_THD: Tensor, groups: Sequence[TextGroup], weigh: Weigh) -> Tensor:
+def grouped_attention(qkv_THD: Tensor, groups: Sequence[TextGroup], weigh: Weigh) -> Tensor:
     """Attention within each group of texts, `[T, C]`."""
     num_tokens, num_three_heads, head_dim = qkv_THD.shape
     attended_TC = qkv_THD.new_empty(num_tokens, num_three_heads // 3 * head_dim)
@@ -93,7 +93,9 @@ class PackedEncoder(nn.Module):
         places_T = np.concatenate([np.arange(length) for length in lengths])
         starts = [second_starts[index] for index in order] if second_starts else lengths
         is_second_T = places_T >= np.repeat(starts, lengths)
-        groups = [self._group(first, each) for first, each in grouped(lengths, self.max_padding)]
+        groups = [
+            self._group(first, each) for first, each in group_lengths(lengths, self.max_padding)
+        ]
         hidden_TC = self.run(self.embed(ids_T, places_T, is_second_T), groups)
         states: list[Tensor] = [hidden_TC] * len(texts)
         for index, of_text in zip(order, hidden_TC.split(lengths), strict=True):
@@ -128,13 +130,15 @@ class PackedEncoder(nn.Module):
         )
 
 
-def both(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[TensorTarget]:
+def layer_targets(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[TensorTarget]:
     """The targets of a layer's weight, and its bias if it has one."""
     for part, value in module.named_parameters():
         yield TensorTarget(f"{name}.{part}", value)
 
 
-def grouped(lengths: Sequence[int], max_padding: float) -> Iterator[tuple[int, Sequence[int]]]:
+def group_lengths(
+    lengths: Sequence[int], max_padding: float
+) -> Iterator[tuple[int, Sequence[int]]]:
     """Split ascending lengths into groups within `max_padding`, each with its first token."""
     first, begin = 0, 0
     total = 0

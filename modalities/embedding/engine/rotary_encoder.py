@@ -17,15 +17,15 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget
-from triptych.modalities.embedding.architecture import EncoderSizes, LayerReach
+from triptych.modalities.embedding.architecture import EncoderSizes, LayerWindow
 from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
     Bools,
     Int64s,
     PackedEncoder,
     TextGroup,
-    attended,
-    both,
+    grouped_attention,
+    layer_targets,
 )
 
 _BLOCK: Final = 256
@@ -57,7 +57,7 @@ class _Rotation:
 class RotaryLayer(nn.Module):
     """Attention and a gated projection, both with pre-normalization and a residual."""
 
-    def __init__(self, sizes: EncoderSizes, reach: LayerReach, *, is_first: bool) -> None:
+    def __init__(self, sizes: EncoderSizes, reach: LayerWindow, *, is_first: bool) -> None:
         super().__init__()
         hidden, inner = sizes.hidden_size, sizes.intermediate_size
         norm_bias, mlp_bias = sizes.has_norm_bias, sizes.has_mlp_bias
@@ -84,7 +84,7 @@ class RotaryLayer(nn.Module):
 
         normed_TC = hidden_TC if self.attention_norm is None else self.attention_norm(hidden_TC)
         qkv_THD = self.qkv(normed_TC).unflatten(-1, (3 * self.num_heads, -1))
-        hidden_TC = hidden_TC + self.output(attended(qkv_THD, groups, weigh))
+        hidden_TC = hidden_TC + self.output(grouped_attention(qkv_THD, groups, weigh))
         inner_TE, gate_TE = self.up(self.mlp_norm(hidden_TC)).chunk(2, dim=-1)
         added_TC: Tensor = self.down(self.activation(inner_TE) * gate_TE)
         return hidden_TC + added_TC
@@ -98,7 +98,7 @@ class RotaryLayer(nn.Module):
         for start in range(0, length, _BLOCK):
             end = min(start + _BLOCK, length)
             first, last = max(0, start - window), min(length, end + window)
-            near = _near(start, end, first, last, window, query)
+            near = _window_mask(start, end, first, last, window, query)
             found.append(
                 F.scaled_dot_product_attention(
                     query[:, :, start:end],
@@ -110,7 +110,7 @@ class RotaryLayer(nn.Module):
         return torch.cat(found, dim=2)
 
 
-def _near(start: int, end: int, first: int, last: int, window: int, like: Tensor) -> Tensor:
+def _window_mask(start: int, end: int, first: int, last: int, window: int, like: Tensor) -> Tensor:
     """The mask of queries `start` to `end` on keys `first` to `last` for a window, `[S, W]`."""
     queries = torch.arange(start, end, device=like.device)
     keys = torch.arange(first, last, device=like.device)
@@ -127,7 +127,7 @@ class RotaryEncoder(PackedEncoder):
         super().__init__(sizes, max_padding=max_padding)
         self.layers = nn.ModuleList(
             RotaryLayer(sizes, reach, is_first=not number)
-            for number, reach in enumerate(sizes.reaches)
+            for number, reach in enumerate(sizes.layer_windows)
         )
         self.final_norm = nn.LayerNorm(sizes.hidden_size, sizes.norm_eps, bias=sizes.has_norm_bias)
 
@@ -149,15 +149,15 @@ class RotaryEncoder(PackedEncoder):
         prefix = self.prefix_of(checkpoint)
         names = self.sizes.names
         yield TensorTarget(f"{prefix}embeddings.tok_embeddings.weight", self.words.weight)
-        yield from both(f"{prefix}embeddings.norm", self.norm)
-        yield from both(f"{prefix}final_norm", self.final_norm)
+        yield from layer_targets(f"{prefix}embeddings.norm", self.norm)
+        yield from layer_targets(f"{prefix}final_norm", self.final_norm)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, RotaryLayer)
             place = f"{prefix}{names.layer.format(number)}."
             if layer.attention_norm is not None:
-                yield from both(f"{place}attn_norm", layer.attention_norm)
-            yield from both(f"{place}{names.query}", layer.qkv)
-            yield from both(f"{place}{names.output}", layer.output)
-            yield from both(f"{place}{names.output_norm}", layer.mlp_norm)
-            yield from both(f"{place}{names.up}", layer.up)
-            yield from both(f"{place}{names.down}", layer.down)
+                yield from layer_targets(f"{place}attn_norm", layer.attention_norm)
+            yield from layer_targets(f"{place}{names.query}", layer.qkv)
+            yield from layer_targets(f"{place}{names.output}", layer.output)
+            yield from layer_targets(f"{place}{names.output_norm}", layer.mlp_norm)
+            yield from layer_targets(f"{place}{names.up}", layer.up)
+            yield from layer_targets(f"{place}{names.down}", layer.down)

@@ -23,7 +23,7 @@ from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, both
+from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, layer_targets
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
 
@@ -128,7 +128,7 @@ def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.d
         named.append((names.score_norm, norm))
         layers.append(norm)
     named.append((names.score_output, output))
-    targets = [target for name, layer in named for target in both(name, layer)]
+    targets = [target for name, layer in named for target in layer_targets(name, layer)]
     load_tensors(checkpoint, targets, ignored=lambda name: True)
     return nn.Sequential(*layers, output).requires_grad_(False)
 

@@ -45,7 +45,7 @@ def attempt(*token_ids: int, **fields: Any) -> Attempt:
 
 def bounds(*token_ids: int, num_frames: int = WINDOW) -> tuple[list[tuple[int, ...]], int]:
     cut = cut_window(SPEC, token_ids, num_frames)
-    return [(s.start, s.stop, s.start_frame, s.end_frame) for s in cut.stretches], cut.num_frames
+    return [(s.start, s.stop, s.start_frame, s.end_frame) for s in cut.spans], cut.num_frames
 
 
 def test_pairs_of_times_part_stretches_and_an_unfinished_one_waits() -> None:
@@ -76,7 +76,7 @@ def test_every_window_gets_somewhere_and_keeps_its_bounds(
 ) -> None:
     cut = cut_window(SPEC, token_ids, num_frames)
     assert 0 < cut.num_frames <= num_frames
-    edges = [edge for stretch in cut.stretches for edge in (stretch.start, stretch.stop)]
+    edges = [edge for span in cut.spans for edge in (span.start, span.stop)]
     assert edges == sorted(edges)
     assert edges[0] == 0
     assert edges[-1] <= len(token_ids)
@@ -93,9 +93,9 @@ def test_a_reading_ends_and_never_shows_more_than_the_model_can_see(
         assert not reading.prompt_ids or reading.prompt_ids[0] == SPEC.previous_id
         before = reading.frame
         left = min(WINDOW, num_frames - before)
-        stretches = reading.take(attempt(*answers[num_windows % len(answers)]), left)
+        spans = reading.take(attempt(*answers[num_windows % len(answers)]), left)
         assert before < reading.frame <= num_frames
-        assert all(s.end_frame > s.start_frame for s in stretches)
+        assert all(s.end_frame > s.start_frame for s in spans)
         num_windows += 1
     assert num_windows <= num_frames
 

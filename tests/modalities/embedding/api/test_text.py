@@ -16,7 +16,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.options.config import ModelOptions
 from triptych.core.text.tokenizer import read_tokenizer
 from triptych.modalities.embedding.api import text
-from triptych.modalities.embedding.api.text import EmbeddingModel, PairMarks, shortened
+from triptych.modalities.embedding.api.text import EmbeddingModel, PairTemplate, shorten_pair
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "n_embd", "d_model"])
@@ -61,11 +61,11 @@ def test_pairs_are_cut_as_tokenizers_do(
     tokenizer = read_tokenizer(folder, "words")
     texts = " ".join(first), " ".join(second)
     one, two = tokenizer.encode_batch(texts, add_special_tokens=False)
-    num_first, num_second = shortened(len(one), len(two), most - 3)
+    num_first, num_second = shorten_pair(len(one), len(two), most - 3)
     one.truncate(num_first)
     two.truncate(num_second)
     cut = tokenizer.post_process(one, two)
-    marks = PairMarks.of(tokenizer)
+    marks = PairTemplate.of(tokenizer)
     tokenizer.enable_truncation(most, strategy="longest_first")
     wanted = tokenizer.encode(*texts)
     assert cut.ids == wanted.ids

@@ -19,7 +19,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine import rotary_encoder
 from triptych.modalities.embedding.engine.encoder import load_encoder
-from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, grouped
+from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, group_lengths
 
 TEXTS = [[5, 6, 7], [9] * 40, [11, 12, 13, 14], [8], list(range(4, 60)), [10, 11, 12, 13]]
 
@@ -100,7 +100,7 @@ def test_groups_hold_every_text_once_and_waste_little(
     lengths: list[int], max_padding: float
 ) -> None:
     lengths.sort()
-    groups = list(grouped(lengths, max_padding))
+    groups = list(group_lengths(lengths, max_padding))
     assert [length for _, members in groups for length in members] == lengths
     starts = [first for first, _ in groups]
     assert starts == [
@@ -127,7 +127,7 @@ def test_older_configurations_say_where_a_layer_sees_all() -> None:
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
     config = {"model_type": "modernbert", **sizes, "num_hidden_layers": 3, "local_attention": 8}
     read = EncoderSizes.read({**config, "global_attn_every_n_layers": 2, "local_rope_theta": 100.0})
-    windows = [(reach.window, reach.theta) for reach in read.reaches]
+    windows = [(reach.window, reach.theta) for reach in read.layer_windows]
     assert windows == [(0, 160_000.0), (4, 100.0), (0, 160_000.0)]
     for other in (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
