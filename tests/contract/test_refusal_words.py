@@ -120,7 +120,7 @@ TRUE_RAISED = {
     "prompt_logprobs is not offered with images",
     "return_token_ids is not offered with images",
     "there is no model of that name",
-    "there is no sound in what was named",
+    "there are no audio files in the input",
     "thinking between_tools is not offered",
 }
 """The same in messages that are raised: about one thing that was named, a pair of fields, or a

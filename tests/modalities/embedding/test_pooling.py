@@ -91,7 +91,7 @@ def test_length_and_prompts_are_read(tmp_path: Path) -> None:
         (
             ["Transformer", "Pooling"],
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-            "several at once",
+            "not a single supported mode",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_tensor_that_nothing_here_would_use_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"model_type": "t5"}, "no encoder known here"),
+        ({"model_type": "t5"}, "not a supported encoder"),
         ({"model_type": "bert", "hidden_act": "sine"}, "activation 'sine'"),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "absolute positions"),
         ({"model_type": "bert"}, "has no vocab_size"),
