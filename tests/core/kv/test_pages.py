@@ -43,7 +43,7 @@ def test_a_lease_ends_once() -> None:
     for use in (
         lambda: pages.extend(lease, 1),
         lambda: pages.publish(lease, ()),
-        lambda: pages.forget(lease),
+        lambda: pages.unpublish(lease),
     ):
         with pytest.raises(AssertionError, match="has ended"):
             use()
@@ -130,7 +130,7 @@ def test_a_forgotten_page_is_free_when_its_holders_are_gone() -> None:
     pages = pool()
     first = leased(pages, 3, num_published=2)
     second = pages.acquire(KEYS[:1])
-    pages.forget(first)
+    pages.unpublish(first)
     assert pages.peek(KEYS) == []
     pages.release(first)
     pages.release(second)
