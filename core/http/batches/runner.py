@@ -116,7 +116,9 @@ class BatchRunner:
 
     async def listed(self, owner: str, page: Page) -> list[BatchRecord]:
         """Return a page of an owner's batches. Raises `InvalidRequest`."""
-        found = await self._user_files.store.call(DocumentTable.list_page, owner, records.KIND, page)
+        found = await self._user_files.store.call(
+            DocumentTable.list_page, owner, records.KIND, page
+        )
         return [records.decode(document) for document in found]
 
     async def cancel(self, principal: Principal, batch_id: str) -> BatchRecord:
