@@ -147,7 +147,7 @@ class NativeKernels:
                 try:
                     return cls(*bundled_library(bundle, isa))
                 except (BundleError, BuildError, OSError) as error:
-                    missed(str(error))
+                    record_miss(str(error))
             return cls._build(mode, folder, isa)
 
     @classmethod
@@ -165,7 +165,7 @@ class NativeKernels:
             raise DeviceError(
                 f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch without --cpu-isa."
             )
-        missed("they cannot be built")
+        record_miss("they cannot be built")
         _log.warning("no native kernels (%s); using torch, which is slower", reasons[-1])
         return None
 
