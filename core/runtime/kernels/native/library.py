@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.errors import BundleError, DeviceError
-from triptych.core.process.lookups import timed_lookup
+from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.native.arena import Arena
