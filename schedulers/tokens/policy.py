@@ -132,6 +132,7 @@ class _TokenPolicy:
         self._options = state.options
         self._pool = state.pool
         self._budget = StepBudget(state)
+        self._excluded = self._budget.excluded
         self._waits_for_masks = any(row.is_awaited for row in state.running)
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
@@ -165,7 +166,7 @@ class _TokenPolicy:
                     return
                 self._blocked.append(row)
                 continue
-            budget.excluded.update(victims)
+            self._excluded.update(victims)
             if victims and not any(victim.num_in_flight for victim in victims):
                 self._prioritized.append(row)
                 for victim in victims:
@@ -276,7 +277,7 @@ class _TokenPolicy:
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether the running `row` may take part."""
-        is_held = row in self._budget.excluded or self._limits.excludes(row)
+        is_held = row in self._excluded or self._limits.excludes(row)
         return row.can_step and not is_held
 
     def _can_decode(self, row: SequenceState) -> bool:
@@ -286,7 +287,7 @@ class _TokenPolicy:
     def _is_idle(self, row: SequenceState) -> bool:
         """Whether `row` only holds its slot for a slow reader, and may be preempted."""
         is_kept = row.num_in_flight or self._state.is_protected(row)
-        return row.is_paused and row not in self._budget.excluded and not is_kept
+        return row.is_paused and row not in self._excluded and not is_kept
 
     def _victims(self) -> Iterator[SequenceState]:
         """Rows that may be preempted, in order: slow readers, then the newest."""
@@ -301,10 +302,10 @@ class _TokenPolicy:
     ) -> bool:
         """Take pages for the next positions of `row`; false if it must sit this step out."""
         assert row.lease is not None, "a running row holds a lease"
-        budget = self._budget
         num_pages = self._pool.num_pages_for(row.num_booked + num_positions) - len(row.lease)
         if num_pages <= 0:
             return True
+        budget = self._budget
         if budget.num_pages < num_pages:
             budget.is_short = True
             self._preempt_for(row, num_pages, victims)
@@ -323,7 +324,7 @@ class _TokenPolicy:
             if victim is None or not (victim.is_paused or victim.rank > row.rank):
                 return
             if victim.num_in_flight:
-                budget.excluded.add(victim)
+                self._excluded.add(victim)
                 budget.waits_for_pages = True
             else:
                 self._preempt(victim)
