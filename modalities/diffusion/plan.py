@@ -1,13 +1,13 @@
-"""Plan and result of generating images step by step. Plain data, no tensors.
+"""Plans and results of generating images step by step. Plain data, no tensors.
 
 Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). An image is
-encoded (its text, what it begins from, its noise), denoised a step at a time, and decoded; each of
-these is a step on the timeline, of as many images as share it.
+encoded (its prompts, source images and noise), denoised a step at a time, and decoded. Each of
+these is a step on the timeline, shared by any number of images.
 
-Steps that a cache is known to skip cost next to nothing, so a row takes them on its way to the
-next one that computes: how far a row gets is the plan's to say, and both sides know it beforehand.
-Where others wait, a step of two guidance branches may be shared between two plans: the first asks
-one branch ahead, the second asks the other and takes the step.
+Steps that a cache is known to skip cost next to nothing, so one plan covers them together with
+the next step that computes; both sides know the number of steps beforehand. If other work waits,
+a step of two guidance branches may be split between two plans: the first evaluates one branch,
+the second evaluates the other and takes the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ImageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStart:
-    """An image that begins: all that the runner knows of it."""
+    """An image to begin."""
 
     key: ImageKey
     request: ImageRequest
@@ -41,14 +41,14 @@ class ImageRow:
     """One image's part of a step.
 
     Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
-    `has_preview` the finished image is previewed from the last of them. With `asks_ahead` all are
-    known to be skipped, and of the step after them one guidance branch is asked.
+    `has_preview` the last one yields a preview of the finished image. With `evaluates_ahead` all
+    are known to be skipped, and one guidance branch of the step after them is evaluated.
     """
 
     key: ImageKey
     num_steps: int = 0
     has_preview: bool = False
-    asks_ahead: bool = False
+    evaluates_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class DenoisePlan(Plan):
     """One step of some images; `kind` is `encode`, `denoise`, `decode` or `release`.
 
     `dropped` are images that are no longer needed: the runner releases them first, and a plan may
-    hold nothing else. `starts` are the rows of `encode`. Decoded images are released by the
-    runner itself.
+    hold nothing else. `starts` are the rows of `encode`. The runner releases decoded images
+    itself.
     """
 
     rows: tuple[ImageRow, ...] = ()
@@ -67,11 +67,10 @@ class DenoisePlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSteps:
-    """What is known of an image's way once it is encoded.
+    """Step schedule of an image, known once it is encoded.
 
-    `num_rows` are the guidance branches that the model is run for, step by step: 0 where every
-    branch is known to be skipped, and as many as may compute where that is decided on the way.
-    `first_step` is above 0 for an image that begins from another.
+    `num_rows`: for each step, how many guidance branches may run the model; 0 where every branch
+    is known to skip the step. `first_step` is above 0 for an image that begins from another.
     """
 
     num_rows: tuple[int, ...]
@@ -81,16 +80,16 @@ class PlannedSteps:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole way, those before `first_step` included."""
+        """The number of all steps, those before `first_step` included."""
         return len(self.num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRowResult:
-    """What a step yielded of one image, in plan order (of `starts`, for `encode`).
+    """Result of one step for one image, in plan order (of `starts`, for `encode`).
 
-    `num_computed` of the steps taken ran the model, for `num_rows` guidance branches now.
-    `pixels` are a preview or the image. An `error` ends the image's job, and no other.
+    `num_computed` of the steps taken ran the model, for `num_rows` guidance branches in total.
+    `pixels` are a preview or the image. An `error` ends only this image's job.
     """
 
     planned: PlannedSteps | None = None
@@ -102,7 +101,7 @@ class ImageRowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCost:
-    """What an image takes while it is generated.
+    """What generating one image costs.
 
     Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
     branch; pixels to decode.

@@ -33,7 +33,8 @@ from triptych.modalities.diffusion.engine.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing

@@ -27,7 +27,8 @@ from triptych.modalities.diffusion.engine.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import (
     Batch,
     Blocks,

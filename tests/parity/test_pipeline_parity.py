@@ -10,7 +10,8 @@ from support.diffusers_images import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, randomized, their_pipeline
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.recipe import row_seed
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe

@@ -87,7 +87,7 @@ class _Drawn:
     request: ImageRequest
     planned: PlannedSteps
     done: int
-    has_asked: bool = False
+    is_half_evaluated: bool = False
 
 
 @dataclass
@@ -168,19 +168,19 @@ class FakeImageRunner:
         drawn.done += row.num_steps
         if 0 <= self.broken.get(row.key, -1) <= drawn.done:
             return ImageRowResult(error=TriptychError("this one is broken"))
-        if row.asks_ahead:
+        if row.evaluates_ahead:
             assert not any(steps), "only steps that are skipped are taken before one is asked of"
             assert drawn.planned.num_rows[drawn.done] == 2, "there are two to ask"
-            num_rows = int(not drawn.has_asked)
+            num_rows = int(not drawn.is_half_evaluated)
         else:
             assert steps, "a step is taken"
             assert not any(steps[:-1]), "only steps that are skipped are taken together"
-            num_rows = steps[-1] - drawn.has_asked
-        drawn.has_asked = row.asks_ahead
+            num_rows = steps[-1] - drawn.is_half_evaluated
+        drawn.is_half_evaluated = row.evaluates_ahead
         if num_rows:
             computed[measure(drawn.request).num_tokens] += num_rows
         return ImageRowResult(
-            num_computed=int(not row.asks_ahead and steps[-1] > 0),
+            num_computed=int(not row.evaluates_ahead and steps[-1] > 0),
             num_rows=num_rows,
             pixels=Pixels(width=1, height=1, rgb=bytes(3)) if row.has_preview else None,
         )

@@ -1,304 +1,142 @@
-"""The denoise loop: rows of any sampler, step, guidance and cache, one step at a time.
+"""The denoise loop: rows with any sampler, step, guidance and cache advance together.
 
-Owns an image's row from noise to finished latents. Knows no request, no text and no codec:
-`recipes` makes rows of prompts and images of latents.
+Owns the order of events within a step. Knows no request, no text and no codec: `recipes` turns
+prompts into rows and latents into images.
 
-Guidance branches are rows to the model: each has its own conditioning and its own cache, so a
-branch may skip while the other computes.
+Guidance branches are rows to the model: each has its own conditioning and its own cache, so one
+branch may skip a step that the other computes.
 
-Legend: R images, B branches of all images.
+Legend: R rows of one latent shape, B guidance branches of all rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.modalities.diffusion.engine.branch_batch import BranchBatch
 from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
-from triptych.modalities.diffusion.engine.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips
-from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
+from triptych.modalities.diffusion.engine.caches.fused_skips import take_skips
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.families.model import DenoiseModel
 from triptych.modalities.diffusion.engine.parallel.guidance import BranchParallel
-from triptych.modalities.diffusion.engine.samplers.rows import (
-    SampleRow,
-    advance,
-    model_inputs,
-    noised,
-    overwrite,
-    release_row,
-)
-from triptych.modalities.diffusion.engine.tensor_pool import (
-    TensorPool,
-    joined,
-    picked,
-    weighted_sum,
-)
+from triptych.modalities.diffusion.engine.samplers.rows import advance
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPool, merge_rows
 
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class GuidanceBranch:
-    """One side of guidance: its conditioning, and its cache.
-
-    `batch_key`: branches with an equal one may share a run; computed once. `answer`: its
-    velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
-    `rank` is the one that asks the model for it, where branches are divided over several.
-    """
-
-    conditioning: Conditioning
-    cache: RowCache | None = None
-    batch_key: Hashable = None
-    answer: Tensor | None = None
-    num_asked: int = 0
-    rank: int = 0
-
-    @property
-    def num_runs(self) -> int:
-        """Steps at which the model was run for it."""
-        return self.cache.decisions.num_computed if self.cache else self.num_asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guidance:
-    """How two branches become one: `scale` times the first less `scale` - 1 times the second.
-
-    `keeps_norm`: the result gets back the first branch's norm over the last axis, which a large
-    scale would inflate (Qwen-Image, Lumina 2).
-    """
-
-    scale: float = 1.0
-    keeps_norm: bool = False
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Kept:
-    """What must stay of an image that is edited: its latents, where, and the noise they began in.
-
-    `mask` is 1 where the row generates and 0 where `clean` stays. All are of the sample's shape.
-    """
-
-    clean: Tensor
-    mask: Tensor
-    noise: Tensor
-
-
-@dataclass(eq=False, kw_only=True)
-class DenoiseRow:
-    """An image being generated. `release` once, however it ends.
-
-    `branches`: the prompt's, then the negative prompt's where there is guidance.
-    """
-
-    sample: SampleRow
-    branches: list[GuidanceBranch]
-    guidance: Guidance = field(default_factory=Guidance)
-    kept: Kept | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the latents are finished."""
-        return self.sample.is_done
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole way."""
-        return len(self.sample.timesteps)
-
-    @property
-    def point(self) -> Point:
-        """Where on its way the row stands."""
-        step = self.sample.step
-        return Point(step, self.sample.noise_levels[step])
-
-    def planned_runs(self) -> list[int]:
-        """How many branches may need a run of the model, for each step of the whole way.
-
-        None where all are known to be skipped, and before the row's first step, where it stands.
-        """
-        num_rows = [0] * self.num_steps
-        steps = range(self.sample.step, self.num_steps)
-        for branch in self.branches:
-            computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
-            for step, may_compute in zip(steps, computes, strict=True):
-                num_rows[step] += may_compute
-        return num_rows
-
-    def fused_skip(self, num_steps: int) -> FusedSkip | None:
-        """The next steps as one map; `None` where they are none, or not known to be skipped."""
-        if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
-            return None
-        caches = [branch.cache for branch in self.branches if branch.cache is not None]
-        if len(caches) < len(self.branches):
-            return None
-        scale = self.guidance.scale
-        shares = (scale, 1 - scale) if len(caches) == 2 else (1.0,)
-        skip = FusedSkip(self.sample, num_steps, list(zip(caches, shares, strict=True)))
-        return skip if skip.is_possible else None
-
-    def forget_answers(self) -> None:
-        """The step was taken that branches were asked of."""
-        for branch in self.branches:
-            branch.answer = None
-
-    def release(self) -> None:
-        """Give back everything the row holds."""
-        release_row(self.sample)
-        for branch in self.branches:
-            if branch.cache is not None:
-                branch.cache.release()
-
-
-# Rows of one shape, and their velocities after guidance, `[R, ...]`.
-Watch = Callable[[list[DenoiseRow], Tensor], None]
+# Called with rows of one shape and their velocities after guidance, `[R, ...]`.
+VelocityHook = Callable[[Sequence[DenoiseRow], Tensor], None]
 
 
 class Denoiser:
-    """Steps rows through one model. All state is the rows', in shared pools (`tensor_pool`).
+    """Steps rows through one model. All state belongs to the rows, in pools (`tensor_pool`).
 
-    With `branches`, ranks share the branches of every step; each must take the same steps.
+    With `branches`, ranks share the branches of every step; each rank must take the same steps.
     """
 
     def __init__(self, model: DenoiseModel, branches: BranchParallel | None = None) -> None:
         self.model = model
-        self._division = branches
+        self._parallel = branches
 
     def begin(self, row: DenoiseRow) -> None:
-        """Take note of a row before its first step."""
-        if self._division is not None:
-            self._division.assign(row.branches)
+        """Assign the branches of a row to ranks, before its first step."""
+        if self._parallel is not None:
+            self._parallel.assign(row.branches)
 
-    def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
-        """One step of each row. None may be done. `watch` is called before the step is taken.
+    def step(self, rows: Sequence[DenoiseRow], on_velocities: VelocityHook | None = None) -> None:
+        """Take one step of each row: predict, guide, step.
 
-        Where it raises, each row has either taken its step or can be asked to take it again.
+            v+, v- = model(x, t, prompt), model(x, t, negative prompt)
+            v      = s v+ + (1 - s) v-
+            x, h   = weights[t] @ (x, h, v, noise)        (`samplers.program`)
+
+        No row may be done. If this raises, each row has taken its step or can take it again.
         """
-        for members in _by_shape(rows):
-            velocities = self._guided(members)
-            if watch is not None:
-                watch(members, velocities)
-            advance([row.sample for row in members], velocities)
-            for row in members:
-                row.forget_answers()
-                if (kept := row.kept) is not None:  # what an edit must not change, as noisy as now
-                    before = noised(row.sample, kept.clean, kept.noise)
-                    overwrite(row.sample, torch.lerp(before, row.sample.sample, kept.mask))
+        for group in _by_shape(rows):
+            batch = BranchBatch.of_rows(group)
+            velocities = batch.guide(self._predict(batch))
+            if on_velocities is not None:
+                on_velocities(group, velocities)
+            advance([row.sample for row in group], velocities)
+            for row in group:
+                row.finish_step()
 
     def advance(
-        self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
+        self,
+        rows: Sequence[DenoiseRow],
+        num_steps: Sequence[int],
+        on_velocities: VelocityHook | None = None,
     ) -> None:
-        """Each row takes its number of steps, of which all but the last should be skipped.
+        """Take each row's number of steps, of which all but the last should be skipped.
 
-        So rows whose plans differ meet at their computed steps, and a run is as full as can be.
-        `watch` is called for the last ones alone.
+        So rows with different plans compute their steps in one run of the model. `on_velocities`
+        is called for the last steps only.
         """
         self._skip(rows, [count - 1 for count in num_steps])
-        self.step(rows, watch)
+        self.step(rows, on_velocities)
 
-    def ask_ahead(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
-        """Each row takes its number of steps, which should be skipped, and asks one branch more.
+    def evaluate_ahead(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
+        """Take each row's number of steps, which should be skipped, and evaluate one branch more.
 
-        So half of a guided step is done, and may be followed by work for others. Its next step asks
-        only the other branch.
+        This is half of a guided step: the row's next step evaluates only the other branch.
         """
         self._skip(rows, num_steps)
-        for members in _by_shape(rows):
-            branches = [row.branches[0] for row in members]
-            answers = self._ask(members, list(range(len(members))), branches)
-            for branch, answer in zip(branches, answers, strict=True):
-                branch.answer = answer
+        for group in _by_shape(rows):
+            batch = BranchBatch.of_rows(group, positive_only=True)
+            for branch, velocity in zip(batch.branches, self._predict(batch), strict=True):
+                branch.velocity = velocity
 
     def _skip(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
         ends = {
             id(row): row.sample.step + count for row, count in zip(rows, num_steps, strict=True)
         }
         skipping = [row for row in rows if row.sample.step < ends[id(row)]]
-        for members in _by_shape(skipping):
-            skips = [row.fused_skip(ends[id(row)] - row.sample.step) for row in members]
+        for group in _by_shape(skipping):
+            skips = [row.fused_skip(ends[id(row)] - row.sample.step) for row in group]
             take_skips([skip for skip in skips if skip is not None])
         while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
 
-    def _guided(self, rows: list[DenoiseRow]) -> Tensor:
-        """Velocities of rows of one shape, `[R, ...]`."""
-        guided = [index for index, row in enumerate(rows) if len(row.branches) == 2]
-        of_row = [*range(len(rows)), *guided]
-        branches = [row.branches[0] for row in rows] + [rows[i].branches[1] for i in guided]
-        velocities_B = self._ask(rows, of_row, branches)
-        if not guided:
-            return velocities_B
-        prompted, negative = velocities_B[: len(rows)], velocities_B[len(rows) :]
-        guidances = [rows[index].guidance for index in guided]
-        if len(guided) == len(rows):
-            return _guide(guidances, prompted, negative)
-        alone = [index for index in range(len(rows)) if index not in guided]
-        both = _guide(guidances, picked(prompted, guided), negative)
-        return joined([(alone, picked(prompted, alone)), (guided, both)])
+    def _predict(self, batch: BranchBatch) -> Tensor:
+        """Velocities of the branches, `[B, ...]`; those evaluated ahead are not evaluated again."""
+        ready = [i for i, branch in enumerate(batch.branches) if branch.velocity is not None]
+        if not ready:
+            return self._evaluate(batch)
+        velocities = [branch.velocity for branch in batch.branches if branch.velocity is not None]
+        parts: list[tuple[Sequence[int], Tensor]] = [(ready, torch.stack(velocities))]
+        if pending := [i for i, branch in enumerate(batch.branches) if branch.velocity is None]:
+            parts.append((pending, self._evaluate(batch.select(pending))))
+        return merge_rows(parts)
 
-    def _ask(
-        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
-    ) -> Tensor:
-        """Velocities of branches, `[B, ...]`; the model is asked of those that have no answer."""
-        parts: list[tuple[list[int], Tensor]] = []
-        if left := [index for index, branch in enumerate(branches) if branch.answer is None]:
-            asked = [branches[index] for index in left]
-            parts.append((left, self._run(rows, [of_row[index] for index in left], asked)))
-            for branch in asked:
-                branch.num_asked += 1
-        if answered := [index for index in range(len(branches)) if index not in left]:
-            answers = [branches[index].answer for index in answered]
-            parts.append((answered, torch.stack([each for each in answers if each is not None])))
-        return joined(parts)
+    def _evaluate(self, batch: BranchBatch) -> Tensor:
+        """Velocities of the branches, `[B, ...]`, from the model or their step caches."""
+        if self._parallel is None:
+            velocities = merge_rows(self._evaluate_here(batch, range(len(batch))))
+        else:
+            parts = self._evaluate_here(batch, self._parallel.local_indices(batch))
+            local = {i: v for indices, part in parts for i, v in zip(indices, part, strict=True)}
+            velocities = self._parallel.gather(batch, local)
+        for branch in batch.branches:
+            branch.num_evaluations += 1
+        return velocities
 
-    def _run(
-        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
-    ) -> Tensor:
-        """Velocities of branches, `[B, ...]`."""
-        inputs_R = model_inputs([row.sample for row in rows])
-        times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
-        batch = Batch(
-            samples=picked(inputs_R, of_row),
-            times=sent(torch.tensor(times), inputs_R.device),
-            conditioning=[branch.conditioning for branch in branches],
-        )
-        at = [rows[index].point for index in of_row]
-        if self._division is None:
-            return joined(self._evaluate(batch, branches, at, range(len(branches))))
-        here = self._division.asked_here(branches, at)
-        answers = {
-            number: velocity
-            for members, velocities in self._evaluate(batch, branches, at, here)
-            for number, velocity in zip(members, velocities, strict=True)
-        }
-        return self._division.complete(answers, inputs_R[0], branches, at)
-
-    def _evaluate(
-        self,
-        batch: Batch,
-        branches: Sequence[GuidanceBranch],
-        at: Sequence[Point],
-        numbers: Iterable[int],
+    def _evaluate_here(
+        self, batch: BranchBatch, indices: Iterable[int]
     ) -> list[tuple[list[int], Tensor]]:
-        """Velocities of some of the branches, in one run for each group that can share one."""
+        """Velocities of some of the branches, in one run for each group that can share a run."""
+        inputs = batch.model_inputs()
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for number in numbers:
-            groups[self._batch_key(branches[number], batch.samples.shape[1:])].append(number)
-        return [
-            (
-                members,
-                evaluate(
-                    self.model,
-                    batch.select(members),
-                    [branches[number].cache for number in members],
-                    [at[number] for number in members],
-                ),
-            )
-            for members in groups.values()
-        ]
+        for index in indices:
+            groups[self._batch_key(batch.branches[index], inputs.samples.shape[1:])].append(index)
+        evaluated = []
+        for group in groups.values():
+            caches = [batch.branches[index].cache for index in group]
+            points = [batch.points[index] for index in group]
+            velocities = evaluate(self.model, inputs.select(group), caches, points)
+            evaluated.append((group, velocities))
+        return evaluated
 
     def _batch_key(self, branch: GuidanceBranch, sample_shape: torch.Size) -> Hashable:
         if branch.batch_key is None:
@@ -315,12 +153,3 @@ def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())
-
-
-def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:
-    scales = [(guidance.scale, 1 - guidance.scale) for guidance in guidances]
-    guided = weighted_sum(scales, [prompted, negative])
-    for guidance, result, first in zip(guidances, guided, prompted, strict=True):
-        if guidance.keeps_norm:
-            result.mul_(first.norm(dim=-1, keepdim=True) / result.norm(dim=-1, keepdim=True))
-    return guided

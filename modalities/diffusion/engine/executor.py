@@ -1,4 +1,4 @@
-"""One model's recipe, denoise loop, caches and state, joined.
+"""One model's recipe, denoise loop, caches and state, merge_rows.
 
 Owns the way from a request as it came over the wire to a row, and from a row to pixels. Knows no
 plan and no queue: the runner decides what is done when.
@@ -19,12 +19,13 @@ from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
-from triptych.modalities.diffusion.engine.tensor_pool import TensorPools, picked
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools, select_rows
 from triptych.modalities.diffusion.wire import ImageRequest
 
 P = ParamSpec("P")
@@ -133,20 +134,20 @@ class ImageExecutor:
             id(image.row): (image, is_shown) for image, is_shown in zip(images, shown, strict=True)
         }
 
-        def watch(rows: list[DenoiseRow], velocities: Tensor) -> None:
+        def on_velocities(rows: Sequence[DenoiseRow], velocities: Tensor) -> None:
             sums, wanted = HostCopy(velocities.flatten(1).sum(1)), []
             for place, row in enumerate(rows):
                 image, is_shown = of_row[id(row)]
                 image.sums, image.place = sums, place
                 wanted += [image] * is_shown
             if wanted:
-                self._preview(wanted, picked(velocities, [image.place for image in wanted]))
+                self._preview(wanted, select_rows(velocities, [image.place for image in wanted]))
 
-        self._denoiser.advance([image.row for image in images], num_steps, watch)
+        self._denoiser.advance([image.row for image in images], num_steps, on_velocities)
 
-    def ask_ahead(self, images: Sequence[RunningImage], num_steps: Sequence[int]) -> None:
-        """Take steps of each image, and ask a branch more, as `Denoiser.ask_ahead` does."""
-        self._denoiser.ask_ahead([image.row for image in images], num_steps)
+    def evaluate_ahead(self, images: Sequence[RunningImage], num_steps: Sequence[int]) -> None:
+        """Take steps of each image, and ask a branch more, as `Denoiser.evaluate_ahead` does."""
+        self._denoiser.evaluate_ahead([image.row for image in images], num_steps)
 
     def decode(self, images: Sequence[RunningImage]) -> list[tuple[HostCopy, HostCopy]]:
         """The finished images, `[height, width, 3]` bytes, and whether each is finite."""
@@ -189,8 +190,8 @@ class ImageExecutor:
         """Previews of images of one shape, before they take the step of these velocities."""
         cleans = clean_samples([image.row.sample for image in images], velocities)
         for image, clean in zip(images, cleans, strict=True):
-            kept = image.row.kept
-            shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
+            edit = image.row.inpainting
+            shown = clean if edit is None else torch.lerp(edit.clean, clean, edit.mask)
             image.preview = self._decoder.preview(shown, image.request)
 
 

@@ -110,11 +110,11 @@ class DenoiseRunner:
             for image, row in zip(images, rows, strict=True)
         ]
         left = [end - image.row.sample.step for image, end in zip(images, ends, strict=True)]
-        asking = [i for i, row in enumerate(rows) if row.asks_ahead and left[i] >= 0]
-        going = [i for i, row in enumerate(rows) if not row.asks_ahead and left[i] > 0]
+        asking = [i for i, row in enumerate(rows) if row.evaluates_ahead and left[i] >= 0]
+        going = [i for i, row in enumerate(rows) if not row.evaluates_ahead and left[i] > 0]
         if asking:
             asked = [images[index] for index in asking]
-            self._executor.ask_ahead(asked, [left[index] for index in asking])
+            self._executor.evaluate_ahead(asked, [left[index] for index in asking])
         self._executor.advance(
             [images[index] for index in going],
             [left[index] for index in going],
@@ -204,7 +204,7 @@ def _begun(executor: ImageExecutor, found: RunningImage | TriptychError) -> Yiel
 def _stepped(image: RunningImage, row: ImageRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
     # A step that is not taken yet is counted with the branch that takes it.
-    num_counted = image.num_computed if row.asks_ahead else image.num_runs
+    num_counted = image.num_computed if row.evaluates_ahead else image.num_runs
     num_computed, image.num_computed = num_counted - image.num_computed, num_counted
     num_rows, image.num_rows = image.num_rows_run - image.num_rows, image.num_rows_run
     image.step = end

@@ -151,19 +151,19 @@ class TensorPools:
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
 
 
-def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """These rows, in this order, without waiting for the device; `tensor` itself if that is all."""
     if list(rows) == list(range(len(tensor))):
         return tensor
     return tensor.index_select(0, _index(rows, tensor.device))
 
 
-def joined(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+def merge_rows(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
     """The whole whose rows, each in one of the parts, have the numbers beside them."""
     numbers = [row for rows, _ in parts for row in rows]
     tensors = [tensor for _, tensor in parts]
     whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    return picked(whole, sorted(range(len(numbers)), key=numbers.__getitem__))
+    return select_rows(whole, sorted(range(len(numbers)), key=numbers.__getitem__))
 
 
 def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:

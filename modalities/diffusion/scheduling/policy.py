@@ -42,12 +42,12 @@ class DenoiseStep(ScheduledStep):
     """A step of `kind` for the images in `rows`, which overtake the images in `overtaken`.
 
     `size` is how much the step holds at once, in images, tokens or pixels by its kind. With
-    `asks_ahead` one guidance branch of the only image's step is computed, without taking the step.
+    `evaluates_ahead` one guidance branch of the only image's step is computed, without taking the step.
     """
 
     size: float = 0.0
     overtaken: tuple[ImageState, ...] = ()
-    asks_ahead: bool = False
+    evaluates_ahead: bool = False
 
 
 SKIPPING = MappingProxyType({"skips": 1.0})
@@ -164,7 +164,7 @@ class DenoisePolicy:
         if self.splits_guidance and is_long and first.num_rows > 1:
             work = denoise_work(1, first.num_tokens)
             return DenoiseStep(
-                kind="denoise", work=work, rows=images, size=first.num_tokens, asks_ahead=True
+                kind="denoise", work=work, rows=images, size=first.num_tokens, evaluates_ahead=True
             )
         size = sum(image.num_rows * image.num_tokens for image in images)
         work = denoise_work(sum(image.num_rows for image in images), size)

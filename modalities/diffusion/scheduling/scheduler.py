@@ -178,10 +178,10 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             case "denoise":
                 span = image.span
                 self._shares.charge(image.client, span.num_rows * image.num_tokens)
-                image.has_asked = step.asks_ahead
-                if step.asks_ahead:
+                image.is_half_evaluated = step.evaluates_ahead
+                if step.evaluates_ahead:
                     skipped = StepSpan(span.num_steps - 1, span.stop - 1, 0)
-                    return ScheduledImage(image, skipped, asks_ahead=True)
+                    return ScheduledImage(image, skipped, evaluates_ahead=True)
                 image.num_spans += 1
                 return ScheduledImage(image, span, image.preview_after(image.num_spans))
         return ScheduledImage(image)
@@ -235,7 +235,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         if found.pixels is not None:
             image.num_shown = row.preview + 1
             self._show(image, now_s, found.pixels, row.preview)
-        elif image.entry.request.has_progress and not row.asks_ahead:
+        elif image.entry.request.has_progress and not row.evaluates_ahead:
             self._show(image, now_s)
 
     def _retry(
@@ -280,5 +280,5 @@ def _to_row(row: ScheduledImage) -> ImageRow:
         key=row.unit.key,
         num_steps=row.span.num_steps if row.span else 0,
         has_preview=row.preview >= 0,
-        asks_ahead=row.asks_ahead,
+        evaluates_ahead=row.evaluates_ahead,
     )

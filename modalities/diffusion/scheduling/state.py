@@ -49,7 +49,7 @@ class ImageJob(BatchedJob):
 class ImageState(Unit):
     """One image. `num_spans` of its `spans` are done or in flight, `step` steps are done.
 
-    With `has_asked` one guidance branch of the next span was computed ahead. An image that has to
+    With `is_half_evaluated` one guidance branch of the next span was computed ahead. An image that has to
     start again is replaced by a new one with the same key.
     """
 
@@ -61,7 +61,7 @@ class ImageState(Unit):
     spans: tuple[StepSpan, ...] = ()
     shown_after: tuple[int, ...] = ()
     num_spans: int = 0
-    has_asked: bool = False
+    is_half_evaluated: bool = False
     step: int = 0
     num_computed: int = 0
     num_times_overtaken: int = 0
@@ -101,7 +101,7 @@ class ImageState(Unit):
     def span(self) -> StepSpan:
         """The next span, or the rest of it."""
         span = self.spans[self.num_spans]
-        return StepSpan(1, span.stop, span.num_rows - 1) if self.has_asked else span
+        return StepSpan(1, span.stop, span.num_rows - 1) if self.is_half_evaluated else span
 
     @property
     def num_rows(self) -> int:
@@ -136,14 +136,14 @@ class ImageState(Unit):
 class ScheduledImage:
     """One image's part of a step: a `span` if it is denoised, a `preview` if it shows one.
 
-    With `asks_ahead` its span ends before the step that computes, and one branch of that step is
+    With `evaluates_ahead` its span ends before the step that computes, and one branch of that step is
     computed ahead.
     """
 
     unit: ImageState
     span: StepSpan | None = None
     preview: int = -1
-    asks_ahead: bool = False
+    evaluates_ahead: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,10 +218,10 @@ class DenoiseState:
             insort(self.waiting, image, key=_place)
         else:
             image.stage = ImageStatus.GENERATING
-            image.has_asked = False
-            if row.span is not None and not row.asks_ahead:
+            image.is_half_evaluated = False
+            if row.span is not None and not row.evaluates_ahead:
                 image.num_spans -= 1
-                image.has_asked = row.span != image.span  # it was the rest of a span
+                image.is_half_evaluated = row.span != image.span  # it was the rest of a span
 
     def _drop(self, image: ImageState) -> None:
         del self.running[image]

@@ -31,7 +31,7 @@ from triptych.modalities.diffusion.engine.calibration.measuring import (
     measured,
 )
 from triptych.modalities.diffusion.engine.calibration.planning import Measured
-from triptych.modalities.diffusion.engine.denoise import DenoiseRow
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
 _TRIALS_OF_SETTING = 2  # at once, with different thresholds

@@ -23,7 +23,8 @@ from triptych.core.runtime.engine.model_memory import open_kernels
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.calibration.file import model_digest
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.loading.components import open_components

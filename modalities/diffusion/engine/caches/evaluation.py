@@ -27,7 +27,7 @@ from triptych.modalities.diffusion.engine.caches.row_cache import (
 )
 from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.engine.families.span import Probed, SpanModel
-from triptych.modalities.diffusion.engine.tensor_pool import joined, picked
+from triptych.modalities.diffusion.engine.tensor_pool import merge_rows, select_rows
 
 
 def evaluate(
@@ -76,7 +76,7 @@ class _Evaluation:
             parts.append((rows, predict(self._caches_of(rows), self._points(rows))))
         if rows := self._of(Level.SPAN, skipping):
             parts.append((rows, self._follow(rows)))
-        return joined(parts)
+        return merge_rows(parts)
 
     def _probe(self) -> list[_ProbeRows]:
         """One pass for each signal that is wanted, and one for span rows whose rule wants none."""
@@ -113,11 +113,11 @@ class _Evaluation:
     def _compute(self, rows: list[int]) -> Tensor:
         velocities, hidden = self._run_model(rows)
         if kept := self._of(Level.VELOCITY, rows):
-            values = picked(velocities, [rows.index(row) for row in kept])
+            values = select_rows(velocities, [rows.index(row) for row in kept])
             record(self._caches_of(kept), values, self._points(kept))
         if kept := self._of(Level.SPAN, rows):
             assert hidden is not None
-            values = picked(hidden, [rows.index(row) for row in kept]) - self._base(kept)
+            values = select_rows(hidden, [rows.index(row) for row in kept]) - self._base(kept)
             record(self._caches_of(kept), values, self._points(kept))
         return velocities
 

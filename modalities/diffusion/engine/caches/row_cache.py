@@ -22,7 +22,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
     SumRanks,
     TensorPool,
     TensorPools,
-    picked,
+    select_rows,
 )
 
 
@@ -143,7 +143,7 @@ def distances(
         return measured
     places = [place for place in found if place is not None]
     cells = [cell for _, cell in places]
-    relative = places[0][0].distances(cells, picked(signals_R, rows), sum_ranks)
+    relative = places[0][0].distances(cells, select_rows(signals_R, rows), sum_ranks)
     for index, distance in zip(rows, HostCopy(relative).get().tolist(), strict=True):
         measured[index] = distance
     return measured
@@ -160,7 +160,7 @@ def keep_signals(
     ]
     if rows:
         places = [caches[index].room_for_reference(signals_R[index], at[index]) for index in rows]
-        places[0][0].write([cell for _, cell in places], picked(signals_R, rows))
+        places[0][0].write([cell for _, cell in places], select_rows(signals_R, rows))
 
 
 def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -> None:

@@ -22,7 +22,8 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDif
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.calibration.planning import Measured
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.samplers.program import Vector
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
@@ -113,12 +114,12 @@ def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools
         recorders = [_record_distances(row, num_steps, pools) for row in rows]
     outputs: dict[int, list[Tensor]] = {id(row): [] for row in rows}
 
-    def watch(members: list[DenoiseRow], velocities: Tensor) -> None:
+    def on_velocities(members: Sequence[DenoiseRow], velocities: Tensor) -> None:
         for row, velocity in zip(members, velocities, strict=True):
             outputs[id(row)].append(velocity.clone())
 
     for _ in range(num_steps):
-        denoiser.step(rows, watch)
+        denoiser.step(rows, on_velocities)
     calibration = Calibration(num_steps)
     for index, row in enumerate(rows):
         calibration.add(outputs[id(row)], recorders[index].distances if recorders else [])

@@ -36,7 +36,8 @@ from triptych.modalities.diffusion.engine.calibration.planning import (
     all_plans,
     expected_error,
 )
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, Recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.sampler_names import short_name

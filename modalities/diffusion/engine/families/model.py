@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.layers.row_by_row import row_by_row
 from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel, TokenAxes
-from triptych.modalities.diffusion.engine.tensor_pool import picked
+from triptych.modalities.diffusion.engine.tensor_pool import select_rows
 from triptych.modalities.diffusion.wire import AdapterUse
 
 
@@ -122,8 +122,8 @@ class Batch:
         if list(rows) == list(range(len(self))):
             return self
         return Batch(
-            samples=picked(self.samples, rows),
-            times=picked(self.times, rows),
+            samples=select_rows(self.samples, rows),
+            times=select_rows(self.times, rows),
             conditioning=[self.conditioning[row] for row in rows],
         )
 

@@ -34,7 +34,7 @@ from triptych.modalities.diffusion.engine.families.model import (
     DenoiserFamily,
 )
 from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
-from triptych.modalities.diffusion.engine.tensor_pool import picked
+from triptych.modalities.diffusion.engine.tensor_pool import select_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Probed:
     def select(self, rows: list[int]) -> Probed:
         """Some of the rows."""
         return Probed(
-            base=picked(self.base, rows),
-            signal=None if self.signal is None else picked(self.signal, rows),
+            base=select_rows(self.base, rows),
+            signal=None if self.signal is None else select_rows(self.signal, rows),
             first=_take(self.first, rows),
         )
 
@@ -325,5 +325,5 @@ def _take(output: Any, rows: list[int]) -> Any:
     if isinstance(output, tuple):
         return tuple(_take(part, rows) for part in output)
     if isinstance(output, Tensor):
-        return picked(output, rows)
+        return select_rows(output, rows)
     return output

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from triptych.core.engine_api.pixels import Pixels
-from triptych.modalities.diffusion.engine.denoise import Guidance
+from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,

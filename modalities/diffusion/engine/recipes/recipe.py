@@ -28,7 +28,12 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.runtime.devices.transfer import sent, sent_like
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
+from triptych.modalities.diffusion.engine.denoise_row import (
+    DenoiseRow,
+    Guidance,
+    GuidanceBranch,
+    Inpainting,
+)
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
@@ -160,7 +165,7 @@ class Recipe(ABC):
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = sent(self.to_sample(noise), self.device)
         conditionings = self.refer([self.conditioning(text, request) for text in texts], request)
-        kept = self._kept(request, clean, noise)
+        inpainting = self._inpainting(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
             stack.callback(release_row, sample)
@@ -173,7 +178,9 @@ class Recipe(ABC):
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
-        return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
+        return DenoiseRow(
+            sample=sample, branches=branches, guidance=guidance, inpainting=inpainting
+        )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
         """The image of finished latents, `[3, height, width]` in 0..1, float32."""
@@ -266,11 +273,13 @@ class Recipe(ABC):
         generated = generator if self.samples_sources else None
         return sent(self.image_sample(image, generated), self.device)
 
-    def _kept(self, request: ImageRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
+    def _inpainting(
+        self, request: ImageRequest, clean: Tensor | None, noise: Tensor
+    ) -> Inpainting | None:
         if clean is None or not request.mask:
             return None
         mask = sent_like(self.mask_sample(mask_tensor(request), request), clean)
-        return Kept(clean=clean, mask=mask, noise=noise)
+        return Inpainting(clean=clean, mask=mask, noise=noise)
 
     def _begin(
         self,

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.devices.transfer import sent_like
-from triptych.modalities.diffusion.engine.denoise import Guidance
+from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift

@@ -26,7 +26,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
     Weights,
-    picked,
+    select_rows,
     weighted_sum,
 )
 
@@ -151,7 +151,7 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
         else:
             groups[row.program.num_states].append(index)
     for members in groups.values():
-        _advance_programs([rows[index] for index in members], picked(outputs, members))
+        _advance_programs([rows[index] for index in members], select_rows(outputs, members))
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:

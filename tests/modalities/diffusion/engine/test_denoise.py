@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from support.denoiser_stubs import NATIVE_CONFIGS, noise
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.denoise import (
-    Denoiser,
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import (
     DenoiseRow,
     Guidance,
     GuidanceBranch,
-    Kept,
+    Inpainting,
 )
 from triptych.modalities.diffusion.engine.families.model import (
     Conditioning,
@@ -113,8 +113,8 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
     shared, single = open_row(pools, **guided), open_row(pools, **guided)
     for _ in range(shared.num_steps):
         toy.batches.clear()
-        loop.ask_ahead([shared], [0])
-        loop.ask_ahead([shared], [0])  # as after a plan that failed
+        loop.evaluate_ahead([shared], [0])
+        loop.evaluate_ahead([shared], [0])  # as after a plan that failed
         assert toy.batches == [1]
         loop.step([shared, single])
         assert toy.batches == [1, 3]
@@ -189,7 +189,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
             )
             for index, plan in enumerate(PLANS)
         ]
-        rows[0].kept = Kept(
+        rows[0].inpainting = Inpainting(
             clean=noise(7, (2, 3)), mask=torch.full((2, 3), 0.5), noise=noise(8, (2, 3))
         )
         return [*rows, open_row(pools, seed=9, config=config, cache=planned(PLANS[0]))]
@@ -216,7 +216,7 @@ def test_what_is_kept_of_an_edited_image_stays_and_is_as_noisy_as_the_rest() -> 
     mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])
     pools = TensorPools()
     row, plain = open_row(pools), open_row(pools)
-    row.kept = Kept(clean=clean, mask=mask, noise=start)
+    row.inpainting = Inpainting(clean=clean, mask=mask, noise=start)
     loop.step([row, plain])
     level = row.sample.noise_levels[1]
     before = (1 - level) * clean + level * start

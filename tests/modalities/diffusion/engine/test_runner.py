@@ -144,7 +144,7 @@ def test_a_step_shared_between_two_plans_is_the_same_step(driver: RunnerDriver, 
     whole, shared = driver.encode(request, request)
     for _ in range(9):
         (at_once,) = driver.denoise([whole])
-        (ahead,) = driver.denoise([shared], num_steps=0, asks_ahead=True)
+        (ahead,) = driver.denoise([shared], num_steps=0, evaluates_ahead=True)
         (taken,) = driver.denoise([shared])
         assert ahead.num_computed == 0
         assert taken.num_computed == at_once.num_computed
@@ -161,7 +161,7 @@ def test_a_branch_is_asked_ahead_after_the_skips_before_it(driver: RunnerDriver)
     whole, shared = driver.encode(request, request)
     driver.denoise([shared])
     for num_skips in (2, 2, 1):
-        (ahead,) = driver.denoise([shared], num_steps=num_skips, asks_ahead=True)
+        (ahead,) = driver.denoise([shared], num_steps=num_skips, evaluates_ahead=True)
         (taken,) = driver.denoise([shared])
         assert (ahead.num_rows, taken.num_rows, taken.num_computed) == (1, 1, 1)
     first, second = driver.finish([whole])[0], driver.decode([shared])[0]
@@ -172,7 +172,7 @@ def test_a_branch_that_ran_out_of_memory_is_asked_again(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, shared = driver.encode(*[image_request(num_steps=3)] * 2)
-    driver.denoise([shared], num_steps=0, asks_ahead=True)
+    driver.denoise([shared], num_steps=0, evaluates_ahead=True)
     fail_once(monkeypatch, denoise, "evaluate")
     with pytest.raises(OutOfMemory):
         driver.denoise([shared])
@@ -191,7 +191,7 @@ def test_an_image_stepped_by_a_failed_plan_is_not_asked_ahead(
     (key,) = driver.encode(image_request(num_steps=9, cache=cache), first=1)
     driver.denoise([key])
     driver.runner._images[key].step = 0  # as if the scheduler did not know of it
-    (ahead,) = driver.denoise([key], num_steps=0, asks_ahead=True)
+    (ahead,) = driver.denoise([key], num_steps=0, evaluates_ahead=True)
     (taken,) = driver.denoise([key])
     assert (ahead.num_computed, taken.num_computed) == (0, 0) or taken.num_computed == 1
     for num_steps in (3, 3, 2):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
-    joined,
-    picked,
+    merge_rows,
+    select_rows,
     weighted_sum,
 )
 
@@ -71,8 +71,8 @@ def test_a_weighted_sum_leaves_unwanted_columns_alone() -> None:
 
 def test_parts_of_rows_are_picked_and_joined_again() -> None:
     whole = torch.arange(12.0).view(4, 3)
-    assert picked(whole, [0, 1, 2, 3]) is whole
-    parts = [(rows, picked(whole, rows)) for rows in ([3, 0], [2], [1])]
+    assert select_rows(whole, [0, 1, 2, 3]) is whole
+    parts = [(rows, select_rows(whole, rows)) for rows in ([3, 0], [2], [1])]
     assert parts[0][1].tolist() == [[9.0, 10.0, 11.0], [0.0, 1.0, 2.0]]
-    assert torch.equal(joined(parts), whole)
-    assert torch.equal(joined([([1, 0], whole[:2])]), whole[:2].flip(0))
+    assert torch.equal(merge_rows(parts), whole)
+    assert torch.equal(merge_rows([([1, 0], whole[:2])]), whole[:2].flip(0))

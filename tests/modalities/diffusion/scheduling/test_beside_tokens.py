@@ -126,7 +126,7 @@ def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCos
     mixed.world.finish(*names)
     gaps_s = gaps([at for at in mixed.token_times() if at > start_s])
     assert sum(gap_s > 2 * token_s for gap_s in gaps_s) <= 2 + len(gaps_s) / NUM_NARROW
-    asked = [plan for plan in mixed.runner.log if any(row.asks_ahead for row in plan.rows)]
+    asked = [plan for plan in mixed.runner.log if any(row.evaluates_ahead for row in plan.rows)]
     assert len(asked) > 20
     for name in names:
         reported = [delta for delta in mixed.deltas(name) if delta.queue_position < 0]
@@ -143,7 +143,7 @@ def test_nothing_is_asked_ahead_where_both_branches_fit() -> None:
     mixed.chat(60)
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 5)
     mixed.world.finish(*mixed.draw(2, guidance=3.0))
-    asked = [plan for plan in mixed.runner.log if any(row.asks_ahead for row in plan.rows)]
+    asked = [plan for plan in mixed.runner.log if any(row.evaluates_ahead for row in plan.rows)]
     assert len(asked) <= 4, "only until it is known how long a branch takes"
 
 

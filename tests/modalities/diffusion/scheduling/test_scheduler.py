@@ -398,7 +398,9 @@ def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: in
     rig = Rig(depth=depth)
     for name in ("a", "b"):
         rig.submit(name, request_of(num_steps=8, interval=3, guidance_scale=4.0, has_progress=True))
-    while not any(row.asks_ahead and row.num_steps for plan in rig.runner.log for row in plan.rows):
+    while not any(
+        row.evaluates_ahead and row.num_steps for plan in rig.runner.log for row in plan.rows
+    ):
         rig.scheduler.set_step_budget(0.001)
         rig.step()
     rig.scheduler.set_step_budget(math.inf)
@@ -417,7 +419,7 @@ def test_an_image_may_end_or_rest_between_the_halves_of_a_step(act: str) -> None
     rig = Rig()
     rig.submit("a", request_of(guidance_scale=4.0))
     rig.scheduler.set_step_budget(0.001)
-    while not any(row.asks_ahead for plan in rig.runner.log for row in plan.rows):
+    while not any(row.evaluates_ahead for plan in rig.runner.log for row in plan.rows):
         rig.step()
     if act == "cancel":
         rig.scheduler.cancel("a")

@@ -13,7 +13,8 @@ from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, measured
 from triptych.modalities.diffusion.engine.calibration.planning import all_plans
-from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import start_row

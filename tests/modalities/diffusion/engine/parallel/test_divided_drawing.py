@@ -25,12 +25,8 @@ from triptych.modalities.diffusion.engine.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.denoise import (
-    Denoiser,
-    DenoiseRow,
-    Guidance,
-    GuidanceBranch,
-)
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, Guidance, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning
 from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
 from triptych.modalities.diffusion.engine.parallel.division import Division

@@ -1,0 +1,139 @@
+"""One image's row on its way from noise to finished latents, with its guidance branches.
+
+Owns the state of the row. Knows no model and no other row; `denoise` advances rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.samplers.rows import (
+    SampleRow,
+    noised,
+    overwrite,
+    release_row,
+)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class GuidanceBranch:
+    """One branch of classifier-free guidance: its conditioning and its step cache.
+
+    `batch_key`: branches with equal keys may share a run of the model; computed once. `velocity`:
+    the branch's velocity at the row's step, if it was evaluated ahead. `num_evaluations` counts
+    the steps evaluated, skipped ones included. `rank` evaluates the branch where several ranks
+    share the branches.
+    """
+
+    conditioning: Conditioning
+    cache: RowCache | None = None
+    batch_key: Hashable = None
+    velocity: Tensor | None = None
+    num_evaluations: int = 0
+    rank: int = 0
+
+    @property
+    def num_runs(self) -> int:
+        """Steps at which the model ran for this branch."""
+        return self.cache.decisions.num_computed if self.cache else self.num_evaluations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guidance:
+    """How two branches combine: `scale` times the positive minus `scale` - 1 times the negative.
+
+    `keeps_norm`: the result is rescaled to the positive branch's norm over the last axis, which a
+    large scale would inflate (Qwen-Image, Lumina 2).
+    """
+
+    scale: float = 1.0
+    keeps_norm: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Inpainting:
+    """The part of an edited image that must stay: its latents, the mask and the initial noise.
+
+    `mask` is 1 where the row generates and 0 where `clean` stays. All have the sample's shape.
+    """
+
+    clean: Tensor
+    mask: Tensor
+    noise: Tensor
+
+
+@dataclass(eq=False, kw_only=True)
+class DenoiseRow:
+    """An image being generated. `release` must be called once, however generation ends.
+
+    `branches`: the positive prompt's, then the negative prompt's if the row is guided.
+    """
+
+    sample: SampleRow
+    branches: list[GuidanceBranch]
+    guidance: Guidance = field(default_factory=Guidance)
+    inpainting: Inpainting | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the latents are finished."""
+        return self.sample.is_done
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the whole trajectory."""
+        return len(self.sample.timesteps)
+
+    @property
+    def point(self) -> Point:
+        """The row's present point on its trajectory."""
+        step = self.sample.step
+        return Point(step, self.sample.noise_levels[step])
+
+    def planned_runs(self) -> list[int]:
+        """How many branches may need a run of the model, for each step of the whole trajectory.
+
+        0 where every branch is known to skip the step, and for steps before the present one.
+        """
+        num_rows = [0] * self.num_steps
+        steps = range(self.sample.step, self.num_steps)
+        for branch in self.branches:
+            computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
+            for step, may_compute in zip(steps, computes, strict=True):
+                num_rows[step] += may_compute
+        return num_rows
+
+    def fused_skip(self, num_steps: int) -> FusedSkip | None:
+        """The next steps as one linear map; `None` unless all are known to be skipped."""
+        if self.inpainting or (len(self.branches) == 2 and self.guidance.keeps_norm):
+            return None
+        caches = [branch.cache for branch in self.branches if branch.cache is not None]
+        if len(caches) < len(self.branches):
+            return None
+        scale = self.guidance.scale
+        shares = (scale, 1 - scale) if len(caches) == 2 else (1.0,)
+        skip = FusedSkip(self.sample, num_steps, list(zip(caches, shares, strict=True)))
+        return skip if skip.is_possible else None
+
+    def finish_step(self) -> None:
+        """Drop the velocities of the step just taken, and restore what an edit must not change."""
+        for branch in self.branches:
+            branch.velocity = None
+        if (edit := self.inpainting) is not None:
+            original = noised(self.sample, edit.clean, edit.noise)
+            overwrite(self.sample, torch.lerp(original, self.sample.sample, edit.mask))
+
+    def release(self) -> None:
+        """Give back everything the row holds."""
+        release_row(self.sample)
+        for branch in self.branches:
+            if branch.cache is not None:
+                branch.cache.release()
