@@ -14,7 +14,7 @@ PROMPT = "a penguin next to a house"
 def main() -> None:
     """Show each way of calling the pipeline."""
     with ImagePipeline.from_pretrained() as generate:
-        print("-- one image; the same seed gives it again")
+        print("-- one image; the same seed generates it again")
         (apple,) = generate("a red apple", seed=1)
         apple.save("apple.png")
         print(f"apple.png: {apple.image.size}, {apple.num_steps} steps, {apple.elapsed_s:.1f} s")

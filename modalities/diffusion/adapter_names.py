@@ -1,6 +1,6 @@
-"""What `--lora-paths` says: which adapters there are, by which names, and where.
+"""The adapters of `--lora-paths`: their names and places.
 
-Owns the option's spelling, and the check of what a request asks for. Loads no torch.
+Owns the format of the option, and the check of a request's adapters. Loads no torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ MAX_SCALE = 100.0
 
 
 def adapter_places(options: ImageOptions) -> dict[str, str]:
-    """Where each adapter is (a file, a folder or a hub id), by its name.
+    """The place of each adapter (a file, a folder or a hub id), by name.
 
-    Without `name=` an adapter is called as its file is. Raises `ConfigError` for a name given
-    twice.
+    Without `name=` an adapter is named after its file. Raises `ConfigError` for a duplicate name.
     """
     places: dict[str, str] = {}
     if not options.enable_lora:
@@ -37,20 +36,21 @@ def adapter_places(options: ImageOptions) -> dict[str, str]:
 
 
 def check_uses(uses: Sequence[AdapterUse], known: Collection[str]) -> tuple[AdapterUse, ...]:
-    """The adapters that act, each once, in order of name.
+    """The adapters that act, each once, sorted by name.
 
-    Raises `InvalidRequest` for a name that is not known, naming those that are, or an unfit scale.
+    Raises `InvalidRequest` for an unknown name, listing the known ones, or a scale out of range.
     """
     scales: dict[str, float] = {}
     for use in uses:
         if use.name not in known:
-            names = ", ".join(sorted(known)) or "none; --lora-paths adds some"
+            names = ", ".join(sorted(known)) or "none; add adapters with --lora-paths"
             raise InvalidRequest(
-                f"There is no adapter {use.name!r:.80}; there are: {names}.", param="lora"
+                f"There is no adapter {use.name!r:.80}; adapters: {names}.", param="lora"
             )
         scales[use.name] = scales.get(use.name, 0.0) + use.scale
     if not all(math.isfinite(scale) and abs(scale) <= MAX_SCALE for scale in scales.values()):
         raise InvalidRequest(
-            f"An adapter's scale is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}.", param="lora"
+            f"An adapter's scale must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}.",
+            param="lora",
         )
     return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale)

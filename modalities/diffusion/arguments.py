@@ -1,7 +1,4 @@
-"""What the commands about images have alike: sizes, adapters, writing, options without use.
-
-Owns the words of their errors. Knows no command.
-"""
+"""Parsing of arguments that the image commands share. Knows no command."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import re
 from triptych.core.errors import ConfigError
 
 UNUSED = frozenset({"idle_unload_s", "load", "served_model_name"})
-"""Options of serving that a command which generates once does not have."""
+"""Server options that commands do not have."""
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
@@ -28,4 +25,6 @@ def parse_adapter(text: str) -> tuple[str, float]:
     try:
         return name, float(scale or 1.0)
     except ValueError as error:
-        raise ConfigError(f"--adapter {text}: the scale is no number, as in ink=0.8.") from error
+        raise ConfigError(
+            f"--adapter {text}: the scale must be a number, as in ink=0.8."
+        ) from error

@@ -1,6 +1,6 @@
-"""Images: models that generate.
+"""The image modality: how its models are recognized, and its API and engine entry points.
 
-Owns how such a model is recognized, and what opens its two halves. Loads neither.
+Loads neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HERE = "triptych.modalities.diffusion"
 _COMMANDS = (
     Command(
         "imagine",
-        "Generate images from a text, or from other images.",
+        "Generate images from a prompt or from other images.",
         f"{_HERE}.api.cli",
         (
             'triptych imagine "a red apple" -o apple.png',

@@ -1,8 +1,8 @@
-"""Samplers by the names people know them by, for a request that asks for another than the model's.
+"""Samplers by their common names, for requests that choose one.
 
-Owns the names, and which of them suit a model: samplers that follow straight lines suit flow
-matching, the older kind suits models that predict noise. Knows no torch, so that
-the API lists them; a sampler itself is made of the configuration that `with_sampler` returns.
+Owns the names, and which samplers suit a model: flow-matching models and models that predict noise
+take different ones. Knows no torch, because the API lists the names; a sampler is built from the
+configuration that `with_sampler` returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triptych.core.errors import InvalidRequest
 _Table = MappingProxyType[str, Mapping[str, Any]]
 _MULTISTEP = {"_class_name": "DPMSolverMultistepScheduler"}
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
-# What distinguishes samplers of that class, with its usual values.
+# Settings that distinguish samplers of this class, with their defaults.
 _VARIANTS = {"algorithm_type": "dpmsolver++", "solver_order": 2, "use_karras_sigmas": False}
 _FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 
@@ -46,7 +46,7 @@ _NOISE: _Table = MappingProxyType(
         "unipc": {"_class_name": "UniPCMultistepScheduler"},
     }
 )
-# How the model was trained, which holds for every sampler.
+# Settings of the model's training, which apply to every sampler.
 _TRAINED = frozenset(
     {
         "beta_end",
@@ -63,27 +63,27 @@ _TRAINED = frozenset(
 
 
 def sampler_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The samplers that suit a model, by its scheduler_config.json."""
+    """The names of the samplers that suit a model, from its scheduler_config.json."""
     return tuple(_table(config))
 
 
 def with_sampler(
     config: Mapping[str, Any], name: str, shift_exponent: float | None = None
 ) -> Mapping[str, Any]:
-    """The configuration of the sampler of this name for the model whose own is `config`.
+    """The configuration of the named sampler for a model whose default is `config`.
 
-    An empty name is the model's own. `shift_exponent`: how far the noise levels are shifted for
-    the image's size, where `config` says that they are. Raises `InvalidRequest` for a name that
-    is unknown, or does not suit this model.
+    An empty name means the model's default. `shift_exponent`: the shift of noise levels for the
+    image's size, if `config` has one. Raises `InvalidRequest` for a name that is unknown, or does
+    not suit this model.
     """
     if not name:
         return config
     table = _table(config)
     if name not in table:
         known = any(name in each for each in (_FLOW, _CONSISTENCY, _NOISE))
-        reason = "cannot generate with this model" if known else "is no sampler here"
+        reason = "does not suit this model" if known else "is not a known sampler"
         raise InvalidRequest(
-            f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
+            f"Sampler {name} {reason}; its samplers are: {', '.join(table)}.", param="sampler"
         )
     asked = table[name]
     if _is_own(config, asked):
@@ -98,7 +98,7 @@ def with_sampler(
 
 
 def short_name(config: Mapping[str, Any], name: str) -> str:
-    """The name, or nothing where it is that of the model's own sampler."""
+    """The name, or an empty string for the model's default sampler."""
     is_own = name in _table(config) and with_sampler(config, name) is config
     return "" if is_own else name
 
@@ -112,7 +112,7 @@ def _table(config: Mapping[str, Any]) -> _Table:
 
 
 def _is_own(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether the model's own sampler goes by the name asked for, however it is set up."""
+    """Whether the model's default sampler has the requested name, whatever its settings."""
     if asked["_class_name"] != config.get("_class_name"):
         return False
     if asked["_class_name"] != _MULTISTEP["_class_name"]:
@@ -121,7 +121,7 @@ def _is_own(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
 
 
 def _shift(config: Mapping[str, Any], exponent: float | None) -> float:
-    """What noise levels are shifted by: a factor, which some models raise with the size."""
+    """The shift factor of noise levels, which in some models grows with the image size."""
     if config.get("use_dynamic_shifting") and exponent is not None:
         is_linear = config.get("time_shift_type") == "linear"
         return exponent if is_linear else math.exp(exponent)

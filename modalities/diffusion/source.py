@@ -1,7 +1,6 @@
-"""Image models as `--model` names them: the embedded one, and checkpoints of a single file.
+"""Sources of image models for `--model`: the embedded one, and single-file checkpoints.
 
-Owns where the embedded folder is, and which files are taken apart. Loads no torch until there is
-something to convert.
+Owns the embedded folder, and which files are converted. Loads no torch until a conversion.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from triptych.core.weights.resolve import Source
 
 NAME = "triptych-images"
 CONVERTER_VERSION = 1
-"""Counts up whenever the same file is taken apart into others."""
+"""Incremented whenever the same file is converted into other parts."""
 _TAKE_APART = "triptych.modalities.diffusion.engine.loading.whole:take_apart"
 FOLDER = Path(__file__).parent / "embedded"
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The folder in the package, and the digest of its weights."""
+    """The embedded folder, and the digest of its weights."""
     if not is_pipeline(FOLDER):
-        raise WeightsError(f"{NAME} is missing from this installation; install the package anew.")
+        raise WeightsError(f"{NAME} is missing from this installation; reinstall the package.")
     parts = [part for part in read_pipeline(FOLDER).parts.values() if part.has_weights]
     files = [file for part in parts for file in weight_files(FOLDER / part.name)]
     lines = (f"{file.parent.name} {sha256_file(file, progress)}\n" for file in files)
@@ -38,7 +37,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
 
 
 def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path, str] | None:
-    """A safetensors file with a whole model, taken apart once; folders are in our layout."""
+    """Convert a safetensors file of a whole model, once; `None` for other places."""
     if place.suffix != ".safetensors" or not place.is_file():
         return None
 

@@ -1,7 +1,7 @@
-"""What each pipeline class can do with words and images, and its published defaults.
+"""Capabilities and published defaults of each diffusers pipeline class.
 
-The one place that says so: recipes read it when they generate, the API when it answers, so it
-imports no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
+Owns these facts; recipes and the API read them, so it imports no torch. A model's own sizes come
+from its JSON files, passed in as mappings.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from triptych.core.errors import InvalidRequest, WeightsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """A pipeline class's facts.
+    """Facts of a pipeline class.
 
-    `default_steps`, `default_guidance` and `default_strength` hold where a request has none.
-    `patch`: latents a side that the model takes together. `size`: the width and height it generates
-    best, `None` for the model's `sample_size`.
+    `default_steps`, `default_guidance` and `default_strength` apply if the request has none.
+    `patch`: side of a patch, in latents. `size`: the default width and height; `None` for the
+    model's `sample_size`.
 
-    Every pipeline generates from an image, noised as far as the strength says, or within a mask of
-    it. `max_references`: images it takes as reference; the first may be begun from, too.
-    `needs_reference`: it cannot generate without. With a mask or references a strength of 1 is
-    default. `has_negative`: a second prompt steers away; otherwise the model takes the scale as an
-    argument. `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
-    `rounds_down`: steps times strength are rounded down; otherwise a part of a step counts.
+    Every pipeline can begin from an image, noised according to the strength, or change only a
+    masked part of it. `max_references`: how many reference images it takes; the first may also be
+    begun from. `needs_reference`: it cannot generate without one. With a mask or references the
+    default strength is 1. `has_negative`: the pipeline takes a negative prompt; otherwise the model
+    takes the guidance scale as an argument. `neutral_guidance`: up to this scale the negative
+    prompt has no effect and is not run. `rounds_down`: steps times strength are rounded down;
+    otherwise a part of a step counts.
     """
 
     default_steps: int
@@ -44,21 +45,21 @@ class PipelineSpec:
 
     @property
     def max_images(self) -> int:
-        """How many images a request may bring."""
+        """How many images a request may have."""
         return max(1, self.max_references)
 
     def is_guided(self, scale: float) -> bool:
-        """Whether a second branch is asked at this guidance scale."""
+        """Whether the negative branch is evaluated at this guidance scale."""
         return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
-        """How far an image that a row begins from is changed: 0 not at all, 1 regenerated."""
+        """How far a source image is changed: 0 keeps it, 1 regenerates it."""
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength
 
     def first_step(self, num_steps: int, strength: float) -> int:
-        """The step to begin at with an image, rounded as diffusers' pipeline does."""
+        """The first step with a source image, rounded as diffusers' pipeline does."""
         if self.rounds_down:
             return num_steps - int(num_steps * strength)
         return int(num_steps - num_steps * strength)
@@ -66,12 +67,12 @@ class PipelineSpec:
     def check_images(
         self, num_images: int, *, num_steps: int, strength: float | None, has_mask: bool
     ) -> None:
-        """Raises `InvalidRequest` for images, a mask or a strength that cannot be used."""
+        """Raise `InvalidRequest` for images, a mask or a strength that cannot be used."""
         if self.needs_reference and not num_images:
-            raise InvalidRequest("This model edits images: give it one.", param="image")
+            raise InvalidRequest("This model edits images: send one.", param="image")
         if num_images > self.max_images:
             raise InvalidRequest(
-                f"{num_images} images are too many: this model takes {self.max_images}.",
+                f"{num_images} images are too many: this model takes at most {self.max_images}.",
                 param="image",
             )
         if (has_mask or strength is not None) and not num_images:
@@ -81,22 +82,22 @@ class PipelineSpec:
         is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
         if num_images and not is_usable:
             raise InvalidRequest(
-                f"Strength is from 0 to 1, and enough that one of {num_steps} steps is left, not "
-                f"{amount:g}.",
+                f"Strength {amount:g} must be between 0 and 1, and leave at least one of"
+                f" {num_steps} steps.",
                 param="strength",
             )
 
     def pixel_multiple(self, vae: Mapping[str, Any]) -> int:
-        """Width and height are multiples of this. `vae`: the autoencoder's config.json."""
+        """The number that divides width and height. `vae`: the autoencoder's config.json."""
         return downscale(vae) * self.patch
 
     def default_size(
         self, model: Mapping[str, Any], vae: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> tuple[int, int]:
-        """Width and height in pixels of what the model generates best.
+        """The width and height in pixels that the model generates best.
 
         `model`: the config.json of the transformer or UNet. `facts`: plain entries of
-        model_index.json, of which `default_size` is the side of a model that is not like its kind.
+        model_index.json; `default_size` is the side of a model that differs from its class.
         """
         if own := facts.get("default_size"):
             return int(own), int(own)
@@ -117,7 +118,7 @@ def size_within(size: tuple[int, int], max_pixels: int, multiple: int) -> tuple[
 
 
 def downscale(vae: Mapping[str, Any]) -> int:
-    """How many pixels a side one latent stands for, by the autoencoder's config.json."""
+    """Pixels per latent along a side, from the autoencoder's config.json."""
     if "temperal_downsample" in vae:
         return int(2 ** len(vae["temperal_downsample"]))
     channels = vae.get("encoder_block_out_channels") or vae["block_out_channels"]
@@ -194,18 +195,18 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
 def spec_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
 ) -> PipelineSpec:
-    """The spec of a pipeline's class name. Raises `WeightsError` if it is not known.
+    """The spec of a pipeline class, by its name. Raises `WeightsError` if it is unknown.
 
-    `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
-    of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
+    `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json;
+    `default_steps` and `default_guidance` are those of a model that differs from its class.
 
-    Some models of a guidance-distilled kind ignore the scale, such as FLUX.1 schnell: for them a
+    Some models of a guidance-distilled class ignore the scale, such as FLUX.1 schnell: for them a
     scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
-    kind with two branches has one.
+    class with two branches has only one.
     """
     if pipeline not in PIPELINES:
         known = ", ".join(sorted(PIPELINES))
-        raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
+        raise WeightsError(f"Unknown pipeline {pipeline}; known pipelines: {known}.")
     spec = PIPELINES[pipeline]
     if not spec.has_negative and model.get("guidance_embeds") is False:
         spec = replace(spec, has_negative=True, default_guidance=1.0)

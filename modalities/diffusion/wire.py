@@ -1,7 +1,7 @@
-"""The words image models speak between API and engine: requests, and their deltas.
+"""Image requests and deltas between API and engine.
 
-Owns the wire types of generating. Images cross as raw RGB, eight bits a channel, row by row: files
-are read and written on the API's side, pixels are made on the engine's.
+Owns the wire types of image generation. Images cross as raw RGB, eight bits per channel, row by
+row: the API process decodes and encodes files.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from triptych.core.engine_api.pixels import Pixels
 CacheName = Literal["auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"]
 ImageFinish = Literal["stop", "cancelled"]
 AUTO = -1
-"""A width or height that is not chosen yet."""
+"""A width or height not chosen yet."""
 
 
 class StepCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which step cache an image is generated with. What is `None` or empty is the method's default.
+    """The step cache of an image. `None` or empty fields take the method's defaults.
 
-    `auto` takes the model's calibrated plan where there is one, else computes every step.
+    `auto` takes the model's calibrated plan if there is one, else computes every step.
     `threshold` belongs to TeaCache, FBCache and MagCache, `coefficients` to TeaCache (highest power
-    first), `interval`, `order`, `warmup` and `by_step` to TaylorSeer (`order` to FBCache, too),
+    first), `interval`, `order`, `warmup` and `by_step` to TaylorSeer (`order` also to FBCache),
     `num_computed` (steps that compute) to plans.
     """
 
@@ -39,21 +39,20 @@ class StepCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA the server knows by this name, and how strongly it acts."""
+    """A LoRA adapter of the server, and its scale."""
 
     name: str
     scale: float = 1.0
 
 
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="draw"):
-    """`num_images` images of one prompt. What is `None` or empty is the model's own default.
+    """`num_images` images of one prompt. `None` or empty fields take the model's defaults.
 
-    The API's service fills in `width` and `height` (`AUTO`: the model's own, or in the shape of
-    the first image), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
-    them. `sources` are images to begin from or to refer to; `mask` (height x width bytes of the
-    first one, 255 where it is to change, empty: everywhere) and `strength` (0 keeps it, 1
-    regenerates it) say what of it may change. `num_partials` previews of each image are sent on the
-    way, and a delta for each step where `has_progress`.
+    The API's service fills in `width` and `height` (`AUTO`: the model's default, or the aspect of
+    the first image), `seed` (`None`: random), `sources` and `mask`. `sources` are images to begin
+    from or to refer to. Of the first, `mask` (height x width bytes, 255 where it may change; empty:
+    everywhere) and `strength` (0 keeps it, 1 regenerates it) say what may change. `num_partials`
+    previews of each image are sent, and with `has_progress` a delta for each step.
     """
 
     prompt: str = ""
@@ -76,13 +75,12 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="image"):
-    """What one step added to one image of a job.
+    """Progress of one image of a job after one step.
 
     `step` steps of `num_steps` are done, `num_computed` of them by a run of the model. `pixels`
-    hold a preview where `partial_index` is 0 or more, else the finished image. While a job waits
-    its deltas have a `queue_position` (jobs before it, -1 once it runs). `is_prompt_cut`
-    where the text encoders did not read all of a prompt. The job's last delta has a
-    `finish_reason`.
+    are a preview if `partial_index` is 0 or more, else the finished image. `queue_position` is the
+    number of jobs ahead while the job waits, -1 once it runs. `is_prompt_cut`: the text encoders
+    did not read all of a prompt. The job's last delta has a `finish_reason`.
     """
 
     image: int = 0

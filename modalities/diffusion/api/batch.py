@@ -1,6 +1,6 @@
 """`triptych imagine --batch`: many prompts at once, from lines into a folder.
 
-Owns what a line may be, and the names of files. Knows no engine: the pipeline generates.
+Owns the format of a line and the names of files. Knows no engine: the pipeline generates.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _RESULTS = "results.jsonl"
 _ALONE = ("prompt", "image", "mask", "strength")
 _SHORTER = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
 
-_BLOCK = 8  # rows that an engine of a cluster is handed together
+_BLOCK = 8  # rows sent together to an engine of a cluster
 OpenPipeline = Callable[[argparse.Namespace], ImagePipeline]
 
 
 def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
-    """Generate the lines of `--batch` that no earlier run has done; returns 1 if any failed."""
+    """Generate the lines of `--batch` that earlier runs left undone; returns 1 if any failed."""
     cluster, folder = read_cluster(args), _folder(args)
     defaults, model = _defaults(args), model_of(args)
     lines = read_lines("--batch", args.batch)
@@ -66,7 +66,7 @@ def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
 def answer_rows(
     pipeline: ImagePipeline, rows: Sequence[Record], options: Record
 ) -> Iterator[RowResult]:
-    """The images of `rows`, whose fields were checked, in order; there are no options."""
+    """Generate the images of checked `rows`, in order; there are no options."""
     bodies = [_body(row) for row in rows]
     for body, answer in zip(bodies, pipeline.map(list(map(_call, bodies))), strict=True):
         if isinstance(answer, TriptychError):
@@ -89,7 +89,7 @@ def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
 
 
 def _generated(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
-    """A line's images, and what its record says of them."""
+    """The record of a line, and its image files."""
     kind, quality = body.output_format, body.output_compression
     return RowResult(
         {
@@ -105,15 +105,15 @@ def _generated(images: Sequence[GeneratedImage], body: GenerationBody) -> RowRes
 def _folder(args: argparse.Namespace) -> Path:
     given = [name for name in _ALONE if getattr(args, name) not in (None, [])]
     if given:
-        raise ConfigError(f"--batch takes all it generates from its lines: leave out {given[0]}.")
+        raise ConfigError(f"--batch reads prompts and images from its lines: leave out {given[0]}.")
     folder = Path(args.output or "").expanduser()
     if not args.output or folder.is_file():
-        raise ConfigError("--batch generates into a folder: name one, as in -o images.")
+        raise ConfigError("--batch writes into a folder: name one, as in -o images.")
     return folder
 
 
 def _defaults(args: argparse.Namespace) -> Record:
-    """What the command says of all lines, in the words of a line."""
+    """The command's options as default fields of every line."""
     named = {
         "n": args.num_images if args.num_images != 1 else None,
         "size": args.size,
@@ -144,7 +144,7 @@ def _entry(text: str) -> Record:
 
 
 def _body(asked: Record) -> GenerationBody:
-    """The fields, checked as those of a request. Raises `InvalidRequest` and its kin."""
+    """The fields, validated like a request. Raises subclasses of `RequestError`."""
     try:
         body = GenerationBody.model_validate(asked)
     except ValidationError as error:
@@ -152,7 +152,7 @@ def _body(asked: Record) -> GenerationBody:
         raise to_public(RequestValidationError(found)) from error
     for name in ("model", "stream"):
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is nothing that a line can choose.", param=name)
+            raise InvalidRequest(f"A line cannot set {name}.", param=name)
     return body
 
 

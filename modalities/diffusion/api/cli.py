@@ -1,6 +1,6 @@
 """`triptych imagine`: the image pipeline at a terminal.
 
-Owns where images go, and what is shown meanwhile, on stderr. Everything else is the pipeline's.
+Owns where images are written, and the progress display on stderr. The pipeline does the rest.
 """
 
 from __future__ import annotations
@@ -44,45 +44,69 @@ _DEFAULT_QUALITY = 95
 
 def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych imagine`."""
-    parser.add_argument(
-        "prompt", nargs="*", help='generate this, or else what is piped in ("-": too)'
-    )
+    parser.add_argument("prompt", nargs="*", help='text to generate from; default, and "-": stdin')
     parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
     parser.add_argument(
-        "-n", "--num-images", type=int, default=1, metavar="N", help="several are out-1.png, ..."
+        "-n",
+        "--num-images",
+        type=int,
+        default=1,
+        metavar="N",
+        help="several images are written to out-1.png, ...",
     )
     parser.add_argument(
-        "--format", choices=tuple(MEDIA_TYPES), help="default: what the file's name ends with"
+        "--format", choices=tuple(MEDIA_TYPES), help="default: by the file name's suffix"
     )
-    parser.add_argument("--quality", type=int, metavar="Q", help="0 to 100: JPEG and WebP")
-    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: the model's own")
-    parser.add_argument("--guidance", type=float, metavar="X", help="how strictly to follow it")
-    parser.add_argument("--negative", default="", metavar="TEXT", help="what shall not be in it")
+    parser.add_argument("--quality", type=int, metavar="Q", help="0 to 100, for JPEG and WebP")
+    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's")
+    parser.add_argument("--steps", type=int, metavar="N", help="default: the model's")
+    parser.add_argument(
+        "--guidance", type=float, metavar="X", help="how strictly to follow the prompt"
+    )
+    parser.add_argument("--negative", default="", metavar="TEXT", help="what to avoid in the image")
     parser.add_argument("--sampler", default="", help="such as euler, heun, dpm++2m, unipc")
     parser.add_argument(
-        "--num-computed", type=int, metavar="N", help="take a plan of so many computed steps"
+        "--num-computed",
+        type=int,
+        metavar="N",
+        help="compute at most N steps, by a calibrated plan",
     )
     parser.add_argument(
-        "--adapter", action="append", default=[], metavar="NAME[=SCALE]", help="of --lora-paths"
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME[=SCALE]",
+        help="a LoRA of --lora-paths",
     )
-    given = parser.add_argument_group("images to begin from")
-    given.add_argument(
-        "-i", "--image", action="append", metavar="FILE", help="without a prompt: vary it"
+    sources = parser.add_argument_group("images to begin from")
+    sources.add_argument(
+        "-i",
+        "--image",
+        action="append",
+        metavar="FILE",
+        help="image to edit; to vary, without a prompt",
     )
-    given.add_argument("--mask", metavar="FILE", help="white or transparent where to regenerate")
-    given.add_argument("--strength", type=float, metavar="X", help="0 keeps it, 1 regenerates it")
+    sources.add_argument(
+        "--mask", metavar="FILE", help="white or transparent where the image may change"
+    )
+    sources.add_argument(
+        "--strength", type=float, metavar="X", help="0 keeps the image, 1 regenerates it"
+    )
     parser.add_argument(
         "--batch",
         metavar="FILE",
-        help="generate every line into the folder -o: a prompt, or an object with the fields of"
-        ' /v1/images/generations; "-": stdin',
+        help="generate each line of FILE into the folder -o: a prompt, or a JSON object with the"
+        ' fields of /v1/images/generations; "-": stdin',
     )
     parser.add_argument(
-        "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is generated"
+        "--preview", choices=DISPLAYS, default="auto", help="how to show images during generation"
     )
     parser.add_argument(
-        "--no-preview", dest="preview", action="store_const", const="off", help="show the bar alone"
+        "--no-preview",
+        dest="preview",
+        action="store_const",
+        const="off",
+        help="show only the progress bar",
     )
     add_cluster_options(parser)
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
@@ -91,15 +115,13 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_imagine(args: argparse.Namespace) -> int:
-    """Generate images of a prompt into files, or one into stdout."""
+    """Generate images from a prompt into files, or one image into stdout."""
     if args.batch:
-        from triptych.modalities.diffusion.api.batch import (
-            run_batch,  # what it reads by takes a while
-        )
+        from triptych.modalities.diffusion.api.batch import run_batch  # slow to import
 
         return run_batch(args, _open_pipeline)
     if read_cluster(args):
-        raise ConfigError("--ray-address spreads lines: give them with --batch.")
+        raise ConfigError("--ray-address distributes the lines of --batch: give --batch too.")
     prompt, sink = _read_prompt(args), _Sink.of(args)
     options = _options(args)
     console = Console(stderr=True)
@@ -127,10 +149,10 @@ def _read_prompt(args: argparse.Namespace) -> str:
         try:
             prompt = "" if sys.stdin.isatty() else sys.stdin.read().strip()
         except UnicodeDecodeError as error:
-            raise ConfigError("What is piped in is not UTF-8 text.") from error
+            raise ConfigError("The prompt on stdin is not UTF-8 text.") from error
     if not (prompt or args.image):
         raise ConfigError(
-            'Nothing to generate: say it, as in `triptych imagine "a red apple" -o a.png`.'
+            'There is no prompt: give one, as in `triptych imagine "a red apple" -o a.png`.'
         )
     return prompt
 
@@ -153,7 +175,7 @@ def _options(args: argparse.Namespace) -> GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Where images go: `path`, numbered where there are several, or stdout without one."""
+    """Where images are written: to `path`, numbered if there are several; without it to stdout."""
 
     path: Path | None
     kind: ImageKind
@@ -162,26 +184,28 @@ class _Sink:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """Where the arguments say. Raises `ConfigError` before anything is generated."""
+        """The sink the arguments name. Raises `ConfigError`."""
         quality = _DEFAULT_QUALITY if args.quality is None else args.quality
         if not 0 <= quality <= 100:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
         path = None if args.output in (None, _STDIO) else Path(args.output).expanduser()
         if path is None and args.num_images > 1:
-            raise ConfigError("Several images need a file's name: -o image.png.")
+            raise ConfigError("Several images need a file name: -o image.png.")
         if path is None and sys.stdout.isatty():
             raise ConfigError("Name a file to write the image to: -o image.png.")
         if path is not None and path.is_dir():
             raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
         if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
+            raise ConfigError(
+                f"--output {args.output}: the folder {path.parent.name} does not exist."
+            )
         kind = args.format or (kind_of(path) if path else "png")
         if args.quality is not None and kind == "png":
-            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
+            raise ConfigError("--quality is for JPEG and WebP: PNG is lossless.")
         return cls(path, kind, quality, is_numbered=args.num_images > 1)
 
     def take(self, image: GeneratedImage) -> str:
-        """Write an image; returns a line that says so."""
+        """Write an image; returns a line describing it."""
         data = image.encode(self.kind, quality=self.quality)
         name = "stdout"
         if self.path is None:
@@ -200,7 +224,7 @@ class _Sink:
 
 @contextmanager
 def _shown(console: Console, strip: ImageStrip) -> Iterator[Callable[[GenerationProgress], None]]:
-    """What to call with each progress: a terminal shows the images and a bar, a file nothing."""
+    """A function that shows progress: images and a bar on a terminal, nothing elsewhere."""
     if not console.is_terminal:
         yield lambda progress: None
         return
@@ -218,7 +242,7 @@ def _shown(console: Console, strip: ImageStrip) -> Iterator[Callable[[Generation
 
 
 class _Bar:
-    """How far the images of a call are together, what was skipped, and what a step takes."""
+    """Progress of all images of a call: steps done and computed, and the time of a step."""
 
     def __init__(self, console: Console, num_images: int) -> None:
         self.columns = bars.Progress(
@@ -233,10 +257,10 @@ class _Bar:
         self._begun: tuple[float, int] | None = None
 
     def add(self, progress: GenerationProgress) -> None:
-        """An image of the call is so far."""
+        """Update the progress of one image."""
         if not progress.num_steps:
             waits = progress.queue_position > 0
-            text = f"waiting, {progress.queue_position} before it" if waits else ""
+            text = f"waiting, {progress.queue_position} ahead in the queue" if waits else ""
             self.columns.update(self._task, text=text)
             return
         self._latest[progress.index] = progress
@@ -247,11 +271,13 @@ class _Bar:
         self.columns.update(self._task, completed=done, total=total, text=text)
 
     def _pace(self, done: int) -> str:
-        """The time of a step since the first that was shown, skipped ones counted."""
+        """The mean time of a step since the first one shown, skipped steps included."""
         now_s = time.monotonic()
         if self._begun is None:
             self._begun = now_s, done
         began_s, before = self._begun
         return (
-            f", {(now_s - began_s) / (done - before) * 1000:.0f} ms a step" if done > before else ""
+            f", {(now_s - began_s) / (done - before) * 1000:.0f} ms per step"
+            if done > before
+            else ""
         )

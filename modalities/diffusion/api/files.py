@@ -1,7 +1,6 @@
 """Images as files: PNG, JPEG and WebP.
 
-Owns their writing. Nothing but pixels goes into a file: no comment, no date, no name of a program.
-Imports no torch.
+Owns encoding. A file holds only pixels: no comment, no date, no program name. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MEDIA_TYPES: Mapping[ImageKind, str] = MappingProxyType(
     {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 )
 _FULL_COLOUR_FROM = 90
-"""From this quality on, JPEG keeps colours as fine as brightness."""
+"""From this quality on, JPEG chroma is not subsampled."""
 
 
 def encode_image(
@@ -30,10 +29,10 @@ def encode_image(
     compression: int = 100,
     size: tuple[int, int] | None = None,
 ) -> bytes:
-    """The bytes of a file. Takes a while: keep it off event loops.
+    """Encode an image file. Slow: do not call it on an event loop.
 
     `compression` is OpenAI's 0 to 100 for JPEG and WebP: 100 is the best quality and the largest
-    file. With a `size` (width, height) pixels of another size are scaled to it.
+    file. Pixels are scaled to `size` (width, height) if given.
     """
     image = Image.frombuffer("RGB", (pixels.width, pixels.height), pixels.rgb)
     if size is not None and size != image.size:

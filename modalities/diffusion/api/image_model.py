@@ -1,7 +1,7 @@
-"""What the API knows of an image model: what it can do, how large it generates.
+"""An image model as the API sees it: its capabilities and image sizes.
 
-Owns the facts, read from the JSON files beside the weights, and the checks that need no more than
-them. Knows nothing of HTTP or torch.
+Owns the facts read from the JSON files next to the weights, and the checks that need only those.
+Knows nothing of HTTP or torch.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 
 MAX_ASPECT = 3
-"""An image's longer side is at most so many times the shorter one: OpenAI's bound."""
+"""The largest ratio of the longer to the shorter side: OpenAI's bound."""
 _SIZE_RANGE = 4
-"""How far a side may be from that of the model's own size, as a factor."""
+"""The largest ratio between a side and that of the model's default size."""
 _PIXEL_RANGE = 4
 _PIXEL_SHARES = (0.5, 1.5)
-"""How many pixels a size chosen for its shape may have, of those of the model's own."""
+"""Bounds on the pixels of a size chosen by aspect, as shares of the default size's pixels."""
 _UNSEEN = 0.01
-"""A difference of shapes that is as good as none."""
+"""A difference of log aspect that is not visible."""
 
 
 class ImageFrame(NamedTuple):
-    """What is generated, and what of it, from the upper left corner, is shown: mostly all."""
+    """The size generated, and the part shown of it, from the upper left corner: mostly all."""
 
     generated: Size
     shown: Size
 
     @classmethod
     def whole(cls, size: Size) -> Self:
-        """All of a size."""
+        """A frame that shows all of a size."""
         return cls(size, size)
 
     @property
@@ -52,9 +52,9 @@ class ImageFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageModel:
-    """One image model. Sides of its images are multiples of `multiple`, from `min_side` on.
+    """One image model. Sides of its images are multiples of `multiple`.
 
-    `default_size` is what it generates best; `samplers` are those a request may choose.
+    `default_size` is the size it generates best; `samplers` are those a request may choose.
     """
 
     name: str
@@ -82,22 +82,22 @@ class ImageModel:
 
     @property
     def default_pixels(self) -> int:
-        """Pixels of the size it generates best."""
+        """Pixels of the default size."""
         return math.prod(self.default_size)
 
     @property
     def max_pixels(self) -> int:
-        """Pixels of the largest image."""
+        """Pixels of the largest image allowed."""
         return _PIXEL_RANGE * self.default_pixels
 
     @property
     def min_side(self) -> int:
-        """Pixels of the shortest side there may be."""
+        """The shortest side allowed, in pixels."""
         return self._on_grid(min(self.default_size) / _SIZE_RANGE)
 
     @property
     def max_side(self) -> int:
-        """Pixels of the longest side there may be."""
+        """The longest side allowed, in pixels."""
         return self._on_grid(max(self.default_size) * _SIZE_RANGE)
 
     def size_within(self, max_pixels: int) -> Size:
@@ -105,7 +105,7 @@ class ImageModel:
         return size_within(self.default_size, max_pixels, self.multiple)
 
     def check_size(self, size: Size, *, max_pixels: int) -> None:
-        """Raises `InvalidRequest` for an image that cannot be generated, saying what can."""
+        """Raise `InvalidRequest`, which names the rule, for a size that cannot be generated."""
         shown = f"{size[0]}x{size[1]}"
         if size[0] % self.multiple or size[1] % self.multiple:
             rule = f"both sides must be multiples of {self.multiple}"
@@ -119,14 +119,14 @@ class ImageModel:
             return
         width, height = self.default_size
         raise InvalidRequest(
-            f"{self.name} cannot generate {shown}: {rule}. Its own size is {width}x{height}.",
+            f"{self.name} cannot generate {shown}: {rule}. Its default size is {width}x{height}.",
             param="size",
         )
 
     def frame_like(self, image: Size) -> ImageFrame:
-        """The size with the shape of `image` that is nearest to what the model generates best.
+        """The size with the aspect of `image` that is nearest to the default size.
 
-        Where the multiples allow no such shape, a little more is generated than shown.
+        If no multiple has this aspect, slightly more is generated than shown.
         """
         aspect = min(max(image[0] / image[1], 1 / MAX_ASPECT), MAX_ASPECT)
         size = min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
@@ -136,7 +136,7 @@ class ImageModel:
         return min(frames, key=self._waste)
 
     def _near_sizes(self, aspect: float) -> Iterator[Size]:
-        """Sizes of about so many pixels as the model's own, each height with the nearest width."""
+        """Sizes of about the default number of pixels: each height with the nearest width."""
         low, high = (share * self.default_pixels for share in _PIXEL_SHARES)
         first = self._on_grid(math.sqrt(low / aspect) - self.multiple)
         last = self._on_grid(math.sqrt(high / aspect) + self.multiple)
@@ -149,12 +149,12 @@ class ImageModel:
                 yield width, height
 
     def _misfit(self, size: Size, aspect: float) -> tuple[float, float]:
-        """How far a shape is off, where that can be seen, then how far the number of pixels."""
+        """The visible error in aspect, then the error in the number of pixels."""
         off = abs(math.log(size[0] / size[1] / aspect))
         return max(off, _UNSEEN), abs(math.log(math.prod(size) / self.default_pixels))
 
     def _waste(self, frame: ImageFrame) -> float:
-        """How far a frame is from the best size of the model, and how much of it is cut off."""
+        """The frame's distance from the default size, plus the share that is cut off."""
         shown = math.prod(frame.shown)
         far = abs(math.log(shown / self.default_pixels))
         return far + math.log(math.prod(frame.generated) / shown)
@@ -164,7 +164,7 @@ class ImageModel:
 
 
 def _inside(size: Size, aspect: float) -> Size:
-    """The largest part of a size with another aspect, to the pixel."""
+    """The largest part of a size that has another aspect, to the pixel."""
     width, height = size
     if width > height * aspect:
         return round(height * aspect), height

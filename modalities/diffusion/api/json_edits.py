@@ -1,7 +1,6 @@
 """Edits as JSON: images by data URL, or by a URL that the operator allows.
 
-Owns the body, and how its images become the files of a form. What a file holds is the service's
-business.
+Owns the body, and how its images become the files of a form. The service decodes the files.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields
 
 _JSON = "application/json"
 _MAX_URL_CHARS = 36 * 2**20
-"""Of a data URL: the largest image there may be, in base64."""
+"""The length of a data URL with the largest image allowed, in base64."""
 
 
 class ImageReference(NullIsAbsent):
@@ -36,7 +35,7 @@ class ImageReference(NullIsAbsent):
     def _check(self) -> Self:
         if self.file_id is not None:
             raise UnsupportedOption(
-                "file_id is not offered for images: send image_url, a data URL.", param="file_id"
+                "file_id is not supported for images: send image_url, a data URL.", param="file_id"
             )
         if self.image_url is None:
             raise InvalidRequest("An image needs an image_url.", param="image_url")
@@ -44,22 +43,22 @@ class ImageReference(NullIsAbsent):
 
 
 class EditBody(StrengthFields, PromptFields, NullIsAbsent):
-    """Body of `/v1/images/edits` as JSON: the fields of its form, and images by their URLs."""
+    """Body of `/v1/images/edits` as JSON: the fields of the form, with images by URL."""
 
     images: Annotated[list[ImageReference], Field(min_length=1, max_length=MAX_SOURCES)]
     mask: ImageReference | None = None
 
 
 def is_json(request: Request) -> bool:
-    """Whether the request's body is said to be JSON."""
+    """Whether the request declares a JSON body."""
     kind: str = request.headers.get("content-type", "").partition(";")[0]
     return kind.strip().lower() == _JSON
 
 
 async def read_json_edit(request: Request) -> tuple[EditBody, Form]:
-    """The body, and its images as a form has them; they count as uploads as long as it lives.
+    """Read the body, and its images as a form, which count as uploads as long as the form lives.
 
-    Raises what `read_form` and `MediaFetcher.fetch` raise, and FastAPI's `RequestValidationError`.
+    Raises as `read_form` and `MediaFetcher.fetch` do, and FastAPI's `RequestValidationError`.
     """
     check_not_compressed(request)
     state, form, raw = request.app.state, Form(), bytearray()

@@ -1,6 +1,6 @@
-"""Images that are answered as links: where a link leads, and what a link of ours means.
+"""Images returned as links, and the store behind the links.
 
-Owns the spelling of links. What is kept, and for how long, is the store's business.
+Owns the format of links, and how long images are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ID_BYTES: Final = 32  # of randomness: `ID_CHARS` in base64
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """A file, and for how long it is still kept."""
+    """A file, its owner, and the time at which it expires."""
 
     data: bytes
     kind: ImageKind
@@ -34,9 +34,9 @@ class StoredImage:
 
 
 class ImageStore:
-    """Files by ids that cannot be guessed, `max_bytes` of them, each for `ttl_s`.
+    """Files by unguessable ids: at most `max_bytes` in all, each kept for `ttl_s`.
 
-    Where there is no room the oldest give way. One event loop uses it.
+    The oldest are evicted to make room. Only one event loop may use it.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class ImageStore:
         return len(self._images)
 
     def add(self, data: bytes, kind: ImageKind, owner: str) -> str:
-        """Keep a file of `owner`; its id. Raises `InvalidRequest` for one that never fits."""
+        """Keep a file of `owner`; returns its id. Raises `InvalidRequest` if it can never fit."""
         if len(data) > self.max_bytes:
             raise InvalidRequest(
-                "The image is too large to be kept for a link: ask for b64_json.",
+                "The image is too large for a link: ask for b64_json.",
                 param="response_format",
             )
         now_s = self._clock()
@@ -66,13 +66,13 @@ class ImageStore:
         return image_id
 
     def find(self, image_id: str, owner: str) -> StoredImage | None:
-        """The file with that id; `None` where `owner` has none, or none any more."""
+        """The file with this id; `None` if `owner` has no such file, or it has expired."""
         self._forget(self._clock())
         image = self._images.get(image_id)
         return image if image is not None and image.owner == owner else None
 
     def _forget(self, now_s: float, num_new_bytes: int = 0) -> None:
-        """Drop what is over its time, and the oldest as long as there is no room."""
+        """Drop expired files, and the oldest until there is room for the new bytes."""
         while self._images:
             oldest = next(iter(self._images.values()))
             has_room = self.num_bytes + num_new_bytes <= self.max_bytes
@@ -87,27 +87,27 @@ FILES_ROUTE = "/v1/images/files"
 
 @dataclass(frozen=True, slots=True)
 class ImageLinks:
-    """Links to the images of `store`, below `public_url` or else as the request came."""
+    """Links to the images of `store`, under `public_url` or else the request's base URL."""
 
     store: ImageStore
     public_url: str = ""
 
     def add(self, file: bytes, kind: ImageKind, request: Request) -> str:
-        """Keep a file for the caller; its link. Raises `InvalidRequest` for one that never fits."""
+        """Keep a file for the caller; returns its link. Raises as `ImageStore.add` does."""
         name = self.store.add(file, kind, Context.of(request).principal.owner)
         base = self.public_url.rstrip("/") or _base(request)
         return f"{base}{FILES_ROUTE}/{name}.{kind}"
 
     def named(self, name: str, request: Request) -> StoredImage | None:
-        """The caller's image of that name, if it is still kept."""
+        """The caller's image with this name, if it is still kept."""
         image_id, _, suffix = name.partition(".")
         image = self.store.find(image_id, Context.of(request).principal.owner)
         return image if image is not None and image.kind == suffix else None
 
     def find(self, url: str, request: Request) -> Fetched | None:
-        """The caller's image behind a link of ours; `None` for what is no such link.
+        """The caller's image behind a link of this server; `None` for other URLs.
 
-        Raises `InvalidRequest` where there is none any more.
+        Raises `InvalidRequest` if the link has expired.
         """
         base, route, name = url.partition(FILES_ROUTE + "/")
         if not route:
@@ -116,7 +116,7 @@ class ImageLinks:
             return Fetched(image.data, MEDIA_TYPES[image.kind])
         if base in (self.public_url.rstrip("/"), _base(request)):
             raise InvalidRequest(
-                "You have no such image here, or it was kept long enough: send it as a data URL.",
+                "No such image, or its link has expired: send it as a data URL.",
                 param="messages",
             )
         return None

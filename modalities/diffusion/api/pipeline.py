@@ -1,4 +1,4 @@
-"""Images from Python: load a model, call it, watch it generate.
+"""Images from Python: load a model, call it, stream its progress.
 
 Owns the `ImagePipeline` object: the same engine and image service as the server, in this process.
 """
@@ -45,15 +45,15 @@ from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Check, Pipeline
 
 ImageInput: TypeAlias = Image.Image | str | Path | bytes
-"""An image that is begun from or referred to: an image, a file's path, or what is in the file."""
+"""A source image or mask: a PIL image, the path of a file, or the bytes of a file."""
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How images are generated. What is left out is the model's own default.
+    """Options of generation; the model's defaults apply to those left out.
 
-    `image` is an image to begin from or refer to, or several; `mask` is white (or transparent)
-    where the first may change, `strength` (0 to 1) how far. `cache` is a step cache, or its name.
-    `adapters` are LoRA files by name, with their scales.
+    `image`: one or several images to begin from or refer to. `mask`: white (or transparent) where
+    the first image may change. `strength`: how much it may change, 0 to 1. `cache`: a step cache
+    or its name. `adapters`: scales of LoRA files by name.
     """
 
     negative_prompt: str
@@ -73,10 +73,10 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GeneratedImage:
-    """A finished image, the `index`-th of its call, and how it came about.
+    """A finished image, the `index`-th of its call.
 
     The same call with `seed` generates it again. Of `num_steps` steps `num_computed` ran the model;
-    `elapsed_s` is the time from the call until it was finished.
+    `elapsed_s` is the time from the call to the finished image.
     """
 
     image: Image.Image
@@ -93,23 +93,23 @@ class GeneratedImage:
         return encode_image(pixels, kind=kind, compression=quality)
 
     def save(self, path: str | Path, *, kind: ImageKind | None = None, quality: int = 95) -> None:
-        """Write a file, in the format that its name ends with unless another is given.
+        """Write a file, in the format of its suffix unless `kind` is given.
 
-        Raises `ConfigError` for a name of no format.
+        Raises `ConfigError` for an unknown suffix.
         """
         Path(path).write_bytes(self.encode(kind or kind_of(path), quality=quality))
 
     def _repr_png_(self) -> bytes:
-        """The image, in a notebook."""
+        """The PNG file that a notebook shows."""
         return self.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerationProgress:
-    """How far one image of a call is. `preview` is a small image of what it will be.
+    """Progress of one image of a call. `preview` is a small image of the expected result.
 
-    `image` is set once it is finished. While the call waits, `queue_position` counts those
-    before it; it is -1 from then on.
+    `image` is set once it is finished. While the call waits, `queue_position` is the number of
+    calls ahead of it; afterwards it is -1.
     """
 
     index: int
@@ -121,17 +121,17 @@ class GenerationProgress:
     image: GeneratedImage | None = None
 
 
-PROMPT_CUT = "The prompt is longer than the model reads: its end was left out."
+PROMPT_CUT = "The prompt is longer than the model reads: its end was cut off."
 
 
 def kind_of(path: str | Path) -> ImageKind:
-    """The format that a file's name ends with. Raises `ConfigError` where it is none."""
+    """The format of a file name's suffix. Raises `ConfigError` if it is unknown."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     for kind in MEDIA_TYPES:
         if suffix == kind or (suffix, kind) == ("jpg", "jpeg"):
             return kind
     raise ConfigError(
-        f"{Path(path).name} does not end with a format: call it .{', .'.join(MEDIA_TYPES)}, or"
+        f"{Path(path).name} has no suffix of a known format: use .{', .'.join(MEDIA_TYPES)}, or"
         " name the format."
     )
 
@@ -144,7 +144,7 @@ class ImagePipeline(Pipeline[ImageService]):
             for progress in generate.stream("a penguin next to a house", num_previews=2):
                 print(progress.step, progress.num_steps, progress.preview)
 
-    Every call has an async twin that may be awaited on any loop.
+    Every call has an async variant that may be awaited on any loop.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (IMAGES,)
@@ -159,47 +159,45 @@ class ImagePipeline(Pipeline[ImageService]):
 
     @property
     def model(self) -> ImageModel:
-        """What it can generate: sizes, samplers, what it does with images."""
+        """The model's facts: sizes, samplers, use of source images."""
         return self._service.model(self._model)
 
     def __call__(
         self, prompt: str = "", **options: Unpack[GenerateOptions]
     ) -> list[GeneratedImage]:
-        """Generate images of a prompt; without one, variations of the `image` that is given.
+        """Generate images from a prompt; without a prompt, variations of `image`.
 
-        Raises errors of `core.errors.RequestError`: a size the model cannot generate, an unknown
-        cache.
+        Raises subclasses of `core.errors.RequestError`, as for a size the model cannot generate.
         """
         return self._loop.run(self._whole(prompt, options))
 
     async def acall(
         self, prompt: str = "", **options: Unpack[GenerateOptions]
     ) -> list[GeneratedImage]:
-        """Async twin of calling the pipeline."""
+        """Async variant of calling the pipeline."""
         return await self._loop.run_async(self._whole(prompt, options))
 
     def stream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[GenerationProgress]:
-        """Generate, and yield the progress of each step. Leaving the loop early ends the work.
+        """Generate, and yield the progress of each step. Leaving the loop early cancels generation.
 
-        Each image has up to `num_previews` previews on its way, at most 3.
+        Each image yields up to `num_previews` previews, at most 3.
         """
         return self._loop.iterate(lambda: self._generated(prompt, options, num_previews))
 
     def astream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[GenerationProgress, None]:
-        """Async twin of `stream`."""
+        """Async variant of `stream`."""
         return self._loop.iterate_async(lambda: self._generated(prompt, options, num_previews))
 
     def map(
         self, entries: Sequence[Mapping[str, Any] | ImageCall]
     ) -> Iterator[list[GeneratedImage] | TriptychError]:
-        """Generate many calls, as many at once as are admitted; their images come in order.
+        """Generate many calls, as many at once as are admitted, and yield their images in order.
 
-        An entry holds `prompt` and options of a call. One that cannot be generated yields its error
-        and harms no other.
+        An entry holds `prompt` and the options of a call. An entry that fails yields its error.
         """
 
         async def generate(entry: Mapping[str, Any] | ImageCall) -> list[GeneratedImage]:
@@ -240,7 +238,7 @@ class ImagePipeline(Pipeline[ImageService]):
 
 
 def checking(prompt: str = "", **options: Unpack[GenerateOptions]) -> Check:
-    """What raises as a call like this would, as far as that is known without the weights."""
+    """A check that raises as this call would, as far as is known without the weights."""
 
     def check(resolved: ResolvedModel, config: Config) -> None:
         check_call(image_call(prompt, options), ImageModel.open(resolved), config.images)
@@ -251,7 +249,7 @@ def checking(prompt: str = "", **options: Unpack[GenerateOptions]) -> Check:
 def image_call(
     prompt: str, options: GenerateOptions, *, num_partials: int = 0, has_progress: bool = False
 ) -> ImageCall:
-    """A call of the service. Raises `ConfigError` for an image that cannot be read."""
+    """Build a call of the service. Raises `ConfigError` for an image that cannot be read."""
     rest: dict[str, Any] = dict(options)
     images, mask = rest.pop("image", None), rest.pop("mask", None)
     if images is None:
@@ -314,7 +312,7 @@ def _progress(
 
 
 def _file(image: ImageInput) -> bytes:
-    """An image as a file, which the service reads as it reads those of strangers."""
+    """Encode or read an image file; the service decodes it like an uploaded file."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
@@ -330,9 +328,9 @@ _HALF_OPAQUE = 128
 
 
 def _mask_file(mask: ImageInput) -> bytes:
-    """A mask as a file that is transparent where the image may change, as OpenAI's are.
+    """Encode a mask as OpenAI's are: transparent where the image may change.
 
-    An image that is opaque everywhere is one of the usual kind: white where the image may change.
+    An opaque mask is white where the image may change, and is converted.
     """
     data = _file(mask)
     try:
@@ -342,7 +340,7 @@ def _mask_file(mask: ImageInput) -> bytes:
                 return data
             grey = image.convert("L")
     except OSError as error:
-        raise InvalidRequest("The mask is no image that can be read.", param="mask") from error
+        raise InvalidRequest("The mask cannot be read as an image.", param="mask") from error
     opaque = grey.point([255] * _HALF_OPAQUE + [0] * (256 - _HALF_OPAQUE))
     return _png(Image.merge("LA", (grey, opaque)))
 

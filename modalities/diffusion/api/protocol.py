@@ -1,7 +1,7 @@
-"""The requests, answers and events of the OpenAI images API, field by field.
+"""Request fields of the OpenAI images API.
 
-Owns what each field may be. A field is honoured, or refused by name with the alternative; any
-other name is an unknown field. What a certain model can do is checked later, by the service.
+Owns the values each field may have. A field is honoured, or refused by name with the alternative;
+any other name is an unknown field. The service checks later what a particular model supports.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _QUALITIES: Mapping[str, Quality] = MappingProxyType(
         "low": "low",
         "medium": "medium",
         "high": "high",
-        "standard": "medium",  # the last two are those of models that are no more
+        "standard": "medium",  # this and `hd` belong to retired models
         "hd": "high",
     }
 )
 
-_STILL = "images stand still here; ask for png, jpeg or webp."
+_STILL = "animated images are not supported; ask for png, jpeg or webp."
 _SIZE = RefusedField("send size, as in 1024x768.")
 _GUIDANCE = RefusedField("send guidance.")
 _LORA = RefusedField("send lora, a list of names and scales.")
@@ -77,16 +77,16 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "num_outputs_per_prompt": RefusedField("send n."),
         "scheduler": RefusedField("send sampler."),
         "step": RefusedField("send steps."),
-        "style": RefusedField("say it in the prompt."),
-        "svg": RefusedField("images are made of pixels here; ask for png, jpeg or webp."),
+        "style": RefusedField("describe it in the prompt."),
+        "svg": RefusedField("vector images are not supported; ask for png, jpeg or webp."),
         "teacache_params": _CACHE,
         "true_cfg_scale": _GUIDANCE,
         "width": _SIZE,
     }
 )
-"""Fields of newer models and other servers, and what to do instead."""
+"""Fields of other models and servers, with the alternative to each."""
 _FOR_IMAGES = RefusedField("it is for /v1/images/edits.")
-_NOT_DRAWN_FROM: Mapping[str, RefusedField] = MappingProxyType(
+_ONLY_FOR_EDITS: Mapping[str, RefusedField] = MappingProxyType(
     dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_IMAGES)
 )
 
@@ -100,11 +100,12 @@ _Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
 class CacheFields(Strict):
-    """Which steps are skipped, and how. Settings belong to the methods that know them."""
+    """The step cache and its settings, each for the methods it names."""
 
     name: CacheName
     threshold: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        default=None, description="Change that lets a step compute: teacache, first-block, magcache"
+        default=None,
+        description="Change from which a step computes: teacache, first-block, magcache",
     )
     coefficients: (
         Annotated[
@@ -113,20 +114,26 @@ class CacheFields(Strict):
         ]
         | None
     ) = Field(default=None, description="Highest power first: teacache")
-    interval: _Steps | None = Field(default=None, description="Steps from one to the next computed")
+    interval: _Steps | None = Field(
+        default=None, description="Steps from one computed step to the next: taylorseer"
+    )
     order: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        default=None, description="Of the extrapolation: taylorseer, first-block"
+        default=None, description="Order of the extrapolation: taylorseer, first-block"
     )
     warmup: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = Field(
-        default=None, description="First steps that compute: taylorseer"
+        default=None, description="Initial steps that all compute: taylorseer"
     )
-    by_step: bool | None = Field(default=None, description="Differences by step, not by noise")
-    max_skips: _Steps | None = Field(default=None, description="Steps skipped one after another")
-    num_computed: _Steps | None = Field(default=None, description="Steps that compute: planned")
+    by_step: bool | None = Field(
+        default=None, description="Extrapolate by step, not by noise level: taylorseer"
+    )
+    max_skips: _Steps | None = Field(default=None, description="Most steps skipped in a row")
+    num_computed: _Steps | None = Field(
+        default=None, description="Most steps that compute: planned"
+    )
 
 
 class LoraUse(Strict):
-    """An adapter that the server knows by this name, and how strongly it acts."""
+    """A LoRA adapter of the server, and its scale."""
 
     name: Name
     scale: Annotated[float, Field(ge=-_MAX_ABS_SCALE, le=_MAX_ABS_SCALE)] = 1.0
@@ -137,9 +144,9 @@ def _cache_kind(value: Any) -> str:
 
 
 class GenerationFields(Strict):
-    """What all three routes take."""
+    """Fields of all three routes."""
 
-    model: Name | None = Field(default=None, description="The first image model if left out.")
+    model: Name | None = Field(default=None, description="Default: the first image model.")
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
     size: Annotated[str, StringConstraints(max_length=11)] = Field(
         default="auto",
@@ -147,7 +154,8 @@ class GenerationFields(Strict):
         json_schema_extra={"pattern": _SIZES},
     )
     quality: Literal["auto", "low", "medium", "high", "standard", "hd"] = Field(
-        default="auto", description="How many steps: half the model's own, as many, or half more."
+        default="auto",
+        description="Number of steps: half the model's (low), all (medium) or 1.5 times (high).",
     )
     background: Literal["auto", "transparent", "opaque"] = Field(
         default="auto", json_schema_extra={"enum": ["auto", "opaque"]}
@@ -161,7 +169,7 @@ class GenerationFields(Strict):
     user: Label | None = inert("user")
     safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
-        default=None, description="Same seed, same image; -1 picks a new one."
+        default=None, description="The same seed gives the same image; -1 picks a random one."
     )
     steps: _Steps | None = Field(
         default=None, validation_alias=AliasChoices("steps", "num_inference_steps")
@@ -176,7 +184,7 @@ class GenerationFields(Strict):
         Discriminator(_cache_kind),
     ] = "auto"
     lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS)] = Field(
-        default=[], description="Adapters that the server was started with."
+        default=[], description="LoRA adapters of the server's --lora-paths."
     )
 
     @model_validator(mode="before")
@@ -195,8 +203,8 @@ class GenerationFields(Strict):
             )
         if self.background == "transparent":
             raise UnsupportedOption(
-                "background transparent is not offered: models here fill the whole image; ask for a"
-                " plain background and cut it out.",
+                "background transparent is not supported: ask for a plain background in the prompt"
+                " and cut it out.",
                 param="background",
             )
         if self.output_format == "png" and self.output_compression != 100:
@@ -206,17 +214,17 @@ class GenerationFields(Strict):
             )
         if self.steps is not None and self.quality != "auto":
             raise InvalidRequest(
-                "quality stands for a number of steps: send quality or steps.", param="steps"
+                "quality chooses the number of steps: send either quality or steps.", param="steps"
             )
         return self
 
     @property
     def known_quality(self) -> Quality:
-        """The quality by the name that it has today."""
+        """The quality by its current name."""
         return _QUALITIES[self.quality]
 
     def request(self) -> ImageRequest:
-        """What is asked of the engine, as far as the fields say it."""
+        """The engine request, without the values that the service fills in."""
         width, height = (AUTO, AUTO) if self.size == "auto" else map(int, self.size.split("x"))
         if isinstance(self.cache, str):
             cache = StepCache(name=self.cache)
@@ -237,14 +245,16 @@ class GenerationFields(Strict):
 
 
 class PromptFields(GenerationFields):
-    """What the routes take that generate what a prompt says."""
+    """Fields of the routes that take a prompt."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
-    stream: bool = Field(default=False, description="Events, while it is generated.")
+    stream: bool = Field(default=False, description="Send events during generation.")
     partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIALS)] = Field(
-        default=0, description="Previews of each image: with stream."
+        default=0, description="Previews of each image; needs stream."
     )
-    progress: bool = Field(default=False, description="Events of place in line and steps, too.")
+    progress: bool = Field(
+        default=False, description="Also send events for queue position and steps; needs stream."
+    )
 
     @model_validator(mode="after")
     def _stream_together(self) -> Self:
@@ -252,7 +262,7 @@ class PromptFields(GenerationFields):
             if getattr(self, name) and not self.stream:
                 raise InvalidRequest(f"{name} goes with stream.", param=name)
         if self.stream and self.response_format == "url":
-            raise InvalidRequest("Streams carry b64_json, no links.", param="response_format")
+            raise InvalidRequest("Streams send b64_json, not links.", param="response_format")
         return self
 
     @override
@@ -271,11 +281,11 @@ class GenerationBody(PromptFields, NullIsAbsent):
     @model_validator(mode="before")
     @classmethod
     def _refuse_images(cls, value: Any) -> Any:
-        return without_refused(value, _NOT_DRAWN_FROM)
+        return without_refused(value, _ONLY_FOR_EDITS)
 
 
 class StrengthFields(GenerationFields):
-    """What the routes take that generate from an image."""
+    """Fields of the routes that take a source image."""
 
     strength: _Strength | None = Field(default=None, description="How far the image may change.")
 
@@ -285,7 +295,7 @@ class StrengthFields(GenerationFields):
 
 
 class _ImageFields(StrengthFields):
-    """The same in a form."""
+    """Fields of a form with a source image."""
 
     @model_validator(mode="before")
     @classmethod
@@ -294,15 +304,15 @@ class _ImageFields(StrengthFields):
 
 
 class EditFields(_ImageFields, PromptFields):
-    """Fields of `/v1/images/edits`, beside the files `image` (or `image[]`) and `mask`."""
+    """Fields of `/v1/images/edits`, besides the files `image` (or `image[]`) and `mask`."""
 
 
 class VariationFields(_ImageFields):
-    """Fields of `/v1/images/variations`, beside the file `image`."""
+    """Fields of `/v1/images/variations`, besides the file `image`."""
 
 
 def unfolded(form: Any) -> Any:
-    """A form's `cache` and `lora`, which are JSON text or fields like `cache[name]`, as values."""
+    """Parse a form's `cache` and `lora`, which are JSON text or fields like `cache[name]`."""
     if not isinstance(form, dict):
         return form
     fields: dict[str, Any] = {}
@@ -326,10 +336,10 @@ def unfolded(form: Any) -> Any:
 
 
 def _rows(columns: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """The adapters of a form, which has their names, and beside them their scales, in order."""
+    """The adapters of a form, from its columns of names and of scales."""
     if len({len(column) for column in columns.values()}) > 1:
         raise InvalidRequest(
-            "In a form each of several adapters has a scale; or send lora as JSON text.",
+            "In a form every adapter needs a scale; or send lora as JSON text.",
             param="lora",
         )
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

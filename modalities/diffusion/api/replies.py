@@ -1,6 +1,6 @@
-"""What the images API answers: images, their usage, and the events of a stream.
+"""Replies of the images API: images, their usage, and the events of a stream.
 
-Owns the shapes, which are OpenAI's where it has them, and what is counted as usage.
+Owns their fields, which are OpenAI's where it has them, and how usage is counted.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from triptych.modalities.diffusion.api.service import PIXELS_PER_TOKEN
 from triptych.modalities.diffusion.wire import ImageRequest
 
 Route = Literal["image_generation", "image_edit"]
-"""What the events of a stream begin with."""
+"""The prefix of a stream's event names."""
 KnownQuality = Literal["low", "medium", "high"]
 
 
 class TokenDetails(BaseModel):
-    """Tokens of words and of images."""
+    """Tokens of text and of images."""
 
     text_tokens: int
     image_tokens: int
 
 
 class ImageUsage(BaseModel):
-    """What was read and generated. A token of an image stands for 16 x 16 pixels of it."""
+    """Tokens read and generated. An image token stands for 16 x 16 pixels."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -44,7 +44,7 @@ class ImageUsage(BaseModel):
         *,
         has_input: bool = True,
     ) -> Self:
-        """The usage of `num_images` of a request's images, with or without what was read."""
+        """The usage of `num_images` of a request's images; input tokens only with `has_input`."""
         read = sum(_tokens(source.width, source.height) for source in request.sources)
         if not has_input:
             read = num_prompt_tokens = 0
@@ -59,16 +59,16 @@ class ImageUsage(BaseModel):
 
 
 class ImageData(BaseModel):
-    """One image: its file in base64, or a link to it."""
+    """One image: its file in base64, or a link."""
 
     b64_json: str | None = None
     url: str | None = None
 
 
 class ImagesReply(BaseModel):
-    """The whole answer. `seed` and `prompt_truncated` are not OpenAI's fields.
+    """The whole reply. `seed` and `prompt_truncated` are not OpenAI's fields.
 
-    `seed` generates the same images again; with `prompt_truncated` a prompt's end was not read.
+    `seed` generates the same images again; `prompt_truncated`: a prompt's end was not read.
     """
 
     created: int
@@ -83,7 +83,7 @@ class ImagesReply(BaseModel):
 
 
 class _ImageEvent(BaseModel):
-    """What both events with an image say of it. `index` counts the images of one answer."""
+    """Fields of both events with an image. `index` counts the images of one reply."""
 
     type: str
     b64_json: str
@@ -96,13 +96,13 @@ class _ImageEvent(BaseModel):
 
 
 class PartialImage(_ImageEvent):
-    """A preview; the first has the index 0."""
+    """A preview; the first has index 0."""
 
     partial_image_index: int
 
 
 class CompletedImage(_ImageEvent):
-    """A finished image. What was read is counted with the first to be finished."""
+    """A finished image. Input tokens are counted with the first image to finish."""
 
     usage: ImageUsage
     seed: int
@@ -110,10 +110,10 @@ class CompletedImage(_ImageEvent):
 
 
 class ImageProgress(BaseModel):
-    """Where an image stands: not one of OpenAI's events.
+    """Progress of an image: not one of OpenAI's events.
 
     `step` of `num_steps` steps are done, `num_computed` of them by a run of the model; the last
-    took `step_s` seconds. `queue_position` calls are before it; -1: it is being generated.
+    took `step_s` seconds. `queue_position` calls are ahead of it; -1 during generation.
     """
 
     type: str

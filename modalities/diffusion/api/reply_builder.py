@@ -1,4 +1,4 @@
-"""From the deltas of a call to the files and events of its answer.
+"""Turns the deltas of a call into the files and events of its reply.
 
 Knows nothing of HTTP requests, routes and links.
 """
@@ -33,13 +33,13 @@ from triptych.modalities.diffusion.wire import ImageDelta
 
 
 class StepClock:
-    """How long the steps of each image take, as their deltas arrive."""
+    """Measures the step time of each image from the arrival of its deltas."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, float]] = {}
 
     def step_s(self, delta: ImageDelta) -> float:
-        """Seconds of each step since the image's delta before; 0 where none is known."""
+        """Seconds per step since the image's previous delta; 0 for the first delta."""
         now_s = time.monotonic()
         step, then_s = self._last.get(delta.image, (delta.step, now_s))
         self._last[delta.image] = delta.step, now_s
@@ -48,9 +48,9 @@ class StepClock:
 
 @dataclass(slots=True)
 class ImageReplyBuilder:
-    """Builds the answer of one call, whole or as events.
+    """Builds the reply to one call, whole or as events.
 
-    `form` is what its images came in, which lives and counts as memory as long as they do.
+    `form` holds the uploaded images; the reference keeps them counted as memory until the end.
     """
 
     generation: ImageGeneration
@@ -64,7 +64,7 @@ class ImageReplyBuilder:
     clock: StepClock = field(default_factory=StepClock)
 
     async def files(self) -> list[bytes]:
-        """The finished images' files, in order."""
+        """The files of the finished images, in order."""
         files: dict[int, bytes] = {}
         async with aclosing(self.generation):
             async for delta in self.generation:
@@ -73,7 +73,7 @@ class ImageReplyBuilder:
         return [files[index] for index in sorted(files)]
 
     async def events(self) -> AsyncGenerator[BaseModel, None]:
-        """What happens, as it happens."""
+        """The events of a streamed reply."""
         has_progress = isinstance(self.body, PromptFields) and self.body.progress
         async with aclosing(self.generation):
             async for delta in self.generation:
@@ -92,7 +92,7 @@ class ImageReplyBuilder:
                     yield PartialImage(type=kind, created_at=int(time.time()), **shown)
 
     def reply(self, data: list[ImageData]) -> ImagesReply:
-        """The answer with all images."""
+        """The reply with all images."""
         return ImagesReply(
             created=int(time.time()),
             data=data,
@@ -103,7 +103,7 @@ class ImageReplyBuilder:
         )
 
     def _note(self, delta: ImageDelta) -> bool:
-        """Count the delta; whether it finishes an image."""
+        """Count the delta. Returns whether it finishes an image."""
         self.num_prompt_tokens = max(self.num_prompt_tokens, delta.num_prompt_tokens)
         self.is_prompt_cut |= delta.is_prompt_cut
         is_finished = delta.pixels is not None and delta.partial_index < 0
@@ -115,7 +115,7 @@ class ImageReplyBuilder:
 
     def _about(self) -> dict[str, Any]:
         width, height = self.generation.frame.shown
-        known: KnownQuality = "medium"  # which is what `auto` comes to
+        known: KnownQuality = "medium"  # `auto` means medium
         if (asked := self.body.known_quality) != "auto":
             known = asked
         return {

@@ -1,8 +1,7 @@
-"""The OpenAI images API: generations, edits, variations, and the links they answer with.
+"""The OpenAI images API: generations, edits, variations, and links to images.
 
-Owns the way from a validated request to a call of the service, from its deltas to files, events and
-links, and what is plugged into what on the API's side. What surrounds every route (keys, limits,
-errors, disconnects) is `core.http`'s.
+Owns the routes: a validated request becomes a call of the service, and its deltas become files,
+events and links. Keys, limits, errors and disconnects are handled by `core.http`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesReply,
         "content": described(PartialImage, CompletedImage, ImageProgress),
-        "description": "The images, or events while they are generated.",
+        "description": "The images, or events during generation.",
     }
 }
 _FILE: dict[int | str, dict[str, Any]] = {
@@ -79,7 +78,7 @@ _logger = logging.getLogger(__name__)
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Images. What was answered as a link can be shown to models that see."""
+    """Open the images API. Its image links are readable by vision models."""
     models = [open_resolved(model, ImageModel.open) for model in setup.models["image"]]
     links = image_links(setup.config)
     setup.find_link = links.find
@@ -104,21 +103,21 @@ def images_router(service: ImageService, links: ImageLinks) -> APIRouter:
 
 
 def image_links(config: Config) -> ImageLinks:
-    """Links and their store with the bounds of a configuration."""
+    """Image links, and their store with the configured bounds."""
     options = config.images
     store = ImageStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
     return ImageLinks(store, config.server.public_url)
 
 
 def image_cards(service: ImageService) -> list[ModelCard]:
-    """What `/v1/models` says of the service's models."""
+    """The entries of `/v1/models` for the service's models."""
     return [ModelCard(id=name, task="image") for name in service.models]
 
 
 def _add_generations(router: APIRouter, endpoints: _ImageEndpoints) -> None:
     @router.post("/v1/images/generations", response_model=None, responses=_ANSWER)
     async def generations(body: GenerationBody, request: Request) -> Response:
-        """Generate what a prompt says."""
+        """Generate images from a prompt."""
         call = _call(body, Context.of(request))
         return await endpoints.answer(call, body, request, "image_generation")
 
@@ -131,7 +130,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         openapi_extra=_edit_body(),
     )
     async def edits(request: Request) -> Response:
-        """Generate with images to begin from, or to look at."""
+        """Generate images from source or reference images and a prompt."""
         body: EditFields | EditBody
         if is_json(request):
             body, form = await read_json_edit(request)
@@ -140,7 +139,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
             body = form.parsed(EditFields)
         images = form.uploads("image", "image[]", optional=("mask",))
         if len(images) > MAX_SOURCES:
-            raise InvalidRequest(f"At most {MAX_SOURCES} images are read.", param="image")
+            raise InvalidRequest(f"At most {MAX_SOURCES} images are allowed.", param="image")
         call = _call(body, Context.of(request), images, form.files.get("mask", ()))
         return await endpoints.answer(call, body, request, "image_edit", form)
 
@@ -159,7 +158,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
 
 
 def _edit_body() -> dict[str, Any]:
-    """A form, or JSON."""
+    """The OpenAPI body of edits: a form, or JSON."""
     described_body = form_body(EditFields, "image", {"image[]": _IMAGES, "mask": dict(BINARY)})
     described_body["requestBody"]["content"]["application/json"] = {"schema": json_schema()}
     return described_body
@@ -171,10 +170,10 @@ def _add_files(router: APIRouter, links: ImageLinks) -> None:
         name: Annotated[str, Path(min_length=1, max_length=ID_CHARS + len(".jpeg"))],
         request: Request,
     ) -> Response:
-        """An image that was answered as a link."""
+        """Return an image by its link."""
         image = links.named(name, request)
         if image is None:
-            raise NotFound("You have no such image, or it was kept long enough.")
+            raise NotFound("No such image, or its link has expired.")
         headers = {
             "cache-control": "private, max-age=3600, immutable",
             "content-security-policy": "default-src 'none'; sandbox",
@@ -202,7 +201,7 @@ def _call(
 
 @dataclass(frozen=True, slots=True)
 class _ImageEndpoints:
-    """What every route generates with, and where links lead."""
+    """The service and links that all routes share."""
 
     service: ImageService
     links: ImageLinks
@@ -215,7 +214,7 @@ class _ImageEndpoints:
         route: Route,
         form: Form | None = None,
     ) -> Response:
-        """Generate the call: as events, or all at once."""
+        """Generate the call and reply with events, or with all images at once."""
         context = Context.of(request)
         generation = self.service.generate(call)
         if context.options.log_prompts:

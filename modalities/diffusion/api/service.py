@@ -1,7 +1,7 @@
-"""Words and images in, images out: what HTTP routes and the Python pipeline share.
+"""The image service, shared by HTTP routes and the Python pipeline.
 
-Owns the way of a call: checks, sizes, reading of the images it brings, admission, the engine job.
-Knows nothing of HTTP, of files that are answered, or of torch.
+Owns the steps of a call: checks, sizes, decoding of its images, admission, the engine job. Knows
+nothing of HTTP, of encoded files, or of torch.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MAX_STEPS = 1000
 MAX_GUIDANCE = 100.0
 MAX_PARTIALS = 3  # OpenAI's
 PIXELS_PER_TOKEN = 256
-"""A token of usage, and of the bounds on admitted tokens, stands for 16 x 16 pixels."""
+"""One token of usage and of admission stands for 16 x 16 pixels."""
 MAX_SOURCE_BYTES = 48 * 2**20
-"""Raw pixels that one call may bring: what a message to the engine has room for."""
+"""Bytes of raw pixels in one call: as much as a message to the engine holds."""
 MAX_HELD_BYTES = 2**30
-"""Raw pixels that all calls together may hold while they are generated."""
+"""Bytes of raw pixels that all calls in progress may hold together."""
 
 Quality = Literal["auto", "low", "medium", "high"]
 STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
     {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5}
 )
-"""How many of the model's own number of steps."""
+"""Factors on the model's default number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image that a caller brings, as PNG, JPEG or WebP; `media_type` is what they say it is."""
+    """A caller's image, as PNG, JPEG or WebP; `media_type` is the caller's claim."""
 
     data: bytes | bytearray | memoryview
     media_type: str = ""
@@ -59,11 +59,11 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
-    """A request, and what this side alone needs to know of it.
+    """One call: the engine request, and the settings that stay in the API process.
 
-    `sources` are images to begin from or to look at, `mask` is transparent where the first of
-    them may change. `quality` stands for a number of steps where the request has none. The service
-    sets the request's `tenant`.
+    `sources` are images to begin from or to refer to; `mask` is transparent where the first may
+    change. `quality` chooses the number of steps if the request has none. The service sets the
+    request's `tenant`.
     """
 
     request: ImageRequest
@@ -75,7 +75,7 @@ class ImageCall:
 
     @property
     def size(self) -> Size | None:
-        """Width and height, where they are asked for."""
+        """The requested width and height, if any."""
         asked = self.request
         return None if asked.width == asked.height == AUTO else (asked.width, asked.height)
 
@@ -84,7 +84,7 @@ class ImageService(ModelService[ImageModel]):
     """Serves images from an engine client."""
 
     kind = "image model"
-    seed_bits = 48  # seeds are answered: JSON readers that have floats alone keep them exact
+    seed_bits = 48  # replies hold seeds: exact even in JSON readers that have only floats
 
     def __init__(
         self,
@@ -95,23 +95,23 @@ class ImageService(ModelService[ImageModel]):
         reader: ImageReader,
         admission: Admission | None = None,
     ) -> None:
-        """An `admission` is shared with other services."""
+        """`admission` may be shared with other services."""
         admission = admission or Admission(options=config.schedule)
         super().__init__(client, models, admission, default_seed=default_seed(config))
         self._options = config.images
         self._reader = reader
-        self._images = HoldLimit("Too many images are being edited; try later.")
+        self._images = HoldLimit("Too many images are being edited; try again later.")
 
     @override
     def model(self, name: str) -> ImageModel:
-        """The model called `name`, the first where it is empty. Raises `UnknownModel`."""
+        """The model called `name`, or the first if empty. Raises `UnknownModel`."""
         return super().model(name or next(iter(self.models), ""))
 
     def generate(self, call: ImageCall) -> ImageGeneration:
-        """Generate a call. What can be checked at once is checked before anything is started.
+        """Check a call, and return its lazy generation.
 
-        Raises errors of `core.errors.RequestError` here or out of the first delta, which may also
-        raise those of `core.errors.Unavailable`.
+        Raises `core.errors.RequestError` here or from the first delta, which may also raise
+        `core.errors.Unavailable`.
         """
         model = self.model(call.model)
         check_call(call, model, self._options)
@@ -149,7 +149,7 @@ class ImageService(ModelService[ImageModel]):
                         yield _shown(output.payload, frame)
 
     async def _shapes(self, call: ImageCall) -> list[Size]:
-        """How large the images are that a call brings, by their headers."""
+        """The sizes of the call's images, from their headers."""
         with _naming("image"):
             shapes = [
                 await self._reader.measure(file.data, media_type=file.media_type)
@@ -160,13 +160,13 @@ class ImageService(ModelService[ImageModel]):
                 file = call.mask
                 shape = await self._reader.measure(file.data, media_type=file.media_type)
                 if shape != shapes[0]:
-                    raise InvalidRequest("The mask must be as large as the first image.")
+                    raise InvalidRequest("The mask must have the size of the first image.")
         return shapes
 
     async def _request(
         self, call: ImageCall, model: ImageModel, size: Size, frames: Sequence[ImageFrame]
     ) -> ImageRequest:
-        """The request with all that the engine needs. Decodes the images."""
+        """The complete engine request. Decodes the images."""
         mask = b""
         with _naming("image"):
             sources = [
@@ -197,15 +197,15 @@ class ImageService(ModelService[ImageModel]):
 
     def _holding(self, num_bytes: int) -> AbstractContextManager[None]:
         if num_bytes > MAX_SOURCE_BYTES:
-            raise InvalidRequest("The images are too large together; send fewer.", param="image")
+            raise InvalidRequest("The images are too large in total; send fewer.", param="image")
         return self._images.hold(num_bytes, MAX_HELD_BYTES)
 
 
 class ImageGeneration:
-    """A call being generated: its deltas, in order. Nothing happens before the first is asked for.
+    """Lazy stream of a call's deltas. Work starts with the first `anext`.
 
-    From the first delta on `request` is what the engine was asked, and `frame` says which part of
-    the images is shown.
+    From the first delta on, `request` is the complete engine request, and `frame` says which part
+    of the images is shown.
     """
 
     frame: ImageFrame
@@ -222,8 +222,8 @@ class ImageGeneration:
 
     @property
     def seed(self) -> int:
-        """What the images are generated with. May be read from the first delta on."""
-        assert self.request.seed is not None, "nothing was asked yet"
+        """The seed of the images. May be read from the first delta on."""
+        assert self.request.seed is not None, "the generation has not started"
         return self.request.seed
 
     def __aiter__(self) -> Self:
@@ -233,12 +233,12 @@ class ImageGeneration:
         return await anext(self._deltas)
 
     async def aclose(self) -> None:
-        """Generate no further: what runs is cancelled."""
+        """Cancel the generation."""
         await self._deltas.aclose()
 
 
 def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
-    """Raises `RequestError`s for what cannot be generated, whatever is in the images that come."""
+    """Raise `RequestError` for a call that cannot be generated, whatever its images hold."""
     _check_fields(call, model)
     check_uses(call.request.adapters, adapter_places(options))
     if call.size is not None:
@@ -265,7 +265,9 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
     check_text(asked.negative_prompt, "negative_prompt")
     if asked.sampler and asked.sampler not in model.samplers:
         known = ", ".join(model.samplers)
-        raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
+        raise InvalidRequest(
+            f"{model.name} has no sampler {asked.sampler!r:.80}; it has: {known}.", param="sampler"
+        )
     if asked.negative_prompt:
         _check_negative(asked, model)
     model.spec.check_images(
@@ -277,10 +279,10 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
 
 
 def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
-    """Raises `RequestError`s where nothing would steer away from the negative prompt."""
+    """Raise `RequestError` if the negative prompt would have no effect."""
     if not model.spec.has_negative:
         raise UnsupportedOption(
-            f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
+            f"{model.name} takes no negative prompt: describe the wanted image in the prompt.",
             param="negative_prompt",
         )
     scale = asked.guidance_scale
@@ -288,8 +290,8 @@ def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
         scale = model.spec.default_guidance
     if not model.spec.is_guided(scale):
         raise InvalidRequest(
-            "A negative prompt steers only where guidance is above "
-            f"{model.spec.neutral_guidance:g}, and here it is {scale:g}.",
+            "A negative prompt needs guidance above "
+            f"{model.spec.neutral_guidance:g}; here it is {scale:g}.",
             param="negative_prompt",
         )
 
@@ -301,7 +303,7 @@ def _num_steps(call: ImageCall, model: ImageModel) -> int:
 
 
 def _cache(call: ImageCall) -> StepCache:
-    """High quality computes every step, unless a cache is asked for."""
+    """The step cache of a call: high quality computes every step unless a cache is chosen."""
     is_free = call.request.cache.name == "auto" and call.quality == "high"
     return StepCache(name="off") if is_free else call.request.cache
 
@@ -309,7 +311,7 @@ def _cache(call: ImageCall) -> StepCache:
 def _source_frames(
     call: ImageCall, model: ImageModel, frame: ImageFrame, shapes: Sequence[Size]
 ) -> list[ImageFrame]:
-    """How large images go to the engine: one to begin from as large as what is generated of it."""
+    """The sizes at which images go to the engine; one to begin from has the generated size."""
     scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
     sizes = [
         (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -324,7 +326,7 @@ def _source_frames(
 
 
 def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
-    """A delta whose pixels, those of a smaller preview too, are the part that is shown."""
+    """The delta with its pixels, also those of a smaller preview, cropped to the shown part."""
     if delta.pixels is None or frame.is_whole:
         return delta
     width, height = (
@@ -338,7 +340,7 @@ def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
 
 @contextmanager
 def _naming(param: str) -> Iterator[None]:
-    """Errors of a caller's image say which field it came in."""
+    """Add the field name to errors of a caller's image."""
     try:
         yield
     except RequestError as error:

@@ -1,6 +1,6 @@
-"""Images in a terminal: as they are where it can show them, else in half blocks of colour.
+"""Images in a terminal: by a graphics protocol if it has one, else as coloured half blocks.
 
-Owns which terminals show images, and by which commands. Knows no model.
+Owns which terminals support which protocol. Knows no model.
 
 Formats: kitty's graphics protocol (sw.kovidgoyal.net/kitty/graphics-protocol), iTerm2's inline
 images (iterm2.com/documentation-images.html).
@@ -26,25 +26,25 @@ DISPLAYS: tuple[Display, ...] = get_args(Display)
 
 _KITTY = frozenset({"xterm-kitty", "xterm-ghostty"})
 _ITERM2 = frozenset({"iTerm.app", "WezTerm"})
-_CHUNK = 4096  # most characters in one of kitty's commands
+_CHUNK = 4096  # maximum characters in one kitty command
 _IMAGE_ID = 7314
 _MAX_ACROSS = 5
 _MAX_COLUMNS = 40  # for one image
-_SPARE_ROWS = 4  # for the bar, and what stood there before
-_MAX_SIDE = 512  # pixels of an image that are sent to a terminal
+_SPARE_ROWS = 4  # for the progress bar and earlier output
+_MAX_SIDE = 512  # largest side of an image sent to a terminal, in pixels
 _EMPTY = (40, 40, 40)
-_NO_WIDTH = ((ControlType.CURSOR_FORWARD, 0),)  # what marks a segment that takes no room
+_NO_WIDTH = ((ControlType.CURSOR_FORWARD, 0),)  # marks a segment of no width
 
 
 def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]) -> Display:
-    """How to show images on a console: as wanted, or as its terminal can; `off` where none is."""
+    """How to show images: as `wanted`, or as the terminal can; `off` without a terminal."""
     if not console.is_terminal or console.is_dumb_terminal:
         return "off"
     if wanted != "auto":
         return wanted
     program = environ.get("TERM_PROGRAM", "")
     if {"TMUX", "STY"} & environ.keys():
-        return "blocks"  # which pass no images through
+        return "blocks"  # tmux and screen pass no images through
     if environ.get("TERM") in _KITTY or "KITTY_WINDOW_ID" in environ or program == "ghostty":
         return "kitty"
     if program in _ITERM2 or environ.get("LC_TERMINAL") == "iTerm2":
@@ -53,9 +53,9 @@ def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]
 
 
 class ImageStrip:
-    """The images of a call beside each other, each as it was last shown. A rich renderable.
+    """The latest images of a call side by side, as a rich renderable.
 
-    It may be generated again and again over itself, as `rich.live` does.
+    It may be rendered repeatedly in place, as `rich.live` does.
     """
 
     def __init__(self, num_images: int, display: Display) -> None:
@@ -66,19 +66,19 @@ class ImageStrip:
         self._is_new = False
 
     def show(self, index: int, image: Image.Image) -> None:
-        """Put an image, or a preview of it, in its place."""
+        """Set the image, or its preview, at an index."""
         self._tiles[index] = image
         self._is_new = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Nothing until there is an image."""
+        """Render nothing until there is an image."""
         if self._display == "off" or not any(self._tiles):
             return
         columns, rows = self._cells(options)
         if self._display == "blocks":
             yield from half_blocks(self._canvas((columns, 2 * rows)))
             return
-        # kitty keeps an image that lines are cleared under, iTerm2 does not.
+        # kitty keeps an image when lines below it are cleared; iTerm2 does not.
         is_due = self._is_new or self._display == "iterm2"
         self._is_new = False
         for row in range(rows):
@@ -88,7 +88,7 @@ class ImageStrip:
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """The whole strip in pixels, as large as its largest image has it."""
+        """The size of the whole strip in pixels, scaled to its largest image."""
         tiles = [tile for tile in self._tiles if tile is not None]
         largest = max(tiles, key=lambda tile: tile.width)
         down = math.ceil(self.num_images / self._across)
@@ -103,7 +103,7 @@ class ImageStrip:
         return min(columns, max(1, round(2 * rows * width / height))), rows
 
     def _canvas(self, size: tuple[int, int]) -> Image.Image:
-        """All tiles on one image of this size."""
+        """Paste all tiles on one image of this size."""
         canvas = Image.new("RGB", size, _EMPTY)
         down = math.ceil(self.num_images / self._across)
         for index, tile in enumerate(self._tiles):
@@ -115,18 +115,18 @@ class ImageStrip:
         return canvas
 
     def _command(self, columns: int, rows: int) -> str:
-        """From the last row back to the first, the image, and to where the cursor was."""
+        """Move the cursor to the first row, show the image, and restore the cursor."""
         width, height = self._shape
         scale = min(1.0, _MAX_SIDE * self._across / width)
         file = io.BytesIO()
         self._canvas((round(width * scale), round(height * scale))).save(file, "png")
-        draw = kitty_command if self._display == "kitty" else iterm2_command
+        show = kitty_command if self._display == "kitty" else iterm2_command
         back = f"\x1b[{rows - 1}A" if rows > 1 else ""
-        return f"\x1b7{back}\r{draw(file.getvalue(), columns, rows)}\x1b8"
+        return f"\x1b7{back}\r{show(file.getvalue(), columns, rows)}\x1b8"
 
 
 def half_blocks(image: Image.Image) -> Iterator[Segment]:
-    """An image of two pixels a cell, one above the other."""
+    """Render an image with two pixels per cell, one above the other."""
     colours_HW3 = np.asarray(image).tolist()
     for above, below in zip(colours_HW3[::2], colours_HW3[1::2], strict=False):
         for top, bottom in zip(above, below, strict=True):
@@ -136,7 +136,7 @@ def half_blocks(image: Image.Image) -> Iterator[Segment]:
 
 
 def kitty_command(png: bytes, columns: int, rows: int) -> str:
-    """Show a PNG file at the cursor, which stays, in place of the one shown before."""
+    """The command that shows a PNG at the cursor, in place of the previous one."""
     data = base64.b64encode(png).decode()
     parts = [data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)]
     head = f"a=T,f=100,i={_IMAGE_ID},p=1,c={columns},r={rows},C=1,q=2,"
@@ -148,7 +148,7 @@ def kitty_command(png: bytes, columns: int, rows: int) -> str:
 
 
 def iterm2_command(png: bytes, columns: int, rows: int) -> str:
-    """Show a PNG file at the cursor, which stays."""
+    """The command that shows a PNG at the cursor, which does not move."""
     shape = f"size={len(png)};width={columns};height={rows};preserveAspectRatio=0"
     data = base64.b64encode(png).decode()
     return f"\x1b]1337;File=inline=1;{shape};doNotMoveCursor=1:{data}\x07"

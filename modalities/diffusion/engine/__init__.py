@@ -1,1 +1,1 @@
-"""Images in the engine process: loading, denoising, decoding. The place of torch."""
+"""Images in the engine process: loading, denoising, decoding. Uses torch."""

@@ -1,1 +1,1 @@
-"""Which images step together, and when. Runs in the engine process; loads no torch."""
+"""Scheduling of image steps. Runs in the engine process; loads no torch."""

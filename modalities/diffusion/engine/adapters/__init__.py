@@ -1,1 +1,1 @@
-"""LoRA: low-rank changes to an image model, of which every image may use others."""
+"""LoRA adapters of image models, chosen per image."""

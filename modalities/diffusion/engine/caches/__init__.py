@@ -1,1 +1,1 @@
-"""Step caches on the device: what an image keeps, and how a plan is calibrated."""
+"""Step caches: skipping steps of the model by reusing earlier outputs."""

@@ -1,1 +1,1 @@
-"""`triptych calibrate`: plans of skipped steps, and what other step caches are tuned with."""
+"""`triptych calibrate`: plans of skipped steps, and settings of other step caches."""

@@ -1,1 +1,1 @@
-"""Diffusers' transformers and UNets, asked for many rows at different times in one run."""
+"""Diffusers' transformers and UNets, run for many rows at different timesteps at once."""

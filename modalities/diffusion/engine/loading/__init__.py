@@ -1,1 +1,1 @@
-"""An image model's parts from files, whatever their layout."""
+"""Loading of an image model's parts from files of several layouts."""

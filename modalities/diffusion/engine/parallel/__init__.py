@@ -1,1 +1,1 @@
-"""Generating on several ranks: branches of guidance, and tokens of an image."""
+"""Parallelism over ranks: by guidance branches, and by tokens of an image."""

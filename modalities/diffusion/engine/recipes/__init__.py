@@ -1,1 +1,1 @@
-"""From a prompt to a row, and from finished latents to an image: what each pipeline adds."""
+"""Per-pipeline recipes: from a prompt to a row, and from finished latents to an image."""

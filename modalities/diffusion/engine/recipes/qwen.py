@@ -139,7 +139,7 @@ class QwenImageEdit(Referring, QwenImage):
 class QwenImageEditPlus(QwenImageEdit):
     """Qwen-Image-Edit 2509 and later: several images, numbered, each read at a smaller size."""
 
-    _IMAGE = "Image {}: <|vision_start|>{}<|vision_end|>"
+    _IMAGE = "Picture {}: <|vision_start|>{}<|vision_end|>"
     _READ_PIXELS = CONDITION_IMAGE_SIZE
 
 

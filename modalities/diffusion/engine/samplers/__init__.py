@@ -1,1 +1,1 @@
-"""Noise schedulers whose state is the row's own: rows at different steps share a batch."""
+"""Samplers whose state belongs to the row, so that rows at different steps share a batch."""
