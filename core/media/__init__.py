@@ -1,1 +1,1 @@
-"""Files from strangers, decoded where they can do no harm."""
+"""Untrusted media files: fetching, and decoding in confined processes."""

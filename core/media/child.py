@@ -1,11 +1,10 @@
-"""Decode children: untrusted files are decoded in processes of their own, and never here.
+"""Decode children: untrusted files are decoded only in separate processes.
 
-Owns the pool: the queue of requests, their children, when a child is replaced, and what becomes of
-a request whose child dies. A file that crashes or bloats its child costs that request alone. A
-child that is lost through no fault of its file (killed from outside, stopped, starved) costs none:
-the work is done once more by another.
-What a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves.
-Chat templates, which are foreign programs, are run in the same way.
+Owns the pool: the queue of requests, the children, their replacement, and requests whose child
+dies. A file that crashes its child or exceeds its memory fails only its own request. If a child is
+lost for another reason (killed from outside, stopped, starved), its work is repeated once by a new
+child. `core/media/worker.py` confines children; the decode functions know the formats. Chat
+templates, which are untrusted programs, run in the same way.
 """
 
 from __future__ import annotations
@@ -50,40 +49,40 @@ from triptych.core.process.logs import fields
 _START_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0
 _RETRY_AFTER_S: Final = 2.0
-_MAX_STILL_LOOKS: Final = 10
-"""Of a child that has work and uses no CPU time, half a second apart, before it is given up."""
+_MAX_STALLED_CHECKS: Final = 10
+"""Checks, half a second apart, of a child that uses no CPU time, before it counts as lost."""
 _OWN_SIGNALS: Final = frozenset(
     {
         *(signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
         *(signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ),
     }
 )
-"""What a process gets for what it does itself. All other signals come from outside."""
+"""Signals that a process causes itself. All others come from outside."""
 _INHERITED: Final = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL"}
 )
-"""All that a child learns of our environment, which may hold secrets."""
+"""The environment variables passed to children; others may hold secrets."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
-_CRASHED: Final = "The file made its decoder crash; it is damaged or hostile."
+_CRASHED: Final = "The file crashed its decoder; it is damaged or malicious."
 
 _log = logging.getLogger(__name__)
 
 
 class FatalInput(InvalidRequest):
-    """The input made the child that worked on it crash, fail or take too long."""
+    """The input made its child crash, fail or take too long."""
 
 
 class _ChildLost(Exception):
-    """A child went away, or stands still, through no fault of its input."""
+    """A child ended or stalled, and its input was not the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLimits:
-    """What one request may take, and how many may wait.
+    """Limits of one request, and on the number of waiting requests.
 
-    `memory_bytes` come on top of what a child holds when it is idle. Input and output are what a
-    file has in bytes, and what comes of it. `niceness` is how far children step back for others.
+    `memory_bytes` is in addition to the memory of an idle child. `input_bytes` limits the file,
+    `output_bytes` its decoded form. `niceness` is that of the child processes.
     """
 
     memory_bytes: int = 256 * 2**20
@@ -98,18 +97,18 @@ class DecodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a function yielded, in one piece of memory of its own, and what it returned."""
+    """The bytes that a function yielded, in one private buffer, and its return value."""
 
     data: memoryview
     value: Any = None
 
 
 class DecodePool:
-    """Children that decode. Safe to share between tasks of one event loop.
+    """Decode children. Safe to share between tasks of one event loop.
 
-    `modules` name the functions (see `core/media/worker.py`), `args` are what they are prepared
-    with; `things` names their work in messages. Children are started when first needed, or by
-    `start` or `warm`, and end with the pool.
+    `modules` name the functions (see `core/media/worker.py`), `args` are passed to their `prepare`;
+    `things` names their inputs in messages. Children start when first needed, or by `start` or
+    `warm`, and end with the pool.
     """
 
     def __init__(
@@ -129,33 +128,33 @@ class DecodePool:
         self._starts: list[Future[None]] = []
         self._jobs: set[_Job] = set()
         self._is_closed = False
-        # One thread per child talks to it, so that no file passes the event loop. The threads last
-        # as long as the pool: a child dies with the thread that started it.
+        # One thread per child, so that no file passes through the event loop. The threads live as
+        # long as the pool, because a child dies with the thread that started it.
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix="triptych-decode")
         weakref.finalize(self, _end_all, self._idle)
 
     @classmethod
     def from_options(cls, options: ServerOptions, modules: Sequence[str]) -> Self:
-        """A pool as large as `options` say, for files as large as they allow."""
+        """A pool with the number of children and the file size of `options`."""
         limits = DecodeLimits(input_bytes=options.max_upload_bytes)
         return cls(modules, num_children=options.num_decode_children, limits=limits)
 
     def start(self, num_children: int | None = None) -> None:
-        """Begin to start so many children, or all; requests that need one wait for it."""
+        """Begin to start `num_children` children, or all; requests wait for them."""
         for _ in range(self._num_children if num_children is None else num_children):
             self._starts.append(self._threads.submit(lambda: self._idle.append(self._start())))
 
     async def warm(self) -> None:
-        """Start all children now. Raises `Unavailable` where they do not start."""
+        """Start all children now. Raises `Unavailable` if they do not start."""
         starts = [self._threads.submit(self._start) for _ in range(self._num_children)]
         self._idle += await asyncio.gather(*map(asyncio.wrap_future, starts))
 
     async def run(self, name: str, data: bytes | bytearray | memoryview, **args: Any) -> Decoded:
-        """Have function `name` decode `data`.
+        """Decode `data` by the function `name`.
 
-        Raises what the function raises of `RequestError`; `FatalInput` for a file that crashes
-        its child or takes too long; `PayloadTooLarge` for one that takes or yields too much;
-        `Unavailable` where two children were lost over it; `Overloaded` where too many wait;
+        Raises the function's `RequestError`s; `FatalInput` for a file that crashes its child or
+        takes too long; `PayloadTooLarge` for one that is too large or takes too much memory;
+        `Unavailable` if two children were lost; `Overloaded` if too many requests wait;
         `Draining` once closed. Cancelling ends the work.
         """
         if self._is_closed:
@@ -163,7 +162,7 @@ class DecodePool:
         if len(data) > self.limits.input_bytes:
             raise PayloadTooLarge(f"The file is over {self.limits.input_bytes} bytes.")
         if len(self._jobs) >= self._num_children + self.limits.num_waiting:
-            raise Overloaded(f"Too many {self._things} wait to be read.", retry_after_s=1)
+            raise Overloaded(f"Too many {self._things} are waiting to be read.", retry_after_s=1)
         job = _Job(name, data, args)
         self._jobs.add(job)
         future = self._threads.submit(self._work, job)
@@ -172,20 +171,20 @@ class DecodePool:
             return await asyncio.wrap_future(future)
         except (asyncio.CancelledError, TriptychError):
             job.abandon()
-            if self._was_closed_on():
+            if self._was_closed():
                 raise _draining() from None
             raise
 
     async def close(self) -> None:
-        """End all children, and what they work on with `Draining`."""
+        """End all children; requests in progress raise `Draining`."""
         self._is_closed = True
         for job in tuple(self._jobs):
             job.abandon()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         _end_all(self._idle)
 
-    def _was_closed_on(self) -> bool:
-        """Whether it was not this task that gave up, but the pool."""
+    def _was_closed(self) -> bool:
+        """Whether the pool was closed, and not this task cancelled."""
         task = asyncio.current_task()
         return self._is_closed and task is not None and not task.cancelling()
 
@@ -195,7 +194,7 @@ class DecodePool:
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             _log.exception("a decode child did not start")
             raise Unavailable(
-                f"{self._things.capitalize()} cannot be read right now; the server's log says why.",
+                f"{self._things.capitalize()} cannot be read right now; see the server's log.",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
 
@@ -204,25 +203,25 @@ class DecodePool:
             try:
                 child = self._idle.pop()
             except IndexError:
-                if self._awaited_start():
+                if self._await_start():
                     continue
                 return self._start()
             if child.is_alive:
                 return child
             child.end()
 
-    def _awaited_start(self) -> bool:
-        """Wait for a child that `start` is starting; whether there was one nobody waited for."""
+    def _await_start(self) -> bool:
+        """Wait for a child started by `start`. Returns whether one was adopted."""
         try:
             start = self._starts.pop()
         except IndexError:
             return False
-        if start.running():  # it may be queued for this very thread
+        if start.running():  # otherwise it may be queued for this very thread
             wait((start,))
         return True
 
     def _work(self, job: _Job) -> Decoded:
-        """On a thread of the pool: the whole of one request."""
+        """Process one request, on a thread of the pool."""
         child = self._take()
         deadline_s = time.monotonic() + self.limits.wall_s
         try:
@@ -230,8 +229,8 @@ class DecodePool:
         except _ChildLost as error:
             if time.monotonic() >= deadline_s:
                 raise self._unavailable(error) from error
-            _log.warning("a decode child %s; its work is done once more", error)
-        # By a fresh one: what befell this child may have befallen the idle ones, too.
+            _log.warning("a decode child %s; its work is repeated once", error)
+        # By a new child: the idle ones may have been lost in the same way.
         try:
             return self._attempt(job, self._start(deadline_s), deadline_s)
         except _ChildLost as error:
@@ -251,9 +250,9 @@ class DecodePool:
                 child.end()
 
     def _unavailable(self, error: _ChildLost) -> Unavailable:
-        _log.warning("a decode child %s; its work is given up", error)
+        _log.warning("a decode child %s; its request fails", error)
         return Unavailable(
-            f"The process that reads {self._things} {error}. The request was not at fault; send it"
+            f"The process that reads {self._things} {error}. The request is not the cause; send it"
             " again.",
             retry_after_s=_RETRY_AFTER_S,
         )
@@ -261,7 +260,7 @@ class DecodePool:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """One request. A child works on it until it is done or cancelled."""
+    """One request, processed by a child until it is done or cancelled."""
 
     name: str
     data: bytes | bytearray | memoryview
@@ -271,19 +270,19 @@ class _Job:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def adopt(self, child: _DecodeChild) -> None:
-        """From here on `child` is killed when the job is abandoned."""
+        """Set the child that `abandon` kills. Raises if already abandoned."""
         with self._lock:
             if self._is_cancelled:
                 raise _cancelled()
             self._child = child
 
     def release(self) -> None:
-        """From here on the child may serve another job."""
+        """Let the child serve another job."""
         with self._lock:
             self._child = None
 
     def abandon(self) -> None:
-        """Stop whatever is being done for the job."""
+        """Stop the work on this job."""
         with self._lock:
             self._is_cancelled = True
             if self._child is not None:
@@ -291,9 +290,9 @@ class _Job:
 
 
 class _DecodeChild:
-    """One process. All but `kill` is called by one thread at a time.
+    """One process. All methods except `kill` are called by one thread at a time.
 
-    Raises OSError, EOFError or `msgspec.MsgspecError` where it does not start.
+    Raises OSError, EOFError or `msgspec.MsgspecError` if it does not start.
     """
 
     def __init__(self, setup: Setup, limits: DecodeLimits, deadline_s: float) -> None:
@@ -312,20 +311,20 @@ class _DecodeChild:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs, and goes on doing so."""
+        """Whether the process runs and was not killed."""
         return not self._is_killed and self._process.poll() is None
 
     def run(self, call: Call, data: bytes | bytearray | memoryview, deadline_s: float) -> Decoded:
-        """One request, from the first byte down to the last one up. Raises `_ChildLost`, too."""
+        """Process one request. Raises also `_ChildLost`."""
         self.num_requests += 1
-        self.is_fit = False  # until it has shown that it is
+        self.is_fit = False  # until the request succeeds
         self._line.deadline_s = deadline_s
-        self._line.look = _Pulse(self._process.pid).check
+        self._line.on_wait = _Pulse(self._process.pid).check
         try:
             self._line.send(call, data)
             decoded = self._collect()
         except TimeoutError as error:
-            raise _ChildLost("stood still, or had too little of the processor") from error
+            raise _ChildLost("stalled, or got too little CPU time") from error
         except msgspec.MsgspecError as error:
             raise FatalInput(_CRASHED) from error
         except (OSError, EOFError) as error:
@@ -334,7 +333,7 @@ class _DecodeChild:
         return decoded
 
     def _collect(self) -> Decoded:
-        # Private memory that costs nothing until it is filled, so that nothing is copied later.
+        # Private memory that costs nothing until it is filled: the result is never copied.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         view = memoryview(mmap.mmap(-1, self._limits.output_bytes, flags=flags))
         num_bytes = 0
@@ -357,10 +356,10 @@ class _DecodeChild:
         return FatalInput(error.message) if reply.detail else error
 
     def _post_mortem(self) -> FatalInput | InvalidRequest | _ChildLost:
-        """Why the line is closed, by how the process ended: it is given a moment to do so."""
+        """The reason for a closed line, from the exit code; waits a moment for the exit."""
         try:
             code = self._process.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:  # it closed its line and lives
+        except subprocess.TimeoutExpired:  # it closed its line but still runs
             return FatalInput(_CRASHED)
         if self._is_killed:
             return _cancelled()
@@ -369,7 +368,7 @@ class _DecodeChild:
             return _ChildLost(f"was ended by signal {-code}")
         if code == -signal.SIGXCPU:
             return FatalInput(
-                f"The file takes over {self._limits.cpu_s} s of work to decode; send a smaller one."
+                f"The file takes over {self._limits.cpu_s} s to decode; send a smaller one."
             )
         return FatalInput(_CRASHED)
 
@@ -379,7 +378,7 @@ class _DecodeChild:
         self._process.kill()
 
     def end(self) -> None:
-        """Close the line, and see the process gone."""
+        """Close the line, and wait for the process to exit."""
         self._line.close()
         try:
             self._process.wait(0 if not self.is_fit else _GOODBYE_S)
@@ -389,9 +388,9 @@ class _DecodeChild:
 
 
 def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
-    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone.
+    """Start a new interpreter, in its own process group so that Ctrl-C does not reach it.
 
-    Its arguments name the `modules` for readers of process lists.
+    Its arguments name the `modules`, for process lists.
     """
     ours, theirs = socket.socketpair()
     inherited = {name: os.environ[name] for name in _INHERITED & os.environ.keys()}
@@ -407,25 +406,25 @@ def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
 
 
 class _Pulse:
-    """Whether a process with work to do uses any CPU time.
+    """Detects a process that has work but uses no CPU time.
 
-    It counts looks and not seconds, so that a pause of our own process is not held against it.
+    It counts checks, not seconds, so that a pause of this process does not count.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._used_s = -1.0
-        self._num_still_looks = 0
+        self._num_stalled_checks = 0
 
     def check(self) -> None:
-        """Look once. Raises TimeoutError where nothing has changed over too many looks."""
-        with suppress(psutil.Error):  # it has just ended, which the line shows
+        """Check once. Raises TimeoutError after too many checks without change."""
+        with suppress(psutil.Error):  # it has just ended, which the closed line reports
             user_s, system_s, *_ = psutil.Process(self._pid).cpu_times()
             has_moved = user_s + system_s != self._used_s
             self._used_s = user_s + system_s
-            self._num_still_looks = 0 if has_moved else self._num_still_looks + 1
-        if self._num_still_looks >= _MAX_STILL_LOOKS:
-            raise TimeoutError("a decode child stands still")
+            self._num_stalled_checks = 0 if has_moved else self._num_stalled_checks + 1
+        if self._num_stalled_checks >= _MAX_STALLED_CHECKS:
+            raise TimeoutError("a decode child has stalled")
 
 
 def _end_all(children: list[_DecodeChild]) -> None:

@@ -1,10 +1,10 @@
-"""Media that a request names instead of sending: data URLs, and, where allowed, the web.
+"""Fetches media that a request references: data URLs and, if allowed, web URLs.
 
-Owns the only way out of the server. The network is off unless the operator lists domains. A URL is
-parsed once and its host resolved once; every address it has must be a public one, and the
-connection goes to the very address that was checked, whatever the name resolves to a moment later.
-Redirects are not followed, no proxy and no cookie is used, and bytes and time are capped. Nothing
-here reads a file. Knows no modality.
+Owns all outgoing requests of the server. Fetching from the network is off unless the operator lists
+domains. A URL is parsed once and its host resolved once; all its addresses must be public, and the
+connection goes to the checked address, even if the name resolves differently later. Redirects are
+not followed, no proxy and no cookie is used, and bytes and time are limited. Never reads files.
+Knows no modality.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHARACTERS: Final = re.compile(r"[!#$%&'()*+,./0-9:;=?@A-Z\[\]_a-z~-]*")
 _OK: Final = 200
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _SPECIAL: Final = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
-"""Kept for protocols; the standard library calls some of their addresses global."""
+"""Reserved for protocols; the standard library calls some of these addresses global."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -47,7 +47,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a URL held, and its media type by the sender; empty where there was none."""
+    """The content of a URL, and the media type declared by the sender, or empty."""
 
     data: bytes | bytearray
     media_type: str
@@ -61,9 +61,9 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class MediaFetcher:
-    """Fetches for one server. `domains` are hosts that may be asked: `*.` in front for all below.
+    """Fetches for one server. `domains` are the allowed hosts; a `*.` prefix allows subdomains.
 
-    `resolver`, `allows` (which addresses are fit) and `ports` are seams for tests.
+    `resolver`, `allows` (checks an address) and `ports` can be replaced in tests.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MediaFetcher:
 
     @classmethod
     def from_options(cls, options: ServerOptions) -> Self:
-        """As the operator allows."""
+        """A fetcher with the operator's domains and limits."""
         return cls(
             domains=options.media_domains,
             max_bytes=options.max_upload_bytes,
@@ -93,10 +93,10 @@ class MediaFetcher:
         )
 
     async def fetch(self, url: str, *, param: str = "url") -> Fetched:
-        """What is behind a URL.
+        """Fetch the content of a URL.
 
-        Raises `InvalidRequest` for one that is not allowed, not well formed or does not answer in
-        time, `PayloadTooLarge` for more than the cap.
+        Raises `InvalidRequest` for a URL that is not allowed, not well formed or does not answer in
+        time, `PayloadTooLarge` for content over the limit.
         """
         try:
             if url[:5].lower() == "data:":
@@ -154,7 +154,7 @@ class MediaFetcher:
         )
 
     async def _address_of(self, host: str, port: int) -> Address:
-        """The address to connect to. All that the name has must be fit: none is tried out."""
+        """The address to connect to. All addresses of the name must be allowed."""
         try:
             found = [ipaddress.ip_address(text) for text in await self._resolver(host, port)]
         except (OSError, ValueError, UnicodeError) as error:
@@ -182,10 +182,12 @@ class MediaFetcher:
         ):
             if reply.status_code != _OK:
                 raise InvalidRequest(
-                    f"{host[:100]} answered {reply.status_code}; redirects are not followed."
+                    f"{host[:100]} returned status {reply.status_code}; redirects are not followed."
                 )
             if reply.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidRequest(f"{host[:100]} answered compressed, unasked.")
+                raise InvalidRequest(
+                    f"{host[:100]} sent a compressed response, which was not requested."
+                )
             data = bytearray()
             async for piece in reply.aiter_raw():
                 data += piece
@@ -195,11 +197,11 @@ class MediaFetcher:
         return Fetched(bytes(data), media_type.partition(";")[0].strip().lower())
 
     def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"A file has at most {self._max_bytes} bytes.")
+        return PayloadTooLarge(f"A file may have at most {self._max_bytes} bytes.")
 
 
 def plain_base64(text: bytes) -> bytes:
-    """Base64 without the line breaks of MIME and the escapes of URLs."""
+    """Base64 text without MIME line breaks and URL escapes."""
     plain = text.translate(None, _SPACES)
     return unquote_to_bytes(plain).translate(None, _SPACES) if b"%" in plain else plain
 
@@ -207,16 +209,16 @@ def plain_base64(text: bytes) -> bytes:
 def data_media_type(head: str) -> str:
     """The media type of a data URL, from the part before its comma.
 
-    Raises `InvalidRequest` where that is not well formed.
+    Raises `InvalidRequest` if that is not well formed.
     """
     match = _DATA.fullmatch(head.removesuffix(";base64"))
     if match is None:
-        raise InvalidRequest("The data URL is not well formed: data:image/png;base64,...")
+        raise InvalidRequest("The data URL is malformed; the form is data:image/png;base64,...")
     return (match["type"] or "").lower()
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the open network, whichever way it is written."""
+    """Whether an address is public, in any notation."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is not None:
@@ -229,8 +231,8 @@ def is_public(address: Address) -> bool:
 
 
 def _parse(url: str) -> SplitResult:
-    """The parts of a URL that every parser reads alike. Raises `InvalidRequest` for others."""
-    refusal = InvalidRequest("The URL is not one that can be fetched: http or https, and a host.")
+    """Split a URL that all parsers read alike. Raises `InvalidRequest` for others."""
+    refusal = InvalidRequest("The URL cannot be fetched: it needs http or https, and a host.")
     if len(url) > MAX_URL_CHARS or _CHARACTERS.fullmatch(url) is None:
         raise refusal
     try:

@@ -122,12 +122,12 @@ def read_image(
     fills a `canvas`, no smaller, from the upper left corner: its last row and column are repeated.
     """
     with _open(data, limits, media_type) as file:
-        turn, wanted = _prepared(file, size)
-        image = _flattened(file)
+        turn, wanted = _load_raster(file, size)
+        image = _flatten(file)
         if wanted is not None and wanted != image.size:
-            box = _covering(image.size, wanted)
+            box = _crop_box(image.size, wanted)
             image = image.resize(wanted, Image.Resampling.LANCZOS, box=box)
-        return _extended(image if turn is None else image.transpose(turn), canvas)
+        return _fill_canvas(image if turn is None else image.transpose(turn), canvas)
 
 
 def read_mask(
@@ -145,7 +145,7 @@ def read_mask(
     everywhere, or wherever it is not cut off.
     """
     with _open(data, limits, media_type) as file:
-        turn, wanted = _prepared(file, size)
+        turn, wanted = _load_raster(file, size)
         if not file.has_transparency_data:
             raise InvalidRequest(
                 "The mask has no transparency: make transparent what to regenerate."
@@ -158,25 +158,27 @@ def read_mask(
                 " transparent (less than half opaque)."
             )
         if wanted is not None and wanted != alpha.size:
-            box = _covering(alpha.size, wanted)
+            box = _crop_box(alpha.size, wanted)
             scaled = alpha.resize(wanted, Image.Resampling.BOX, box=box).point(_MASKED)
-            mask = scaled if scaled.getbbox() else _touched(mask, wanted, box)
+            mask = scaled if scaled.getbbox() else _touched_pixels(mask, wanted, box)
         if not mask.getbbox():
             raise InvalidRequest(
                 "The region that the mask marks is cut off, so nothing would change: ask for a size"
                 " with the aspect of the image, or leave size out."
             )
-        return _extended(mask if turn is None else mask.transpose(turn), canvas)
+        return _fill_canvas(mask if turn is None else mask.transpose(turn), canvas)
 
 
-def _touched(mask: Image.Image, size: Size, box: tuple[float, float, float, float]) -> Image.Image:
+def _touched_pixels(
+    mask: Image.Image, size: Size, box: tuple[float, float, float, float]
+) -> Image.Image:
     """A mask of another size, with every pixel of which any part was marked."""
     fine = mask.convert("I").point(lambda value: value * _FINE + 0)
     shares = fine.resize(size, Image.Resampling.BOX, box=box)
     return shares.convert("L").point([0] + [255] * 255)  # which cuts off what is over 255
 
 
-def _extended(image: Image.Image, canvas: Size | None) -> Image.Image:
+def _fill_canvas(image: Image.Image, canvas: Size | None) -> Image.Image:
     """An image in the upper left corner of a canvas that its edges fill."""
     if canvas is None or canvas == image.size:
         return image
@@ -257,7 +259,7 @@ def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
     return size[::-1] if turn in sideways else size
 
 
-def _prepared(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | None, Size | None]:
+def _load_raster(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | None, Size | None]:
     """Load the raster; the turn to make, and the size before it."""
     turn = _turn(file)
     wanted = None if size is None else _turned_size(size, turn)
@@ -267,7 +269,7 @@ def _prepared(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | Non
     return turn, wanted
 
 
-def _flattened(image: Image.Image) -> Image.Image:
+def _flatten(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         if image.has_transparency_data:
             raise InvalidRequest("16-bit grey with a transparent value is not read; use RGBA.")
@@ -280,7 +282,7 @@ def _flattened(image: Image.Image) -> Image.Image:
     return ground
 
 
-def _covering(source: Size, target: Size) -> tuple[float, float, float, float]:
+def _crop_box(source: Size, target: Size) -> tuple[float, float, float, float]:
     """The largest part in the middle of `source` that has the shape of `target`.
 
     Rounding may put an end outside by its last bit, which Pillow refuses.

@@ -1,7 +1,7 @@
-"""The messages between a pool and its decode children, over a socket pair.
+"""Messages between a pool and its decode children, over a socket pair.
 
-Owns the messages and their framing: four bytes of length, msgpack, and the raw bytes that some
-messages announce. Neither end trusts a length beyond its cap.
+Owns the messages and their framing: four bytes of length, msgpack, and raw bytes announced by some
+messages. Both ends limit lengths.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from triptych.core.process.typed import decode_msgpack
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
-_LOOK_EVERY_S: Final = 0.5
+_CHECK_EVERY_S: Final = 0.5
 MAX_SETUP_BYTES: Final = 4 * 2**20
 _Message = TypeVar("_Message")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Down, once: the modules whose functions are served, and the memory one request may take.
+    """To the child, once: the modules to serve, and the memory one request may take.
 
-    `args` are what the modules prepare themselves with.
+    `args` are passed to the `prepare` function of each module.
     """
 
     modules: tuple[str, ...]
@@ -37,11 +37,11 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class DecoderReady(msgspec.Struct, frozen=True):
-    """Up, once: the modules are imported and the limits stand."""
+    """From the child, once: the modules are imported and the limits set."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Down: run a function on the `num_bytes` that follow, for at most `cpu_s` of work."""
+    """To the child: run a function on the `num_bytes` that follow, for at most `cpu_s` of CPU."""
 
     name: str
     args: dict[str, Any]
@@ -50,19 +50,19 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class DecodedChunk(msgspec.Struct, frozen=True, tag=True):
-    """Up, any number: `num_bytes` of the result follow."""
+    """From the child, any number: `num_bytes` of the result follow."""
 
     num_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Up: the function returned."""
+    """From the child: the function returned."""
 
     value: Any = None
 
 
 class DecodeFailed(msgspec.Struct, frozen=True, tag=True):
-    """Up: the function raised. `detail` is for the log; empty where the error was meant."""
+    """From the child: the function raised. `detail` is for the log; empty for expected errors."""
 
     error: ErrorInfo
     detail: str = ""
@@ -73,16 +73,16 @@ _DECODE_REPLY: Final = msgspec.msgpack.Decoder(Reply).decode
 
 
 class Line:
-    """One end. Every call raises EOFError or OSError once the other end is gone.
+    """One end of the connection. Calls raise EOFError or OSError once the other end is closed.
 
-    Calls that are not over by `deadline_s` (of the monotonic clock) raise TimeoutError. While one
-    waits, `look` is called twice a second; what it raises ends the wait.
+    Calls that do not finish by `deadline_s` (of the monotonic clock) raise TimeoutError. During a
+    wait, `on_wait` is called twice per second; an exception from it ends the wait.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self.deadline_s: float | None = None
-        self.look: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
 
     def send(self, message: msgspec.Struct, data: bytes | bytearray | memoryview = b"") -> None:
         """Send `message`, and the `data` that it announces."""
@@ -91,11 +91,11 @@ class Line:
         self._send_all(data)
 
     def receive(self, kind: type[_Message], *, max_bytes: int = _MAX_MESSAGE_BYTES) -> _Message:
-        """The next message. Raises `msgspec.MsgspecError` for what is not `kind`."""
+        """The next message. Raises `msgspec.MsgspecError` if it is not a `kind`."""
         return decode_msgpack(self._packed(max_bytes), kind)
 
     def receive_reply(self) -> Reply:
-        """The next reply. Raises `msgspec.MsgspecError` for what is none."""
+        """The next reply. Raises `msgspec.MsgspecError` for other messages."""
         reply: Reply = _DECODE_REPLY(self._packed(_MAX_MESSAGE_BYTES))
         return reply
 
@@ -106,7 +106,7 @@ class Line:
         return self.read(num_bytes)
 
     def read(self, num_bytes: int) -> bytearray:
-        """The next `num_bytes`."""
+        """Read the next `num_bytes` bytes."""
         data = bytearray(num_bytes)
         self.fill(memoryview(data))
         return data
@@ -114,33 +114,33 @@ class Line:
     def fill(self, view: memoryview) -> None:
         """Read until `view` is full."""
         while view:
-            num_bytes = self._patiently(self._end.recv_into, view)
+            num_bytes = self._retry_until_ready(self._end.recv_into, view)
             if not num_bytes:
                 raise EOFError("the other end is closed")
             view = view[num_bytes:]
 
     def close(self) -> None:
-        """Report to the other end that this one is done."""
+        """Close this end, which the other end notices."""
         self._end.close()
 
     def _send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
-            view = view[self._patiently(self._end.send, view) :]
+            view = view[self._retry_until_ready(self._end.send, view) :]
 
-    def _patiently(self, move: Callable[[memoryview], int], view: memoryview) -> int:
-        """How many bytes of `view` were moved, once some could be."""
+    def _retry_until_ready(self, move: Callable[[memoryview], int], view: memoryview) -> int:
+        """Wait until some bytes of `view` could be moved; returns their number."""
         while True:
             self._end.settimeout(self._wait_s())
             try:
                 return move(view)
             except TimeoutError:
-                if self.look is not None:
-                    self.look()
+                if self.on_wait is not None:
+                    self.on_wait()
 
     def _wait_s(self) -> float | None:
-        """How long to wait before the clock and the other end are looked at."""
-        most_s = None if self.look is None else _LOOK_EVERY_S
+        """Seconds to wait before the next check of the deadline and `on_wait`."""
+        most_s = None if self.on_wait is None else _CHECK_EVERY_S
         if self.deadline_s is None:
             return most_s
         left_s = self.deadline_s - time.monotonic()

@@ -1,15 +1,15 @@
 """A decode child: `python -m triptych.core.media.worker`, started by a `DecodePool`.
 
-Owns the walls around one untrusted file at a time. Everything is imported first; then the process
-gives up what a decoder never needs, for good: it can open no file and no socket (no descriptor is
-left to it), start no process, write nothing, and take no more memory than allowed. It ends with
-its parent, or when its line closes. Knows nothing of formats: the functions come from the modules
-that the pool names, each with `DECODERS`, a mapping of names to functions, and with `prepare`,
-which is called before the walls go up and must load whatever they would load later; or which
-returns such a mapping, of functions that know what it was called with.
+Owns the confinement of one untrusted file at a time. Everything is imported first; then the process
+permanently gives up the rights that a decoder never needs: it cannot open files or sockets (it has
+no free descriptor), start processes, write, or take more memory than allowed. It ends with its
+parent, or when its line closes. Knows nothing of formats: the functions come from the modules that
+the pool names. Each has `DECODERS`, a mapping of names to functions, and `prepare`, which is called
+before the confinement and must load everything the functions need; it may return such a mapping
+instead.
 
 A decode function takes the file's bytes and keyword arguments, yields the result as buffers, and
-may return a small value; `RequestError`s that it raises reach the caller.
+may return a small value; its `RequestError`s reach the caller.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _MAX_DETAIL_CHARS: Final = 2000
 
 
 def main() -> None:
-    """Serve one request after the other until the line closes."""
+    """Serve requests until the line closes."""
     line = Line(socket.socket(fileno=os.dup(0)))
     try:
         setup = line.receive(Setup, max_bytes=MAX_SETUP_BYTES)
-        os.nice(setup.niceness)  # from here: others are starting, too
+        os.nice(setup.niceness)  # before the imports: several children start at once
         pause_collector()
         functions = _functions(setup)
         resume_collector()
@@ -75,9 +75,9 @@ def _functions(setup: Setup) -> Mapping[str, DecodeFunction]:
 
 
 def _confine(memory_bytes: int) -> None:
-    """Give up every right that is not needed any more."""
+    """Give up all rights that decoding does not need."""
     if sys.platform == "linux":
-        # When memory is short all the same, this process goes before any other.
+        # If memory still runs short, the kernel ends this process first.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         page_bytes = resource.getpagesize()
         held_bytes = page_bytes * int(Path("/proc/self/statm").read_text().split()[0])
@@ -86,15 +86,15 @@ def _confine(memory_bytes: int) -> None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     os.close(null)
-    _become_nobody()
+    _drop_privileges()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_NPROC, 0)
-    _limit(resource.RLIMIT_NOFILE, 0)  # what is open stays open: the line
+    _limit(resource.RLIMIT_NOFILE, 0)  # the line stays open
 
 
-def _become_nobody() -> None:
-    """Root could raise its limits again; the user `nobody` cannot."""
+def _drop_privileges() -> None:
+    """Become the user `nobody`: root could raise its limits again."""
     if os.geteuid() == 0:
         with suppress(OSError):  # in a user namespace there may be no other user
             os.setgroups([])
@@ -122,12 +122,12 @@ def _answer(line: Line, functions: Mapping[str, DecodeFunction]) -> None:
         line.send(
             DecodeFailed(to_info(PayloadTooLarge("The file takes too much memory to decode.")))
         )
-    except Exception as error:  # the process boundary: whatever a file makes a decoder raise
+    except Exception as error:  # the process boundary: files may make decoders raise anything
         line.send(_unexpected(error))
 
 
 def _relay(line: Line, pieces: Iterator[Any]) -> Any:
-    """Send the pieces as they come; what the function returned."""
+    """Send the pieces as they come. Returns the function's return value."""
     while True:
         try:
             piece = memoryview(next(pieces))
@@ -138,7 +138,7 @@ def _relay(line: Line, pieces: Iterator[Any]) -> Any:
 
 
 def _unexpected(error: Exception) -> DecodeFailed:
-    public = InvalidRequest("The file could not be decoded; it seems to be damaged.")
+    public = InvalidRequest("The file could not be decoded; it may be damaged.")
     detail = "".join(traceback.format_exception(error))
     return DecodeFailed(to_info(public), detail[-_MAX_DETAIL_CHARS:])
 

@@ -22,7 +22,7 @@ from triptych.core.weights.resolve import Source
 NAME = "triptych-images"
 CONVERTER_VERSION = 1
 """Incremented whenever the same file is converted into other parts."""
-_TAKE_APART = "triptych.modalities.diffusion.engine.loading.whole:take_apart"
+_SPLIT_CHECKPOINT = "triptych.modalities.diffusion.engine.loading.whole:split_checkpoint"
 FOLDER = Path(__file__).parent / "embedded"
 
 
@@ -42,7 +42,7 @@ def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path
         return None
 
     def build(folder: Path) -> None:
-        load(_TAKE_APART)(place, folder, options)
+        load(_SPLIT_CHECKPOINT)(place, folder, options)
 
     progress.start(f"Reading {place.name}", place.stat().st_size)
     identity = f"whole checkpoint {CONVERTER_VERSION} {sha256_file(place, progress)}"

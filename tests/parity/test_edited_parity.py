@@ -212,7 +212,7 @@ def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: i
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
     if num_images > recipe.spec.max_references:
-        with pytest.raises(InvalidRequest, match="this model takes 1"):
+        with pytest.raises(InvalidRequest, match="this model takes at most 1"):
             recipe.prepare(request, TensorPools())
         return
     arguments = dict(SIZE)
@@ -313,13 +313,13 @@ def test_images_of_another_size_are_fitted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strength": 0.0}, "Strength is from 0 to 1"),
-        ({"strength": 1.2}, "Strength is from 0 to 1"),
-        ({"strength": float("nan")}, "Strength is from 0 to 1"),
+        ({"strength": 0.0}, "must be between 0 and 1"),
+        ({"strength": 1.2}, "must be between 0 and 1"),
+        ({"strength": float("nan")}, "must be between 0 and 1"),
         ({"sources": ()}, "strength needs an image"),
         ({"sources": (), "strength": None, "mask": MASKED.mask}, "mask needs an image"),
-        ({"sources": REQUEST.sources * 2}, "2 images are too many: this model takes 1"),
-        ({"sampler": "lcm"}, "lcm cannot draw with this model; these are its samplers: euler"),
+        ({"sources": REQUEST.sources * 2}, "2 images are too many: this model takes at most 1"),
+        ({"sampler": "lcm"}, "lcm does not suit this model; its samplers are: euler"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], message: str) -> None:

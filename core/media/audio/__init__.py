@@ -1,1 +1,1 @@
-"""Sound in files and streams: decoding (in a child process), encoding, resampling. No torch."""
+"""Audio files and streams: decoding (in a child process), encoding, resampling. No torch."""

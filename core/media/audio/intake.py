@@ -147,7 +147,7 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
                 raise InvalidRequest("The file holds no audio stream.", param="file")
             codec = streams[0].codec_context  # None of an unknown codec, whatever the type says
             if codec is None or codec.name not in _DECODERS[kind].split(","):
-                raise _unread(kind, codec)
+                raise _unsupported_codec(kind, codec)
             if kind == "wav" and _is_cut_wav(data):
                 raise _cut_short()
             num_samples = 0
@@ -160,7 +160,7 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
         raise _damaged() from error
 
 
-def _unread(kind: str, codec: AudioCodecContext | None) -> UnsupportedMedia:
+def _unsupported_codec(kind: str, codec: AudioCodecContext | None) -> UnsupportedMedia:
     name = f"The audio codec {codec.name}" if codec is not None else "The file's audio codec"
     known = ", ".join(_DECODERS[kind].split(","))
     return UnsupportedMedia(

@@ -1,4 +1,4 @@
-"""What generation takes of a device: state between steps, activations of a run, decoding.
+"""Estimates of the device memory of generation: state, activations of a run, decoding.
 
 Owns the estimates, from shapes alone; each errs on the large side. Knows no ledger and no policy.
 """
@@ -17,31 +17,31 @@ from triptych.modalities.diffusion.spec import size_within
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _FLOAT_BYTES = 4
-_NUM_STATES = 5  # a sampler of third order: the sample, its outputs, where a step began
+_NUM_STATES = 5  # a third-order sampler: the sample, its outputs, the start of a step
 _SPARE = 2  # pools double when they grow
-_LIVE_WIDTHS = 24  # widths of a token that are alive in a block: heads, its MLP, both residuals
+_LIVE_WIDTHS = 24  # live widths per token in a block: heads, MLP, both residuals
 _LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
 _LONG_PROMPT = "a " * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCosts:
-    """Of one model. `text_bytes` are of one encoded prompt at most."""
+    """Costs of one model. `text_bytes`: the most one encoded prompt takes."""
 
     recipe: Recipe
     text_bytes: int
 
     @classmethod
     def of(cls, recipe: Recipe) -> GenerationCosts:
-        """Encodes a prompt of the greatest length: a configuration does not say what that takes."""
+        """Measure `text_bytes` by encoding a longest prompt: configurations do not state it."""
         (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
         return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
 
     def of_image(self, request: ImageRequest, cache: CacheMethod | None = None) -> ImageCost:
-        """What the scheduler wants to know."""
-        num_looked_at = len(request.sources) if self.recipe.spec.max_references else 0
+        """The cost of one image of a request, for the scheduler."""
+        num_references = len(request.sources) if self.recipe.spec.max_references else 0
         num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
-        num_tokens *= 1 + num_looked_at
+        num_tokens *= 1 + num_references
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)
@@ -55,18 +55,18 @@ class GenerationCosts:
         )
 
     def row_bytes(self, num_tokens: int) -> int:
-        """Activations of a run of the model, for each of its rows."""
+        """Bytes of activations of a model run, per row."""
         model = self.recipe.model
         return num_tokens * _LIVE_WIDTHS * width_of(model.config) * int(model.dtype.itemsize)
 
     def decode_bytes(self, num_pixels: int) -> int:
-        """Activations of the autoencoder, for an image decoded as a whole."""
+        """Bytes of activations of the autoencoder, for an image decoded as a whole."""
         vae = self.recipe.vae
         item_bytes = int(vae.dtype.itemsize)
         return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
 
     def _cached_bytes(self, method: CacheMethod | None, latent_bytes: int, num_tokens: int) -> int:
-        """What one branch's cache keeps; where it looks into the model, a signal beside it."""
+        """Bytes that one branch's cache keeps: outputs, and the signal of a cache that probes."""
         if method is None:
             return 0
         num_kept = method.extrapolator.num_kept
@@ -77,9 +77,9 @@ class GenerationCosts:
 
 
 def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
-    """A long prompt for an image of the size that the model generates best.
+    """A request with a long prompt for an image of the default size.
 
-    Or of its shape and at most `max_pixels`, if that is less.
+    With `max_pixels`, a larger default size is scaled down to that many pixels.
     """
     size = recipe.default_size
     if max_pixels is not None:
@@ -91,9 +91,9 @@ def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
 
 
 def width_of(config: Any) -> int:
-    """Width of a denoising model's hidden states, by its configuration.
+    """Width of a denoising model's hidden states, from its configuration.
 
-    Of a UNet where it has as many positions as the latents: what came down there is joined to it.
+    Of a UNet at full resolution, where the skip connection doubles it.
     """
     if config.get("block_out_channels"):
         return 2 * int(config["block_out_channels"][0])
@@ -105,7 +105,7 @@ def width_of(config: Any) -> int:
 
 
 def _full_size_channels(config: Any) -> int:
-    """The widest of a decoder's layers that are as large as the image."""
+    """The width of a decoder's widest full-resolution layer."""
     channels = config.get("decoder_block_out_channels") or config.get("block_out_channels")
     if channels:
         return int(max(channels[:2]))

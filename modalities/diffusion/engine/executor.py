@@ -1,7 +1,7 @@
-"""One model's recipe, denoise loop, caches and state, merge_rows.
+"""Generates images with one model: recipe, denoise loop, caches and decoder together.
 
-Owns the way from a request as it came over the wire to a row, and from a row to pixels. Knows no
-plan and no queue: the runner decides what is done when.
+Owns the steps from a wire request to a row, and from a row to pixels. Knows no plan and no queue:
+the runner decides what happens when.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from triptych.core.errors import TriptychError
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
-from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.choice import CacheResolver
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
+from triptych.modalities.diffusion.engine.prompts import EncodedPrompts, ImagePrompts, PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools, select_rows
@@ -34,16 +34,16 @@ Found = TypeVar("Found")
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningImage:
-    """An image under way. `release` once, however it ends.
+    """An image in progress. `release` must be called once, however it ends.
 
-    Up to `step`, of which `num_computed` ran the model, its steps were counted, and `num_rows` that
-    the model was run for. Of the last step taken: its velocity's sum, finite if all of it was, at
-    `place` in `sums`; the preview wanted.
+    Steps before `step` were reported, of which `num_computed` ran the model for `num_rows` branches
+    in total. Of the last step: the sum of its velocity (finite only if all of it is) at `place` in
+    `sums`, and the requested preview.
     """
 
     request: ImageRequest
     row: DenoiseRow
-    texts: HeldTexts
+    texts: EncodedPrompts
     step: int
     num_computed: int = 0
     num_rows: int = 0
@@ -53,39 +53,39 @@ class RunningImage:
 
     @property
     def num_runs(self) -> int:
-        """Steps that the model was run at, for some branch."""
+        """The number of steps at which the model ran for any branch."""
         return max(branch.num_runs for branch in self.row.branches)
 
     @property
     def num_rows_run(self) -> int:
-        """How often the model was run for one of its branches."""
+        """The number of model runs, summed over the branches."""
         return sum(branch.num_runs for branch in self.row.branches)
 
     def release(self) -> None:
-        """Give back its row, its caches and its prompts."""
+        """Release the row, its caches and its prompts."""
         self.row.release()
         self.texts.release()
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """An image that can be generated: the one of this index."""
+class _CheckedRequest:
+    """A checked request: image `index` of it can be generated."""
 
     request: ImageRequest
     index: int
     cache: CacheMethod | None
-    asked: Asked
+    prompts: ImagePrompts
 
 
 class ImageExecutor:
-    """Generates with one model. All calls come from one thread, but for `cache_of`."""
+    """Generates with one model. All calls come from one thread, except `cache_of`."""
 
     def __init__(
         self,
         recipe: Recipe,
         denoiser: Denoiser,
         *,
-        caches: CacheBook,
+        caches: CacheResolver,
         prompts: PromptCache,
         adapters: Adapters,
         decoder: LatentDecoder,
@@ -99,39 +99,40 @@ class ImageExecutor:
         self._decoder = decoder
 
     def cache_of(self, request: ImageRequest) -> CacheMethod | None:
-        """The step cache of a request. Raises `RequestError` for what cannot be generated."""
+        """The step cache of a request. Raises `RequestError` if it cannot be generated."""
         self._adapters.check(request.adapters)
         self.recipe.check(request)
         num_steps = self.recipe.num_steps(request)
         return self._caches.method(request.cache, num_steps, request.sampler)
 
     def begin(
-        self, asked: Sequence[tuple[ImageRequest, int]]
+        self, requests: Sequence[tuple[ImageRequest, int]]
     ) -> list[RunningImage | TriptychError]:
-        """Encode and prepare the image of some index of each request.
+        """Encode and prepare one image, by its index, of each request.
 
-        What cannot be generated yields its error. Where this raises, nothing was begun.
+        A request that cannot be generated yields its error. If this raises, no image has begun.
         """
         self.pools.trim()  # unused sizes keep no memory
-        orders = [_caught(self._order, *each) for each in asked]
-        good = [order for order in orders if isinstance(order, _Order)]
+        checked = [_attempt(self._check, *each) for each in requests]
+        good = [each for each in checked if isinstance(each, _CheckedRequest)]
         with ExitStack() as stack:
-            held = self._prompts.hold([order.asked for order in good])
-            for texts in held:
+            encoded = self._prompts.acquire([each.prompts for each in good])
+            for texts in encoded:
                 stack.callback(texts.release)
-            begun = iter([self._open(*pair, stack) for pair in zip(good, held, strict=True)])
+            begun = iter([self._open(*pair, stack) for pair in zip(good, encoded, strict=True)])
             stack.pop_all()
-        return [next(begun) if isinstance(order, _Order) else order for order in orders]
+        return [next(begun) if isinstance(each, _CheckedRequest) else each for each in checked]
 
     def advance(
-        self, images: Sequence[RunningImage], num_steps: Sequence[int], shown: Sequence[bool]
+        self, images: Sequence[RunningImage], num_steps: Sequence[int], has_preview: Sequence[bool]
     ) -> None:
-        """Take steps of each image, as `Denoiser.advance` does, and note what came of the last.
+        """Take steps of each image, as `Denoiser.advance` does, and record the last one's result.
 
-        `shown`: whose preview is wanted.
+        `has_preview`: whether to preview each image.
         """
         of_row = {
-            id(image.row): (image, is_shown) for image, is_shown in zip(images, shown, strict=True)
+            id(image.row): (image, is_shown)
+            for image, is_shown in zip(images, has_preview, strict=True)
         }
 
         def on_velocities(rows: Sequence[DenoiseRow], velocities: Tensor) -> None:
@@ -146,36 +147,36 @@ class ImageExecutor:
         self._denoiser.advance([image.row for image in images], num_steps, on_velocities)
 
     def evaluate_ahead(self, images: Sequence[RunningImage], num_steps: Sequence[int]) -> None:
-        """Take steps of each image, and ask a branch more, as `Denoiser.evaluate_ahead` does."""
+        """Take steps of each image and evaluate one branch more: `Denoiser.evaluate_ahead`."""
         self._denoiser.evaluate_ahead([image.row for image in images], num_steps)
 
     def decode(self, images: Sequence[RunningImage]) -> list[tuple[HostCopy, HostCopy]]:
-        """The finished images, `[height, width, 3]` bytes, and whether each is finite."""
+        """Decode finished images to `[height, width, 3]` bytes, and whether each is finite."""
         return self._decoder.decode([(each.row.sample.sample, each.request) for each in images])
 
     def close(self) -> None:
-        """Forget everything; asserts that no image is left."""
-        assert self.pools.num_used == 0, "an image that is over still holds its latents"
+        """Release everything; asserts that no image is left."""
+        assert self.pools.num_used == 0, "a finished image still holds its latents"
         self._prompts.close()
         self.pools.trim()
 
-    def _order(self, request: ImageRequest, index: int) -> _Order:
-        cache, acting = self.cache_of(request), self._adapters.check(request.adapters)
-        asked = Asked(self.recipe.prompts(request), request.tenant, acting)
-        return _Order(request, index, cache, asked)
+    def _check(self, request: ImageRequest, index: int) -> _CheckedRequest:
+        cache, adapters = self.cache_of(request), self._adapters.check(request.adapters)
+        prompts = ImagePrompts(self.recipe.prompts(request), request.tenant, adapters)
+        return _CheckedRequest(request, index, cache, prompts)
 
     def _open(
-        self, order: _Order, texts: HeldTexts, stack: ExitStack
+        self, checked: _CheckedRequest, texts: EncodedPrompts, stack: ExitStack
     ) -> RunningImage | TriptychError:
-        """Prepare an image; on an error in the stack's time it is released."""
-        self._decoder.make_room(order.request)
-        row = _caught(
+        """Prepare an image; `stack` releases it if a later image raises."""
+        self._decoder.make_room(checked.request)
+        row = _attempt(
             self.recipe.prepare,
-            order.request,
+            checked.request,
             self.pools,
             texts.texts,
-            index=order.index,
-            cache=order.cache,
+            index=checked.index,
+            cache=checked.cache,
         )
         if not isinstance(row, DenoiseRow):
             texts.release()
@@ -183,11 +184,11 @@ class ImageExecutor:
         stack.callback(row.release)
         self._denoiser.begin(row)
         for branch in row.branches:
-            branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
-        return RunningImage(request=order.request, row=row, texts=texts, step=row.sample.step)
+            branch.conditioning = replace(branch.conditioning, adapters=checked.prompts.adapters)
+        return RunningImage(request=checked.request, row=row, texts=texts, step=row.sample.step)
 
     def _preview(self, images: list[RunningImage], velocities: Tensor) -> None:
-        """Previews of images of one shape, before they take the step of these velocities."""
+        """Preview images of one shape, before they take the step with these velocities."""
         cleans = clean_samples([image.row.sample for image in images], velocities)
         for image, clean in zip(images, cleans, strict=True):
             edit = image.row.inpainting
@@ -195,7 +196,7 @@ class ImageExecutor:
             image.preview = self._decoder.preview(shown, image.request)
 
 
-def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:
+def _attempt(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:
     try:
         return call(*args, **kwargs)
     except TriptychError as error:

@@ -22,13 +22,13 @@ from triptych.modalities.diffusion.spec import downscale
 from triptych.modalities.diffusion.wire import ImageRequest
 
 FILE_NAME = "preview.safetensors"
-_SIDE = 12  # latents a side of the images that a map is fitted to
+_SIDE = 12  # side, in latents, of the images that a map is fitted to
 _NUM_IMAGES = 6
 _RIDGE = 1e-3
 
 
 class Preview:
-    """`weight_3C` and `bias_3` make of a latent the mean colour, 0..1, of what it stands for."""
+    """A linear map, `weight_3C` and `bias_3`, from a latent to its mean colour in 0..1."""
 
     def __init__(self, weight_3C: Tensor, bias_3: Tensor) -> None:
         self._weight_3C = weight_3C
@@ -36,7 +36,7 @@ class Preview:
 
     @classmethod
     def open(cls, folder: Path, recipe: Recipe) -> Preview:
-        """The map beside the model, else one that fits its autoencoder. Raises `WeightsError`."""
+        """The map in the model's folder, else a fitted one. Raises `WeightsError`."""
         path, device = folder / FILE_NAME, recipe.device
         if not path.is_file():
             return cls.fit(recipe)
@@ -44,9 +44,9 @@ class Preview:
 
     @classmethod
     def fit(cls, recipe: Recipe) -> Preview:
-        """The best map, by least squares, for images that the autoencoder has encoded.
+        """Fit a map, by least squares, to images encoded by the autoencoder.
 
-        The images are random smooth colours and random flat blocks, the same ones each time.
+        The images are random smooth colours and random flat blocks, the same each time.
         """
         seen, colours = _examples(recipe)
         with_one = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
@@ -54,8 +54,8 @@ class Preview:
         found = torch.linalg.solve(with_one.T @ with_one + ridge, with_one.T @ colours).float()
         return cls(found[:-1].T.contiguous(), found[-1])
 
-    def generate(self, latents_CHW: Tensor) -> Tensor:
-        """The colours, `[3, H, W]` in 0..1."""
+    def colours(self, latents_CHW: Tensor) -> Tensor:
+        """The colours of latents, `[3, H, W]` in 0..1."""
         latents_NC = latents_CHW.flatten(1).T.float()
         colours_N3 = torch.addmm(self._bias_3, latents_NC, self._weight_3C.T)
         return colours_N3.T.reshape(3, *latents_CHW.shape[1:]).clamp(0, 1)
@@ -63,7 +63,7 @@ class Preview:
 
 @torch.no_grad()
 def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Latents `[N, C]`, and the mean colours `[N, 3]` of what they stand for."""
+    """Latents `[N, C]` and their mean colours `[N, 3]`."""
     side = _SIDE * downscale(recipe.vae.config)
     request = ImageRequest(prompt="", width=side, height=side)
     seen, colours = [], []
@@ -90,14 +90,16 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
         tensors = load_file(path)
         weight_3C, bias_3 = tensors["weight"], tensors["bias"]
     except (SafetensorError, OSError, KeyError) as error:
-        raise WeightsError(f"{path.name} holds no weight and bias of a linear map.") from error
+        raise WeightsError(
+            f"{path.name} does not hold the weight and bias of a linear map."
+        ) from error
     if weight_3C.ndim != 2 or len(weight_3C) != 3 or bias_3.shape != (3,):
         raise WeightsError(f"{path.name} must hold a weight of 3 x channels and a bias of 3.")
     return weight_3C, bias_3
 
 
 class LatentDecoder:
-    """Shows a recipe's images; those of more than `whole_pixels` are decoded in tiles."""
+    """Decodes a recipe's images; those of more than `whole_pixels` in tiles."""
 
     def __init__(self, recipe: Recipe, preview: Preview, whole_pixels: int) -> None:
         self._recipe = recipe
@@ -106,17 +108,17 @@ class LatentDecoder:
         self._shares_runs = recipe.device.type != "cpu"
 
     def make_room(self, request: ImageRequest) -> None:
-        """Set the autoencoder to whole images or to overlapping tiles, before a run."""
+        """Set the autoencoder to decode the image whole or in overlapping tiles."""
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 
     def decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
-        """Finished images, bytes `[height, width, 3]`, and whether each is finite.
+        """Decode finished images to bytes `[height, width, 3]`, and whether each is finite.
 
-        Those of one size are decoded together, as many as there is room for; on a CPU one by one,
-        since what shares a run there differs in its last bits.
+        Images of one size are decoded together, as far as memory allows; on a CPU one by one,
+        because sharing a run there would change the last bits.
         """
         sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for index, (_, request) in enumerate(samples):
@@ -131,8 +133,8 @@ class LatentDecoder:
         return [shown[index] for index in range(len(samples))]
 
     def preview(self, clean: Tensor, request: ImageRequest) -> HostCopy:
-        """A preview of a sample that is clean, or predicted to be: bytes, a pixel per latent."""
-        return HostCopy(_bytes(self._preview.generate(self._recipe.to_latents(clean, request))))
+        """Preview a clean sample, or a prediction of it: bytes, one pixel per latent."""
+        return HostCopy(_bytes(self._preview.colours(self._recipe.to_latents(clean, request))))
 
     def _decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]

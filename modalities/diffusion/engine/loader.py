@@ -1,7 +1,6 @@
-"""Brings one image model onto the device: components, memory, executor, runner, scheduler.
+"""Loads one image model onto the device: components, memory, executor, runner, scheduler.
 
-Owns the order of these. How memory is shared out among them is `room.py`'s. Knows no HTTP and no
-policy.
+Owns their order; `room.py` divides the memory among them. Knows no HTTP and no policy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from triptych.core.weights.manifest import verify_if_sealed
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
-from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.choice import CacheResolver
 from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
@@ -41,7 +40,7 @@ from triptych.modalities.diffusion.engine.loading.components import (
     open_components,
     outline_components,
 )
-from triptych.modalities.diffusion.engine.parallel.division import Division, told
+from triptych.modalities.diffusion.engine.parallel.division import Division, follower_plan
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
@@ -72,14 +71,14 @@ class DiffusionLoader(DeviceLoader):
             share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
-        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        """Load the model; see `schedulers.base.ModelLoader.load`. An error releases everything."""
         with ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
             self._check_division(memory)
             costs, room = self._reserve(memory)
             ranks = self._ranks(self._num_ranks, stack) if self._num_ranks > 1 else None
-            # Ahead of the weights: who cannot load them is not waited for.
+            # Before the weights load: a rank that cannot load them is not waited for.
             division = Division() if ranks is None else ranks.divide(self._division)
             if ranks is not None:
                 ranks.tell_capacity(room.whole_pixels)
@@ -88,7 +87,7 @@ class DiffusionLoader(DeviceLoader):
             executor = self._executor(components, recipe, room, division)
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
-            runner = own if ranks is None else ranks.leading_runner(own, told)
+            runner = own if ranks is None else ranks.leading_runner(own, follower_plan)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
@@ -111,12 +110,12 @@ class DiffusionLoader(DeviceLoader):
         )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """A `RankLoader`: repeats the steps of rank 0, but decodes no pixels."""
+        """Repeat the steps of rank 0 without decoding pixels; see `RankLoader`."""
         with ExitStack() as stack:
             memory, division = self._memory(stack), self._division(group)
             _, room = self._reserve(memory)
             recipe, components = self._open(memory, lambda share: None)
-            # Images to begin from are encoded by every rank, in tiles on all or on none.
+            # Every rank encodes source images, in tiles on all ranks or on none.
             room = replace(room, whole_pixels=plans.capacity())
             executor = self._executor(components, recipe, room, division)
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
@@ -124,10 +123,10 @@ class DiffusionLoader(DeviceLoader):
             plans.run(runner.launch, DenoisePlan)
 
     def _check_division(self, memory: ModelMemory) -> None:
-        """Raise `ConfigError` for what is not divided as the options want it."""
+        """Raise `ConfigError` if the model cannot be divided as the options require."""
         if self._num_ranks == 1:
             return
-        assert not memory.captures, "it raises where steps are to be captured"
+        assert not memory.captures, "runs on several ranks are not captured"
         degree = self._config.device.ulysses_degree
         if degree > 1:
             parts = read_pipeline(self._folder).parts
@@ -136,12 +135,12 @@ class DiffusionLoader(DeviceLoader):
             check_divisible(part.class_name, config, degree)
 
     def _division(self, group: RankGroup) -> Division:
-        """This rank's place; all ranks meet in it."""
+        """This rank's part; all ranks must call it."""
         return Division.of(group, self._config.device.ulysses_degree)
 
     @torch.inference_mode()
     def _reserve(self, memory: ModelMemory) -> tuple[GenerationCosts, Room]:
-        """Take all that the model needs, before weights are read; what images will take.
+        """Reserve all memory before weights are read; returns the costs and room of images.
 
         Raises `MemoryBudgetExceeded`.
         """
@@ -187,7 +186,7 @@ class DiffusionLoader(DeviceLoader):
         return ImageExecutor(
             recipe,
             Denoiser(model, division.branches),
-            caches=CacheBook.open(
+            caches=CacheResolver.open(
                 folder,
                 type(recipe.model).__name__,
                 can_probe=isinstance(model, SpanModel),
@@ -200,7 +199,7 @@ class DiffusionLoader(DeviceLoader):
 
 
 def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) -> None:
-    """Have the engine end where a rank does: `post` has a call made on the loop's thread."""
+    """End the engine when a rank ends: `post` runs a call on the loop's thread."""
     if ranks is not None:
         ranks.watch(lambda error: post(partial(crash, error)))
 
@@ -208,10 +207,10 @@ def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) ->
 def measure(
     executor: ImageExecutor, costs: GenerationCosts, request: ImageRequest, *, max_pixels: int
 ) -> ImageCost:
-    """What an image of the request takes. Raises `RequestError` where it cannot be generated."""
+    """The cost of an image of the request. Raises `RequestError` if it cannot be generated."""
     if request.width * request.height > max_pixels:
         raise InvalidRequest(
-            f"An image has at most {max_pixels} pixels, not {request.width}x{request.height}.",
+            f"An image may have at most {max_pixels} pixels, not {request.width}x{request.height}.",
             param="size",
         )
     return costs.of_image(request, executor.cache_of(request))

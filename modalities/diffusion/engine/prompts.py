@@ -1,6 +1,6 @@
-"""Prompts encoded once, for all images of the same prompt, now or later.
+"""A cache of encoded prompts, shared by all images with the same prompt.
 
-Owns the keys. What an encoding is, and how it comes about, is the recipe's.
+Owns the keys. The recipe encodes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from triptych.modalities.diffusion.wire import AdapterUse
 
 
 @dataclass(eq=False, slots=True)
-class HeldTexts:
-    """An image's encoded prompts, branch by branch: they stay until `release`."""
+class EncodedPrompts:
+    """An image's encoded prompts, one per branch, held in the cache until `release`."""
 
     texts: list[EncodedText]
     _keys: list[str]
     _cache: ContentCache[EncodedText]
 
     def release(self) -> None:
-        """This image needs them no more; a second call does nothing."""
+        """Release the prompts; a second call does nothing."""
         while self._keys:
             self._cache.release(self._keys.pop())
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """An image's prompts: whose they are, and which adapters act on the text encoders."""
+class ImagePrompts:
+    """An image's prompts, their tenant, and the adapters acting on the text encoders."""
 
     prompts: Sequence[BranchPrompt]
     tenant: str
@@ -41,9 +41,9 @@ class Asked:
 
 
 class PromptCache:
-    """At most `capacity_bytes` of encoded prompts that no image uses.
+    """Keeps at most `capacity_bytes` of encoded prompts that no image uses.
 
-    `identity` is of the weights. What one tenant's prompts took is never found by another's.
+    `identity` is that of the weights. Tenants never share entries.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class PromptCache:
 
     @property
     def num_references(self) -> int:
-        """Prompts in use, each as often as it is."""
+        """The number of references to prompts in use."""
         return self._cache.num_references
 
-    def hold(self, asked: Sequence[Asked]) -> list[HeldTexts]:
-        """The encoded prompts of images; what is new is encoded together."""
-        keys = [[self._key(each, prompt) for prompt in each.prompts] for each in asked]
+    def acquire(self, images: Sequence[ImagePrompts]) -> list[EncodedPrompts]:
+        """The encoded prompts of images; new prompts are encoded together."""
+        keys = [[self._key(each, prompt) for prompt in each.prompts] for each in images]
         unknown: defaultdict[tuple[AdapterUse, ...], dict[str, BranchPrompt]] = defaultdict(dict)
         with ExitStack() as stack:
-            for found, each in zip(keys, asked, strict=True):
+            for found, each in zip(keys, images, strict=True):
                 for key, prompt in zip(found, each.prompts, strict=True):
                     if self._cache.acquire(key) is None:
                         unknown[each.adapters][key] = prompt
@@ -75,35 +75,35 @@ class PromptCache:
             return [self._hold(found) for found in keys]
 
     def close(self) -> None:
-        """Forget everything; asserts that no image uses any of it."""
+        """Release everything; asserts that no image uses a prompt."""
         self._cache.clear()
-        assert not self._cache.num_bytes, "an image that is over still holds its prompts"
+        assert not self._cache.num_bytes, "a finished image still holds its prompts"
 
     def _encode(
         self, adapters: tuple[AdapterUse, ...], prompts: dict[str, BranchPrompt], stack: ExitStack
     ) -> None:
         with self._adapters.applied([adapters]) if adapters else nullcontext():
-            encoded = self._encoded(list(prompts.values()))
+            encoded = self._encode_texts(list(prompts.values()))
         for key, text in zip(prompts, encoded, strict=True):
             self._cache.insert(key, text, sum(tensor.nbytes for tensor in text.values()))
             stack.callback(self._cache.release, key)
 
-    def _encoded(self, prompts: list[BranchPrompt]) -> list[EncodedText]:
-        """On a CPU one by one, since what shares a run there differs in its last bits."""
+    def _encode_texts(self, prompts: list[BranchPrompt]) -> list[EncodedText]:
+        """Encode one by one on a CPU, where sharing a run would change the last bits."""
         if self._recipe.device.type != "cpu":
             return self._recipe.encode_all(prompts)
         return [text for prompt in prompts for text in self._recipe.encode_all([prompt])]
 
-    def _hold(self, keys: Sequence[str]) -> HeldTexts:
+    def _hold(self, keys: Sequence[str]) -> EncodedPrompts:
         texts = [self._cache.acquire(key) for key in keys]
-        return HeldTexts([text for text in texts if text is not None], list(keys), self._cache)
+        return EncodedPrompts([text for text in texts if text is not None], list(keys), self._cache)
 
-    def _key(self, asked: Asked, prompt: BranchPrompt) -> str:
-        acting = [f"{use.name}={use.scale!r}" for use in asked.adapters]
-        named = (self._identity, asked.tenant, *acting, prompt.digest)
+    def _key(self, image: ImagePrompts, prompt: BranchPrompt) -> str:
+        acting = [f"{use.name}={use.scale!r}" for use in image.adapters]
+        named = (self._identity, image.tenant, *acting, prompt.digest)
         return hashlib.sha256("\0".join(named).encode()).hexdigest()
 
 
 def _copied(text: EncodedText) -> EncodedText:
-    """So that a slice of a batch does not keep the whole."""
+    """Copy, so that a slice does not keep its whole batch in memory."""
     return {name: tensor.clone() for name, tensor in text.items()}

@@ -1,7 +1,7 @@
-"""How the memory that an image model's weights leave is shared out: runs, decoding, images.
+"""Divides the memory that an image model's weights leave among runs, decoding and images.
 
-Owns the shares, and what to set where one image does not fit. Reads no weights: all of it follows
-from shapes.
+Owns the shares, and the advice if one image does not fit. Reads no weights: all sizes follow from
+shapes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
 from triptych.modalities.diffusion.plan import ImageCost
 
-_SHARE = 0.25  # of what the ledger has left, at most, for images; and as much for activations
+_SHARE = 0.25  # largest share of the free memory for images, and the same for activations
 _NUM_BRANCHES = 2
-_LITTLE_BYTES = 64 * 2**20  # a small model decodes many images at once with that
-_SPARE_STATE = 4  # images may be larger than the model's own size, and have caches
-_SIZE_RANGE = 16  # an image of fewer of the model's own pixels shows nothing any more
+_LITTLE_BYTES = 64 * 2**20  # enough for a small model to decode many images at once
+_SPARE_STATE = 4  # images may be larger than the default size, and have caches
+_SIZE_RANGE = 16  # images with fewer pixels than default_size / 16 are not useful
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is room for: rows of one run, bytes of images, pixels decoded as a whole.
+    """Capacities: rows of one run, bytes of images, pixels decoded as a whole.
 
-    And graphs of runs, if they are captured.
+    `graphs` are those of captured runs, if runs are captured.
     """
 
     max_rows: int
@@ -37,9 +37,9 @@ class Room:
     def reserve(
         cls, memory: ModelMemory, costs: GenerationCosts, config: Config, *, captures: bool
     ) -> Room:
-        """Take it. Raises `MemoryBudgetExceeded`.
+        """Reserve the memory. Raises `MemoryBudgetExceeded`.
 
-        One image of the model's own size must fit, or of the largest that the options allow; and
+        One image of the default size must fit, or of the largest size that the options allow, and
         a run for its two branches.
         """
         images = config.images
@@ -66,7 +66,7 @@ def _least_state_bytes(own: ImageCost, images: ImageOptions) -> int:
 
 
 def _remedy(costs: GenerationCosts, images: ImageOptions, most_bytes: int) -> str:
-    """What to set where so many bytes are too few for one image."""
+    """The options to change if `most_bytes` are too few for one image; empty if they suffice."""
 
     def missing_bytes(own: ImageCost) -> int:
         runs = max(
@@ -78,7 +78,7 @@ def _remedy(costs: GenerationCosts, images: ImageOptions, most_bytes: int) -> st
     if (missing := missing_bytes(own)) <= 0:
         return ""
     if (left_bytes := (images.image_memory_mb << 20) - missing) >= own.state_bytes:
-        return f" Images that are generated take less with --image-memory-mb {left_bytes >> 20}."
+        return f" Lower --image-memory-mb to {left_bytes >> 20}."
     fewer_bits = "Weights in fewer bits leave more for images: --quantization-encoding."
     smaller = own
     while smaller.num_pixels > own.num_pixels / _SIZE_RANGE:

@@ -1,8 +1,8 @@
-"""Turns the plans of the denoise scheduler into device work.
+"""Runs the plans of the denoise scheduler on the device.
 
-Owns the images under way, and what a plan that failed leaves behind: nothing that it began, and
-every other image so that the same plan, whole or in parts, can be tried again. A fault that only
-some images of a plan have ends those alone. Knows no policy, no model and no tensor's meaning.
+Owns the images in progress, and their state after a plan fails: images that it began are released,
+and all others stay such that the same plan, or a part of it, can be tried again. An error of single
+images ends only those. Knows no policy, no model and no meaning of tensors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from triptych.modalities.diffusion.plan import (
 from triptych.schedulers.health import translate
 
 RowT = TypeVar("RowT", ImageRow, ImageStart)
-Yield = Callable[[], ImageRowResult]
-"""Waits for the device, and returns what a step yielded of one image."""
+PendingResult = Callable[[], ImageRowResult]
+"""Waits for the device, and returns the result of a step for one image."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class DenoiseRunner:
     """Implements `core.engine_api.plan.Runner` for `DenoisePlan`s.
 
-    One that `is_divided` runs while other ranks run the same: there a step that fails is not tried
-    row by row, since the others may have got through it.
+    With `is_divided`, other ranks run the same plans; a failed step is then not retried row by row,
+    because other ranks may have completed it.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class DenoiseRunner:
     def launch(self, plan: Plan) -> PendingImages:
         """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
 
-        Where it raises, an image may have taken some of its steps already; planned again, it takes
-        those that are left, and all of them are counted.
+        If this raises, an image may have taken some of its steps. Planned again, it takes the
+        remaining ones, and the result counts all of them.
         """
         assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
         for key in plan.dropped:
             self._drop(key)
         try:
             with torch.inference_mode(), self._stream.current():
-                yields = self._run(plan)
+                pending = self._run(plan)
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingImages(yields, wait)
+        return PendingImages(pending, wait)
 
     def close(self) -> None:
-        """Let go of the model and of everything under way."""
+        """Release the model and all images in progress."""
         for key in tuple(self._images):
             self._drop(key)
         self._executor.close()
@@ -80,61 +80,62 @@ class DenoiseRunner:
 
     @property
     def num_images(self) -> int:
-        """Images under way."""
+        """The number of images in progress."""
         return len(self._images)
 
-    def _run(self, plan: DenoisePlan) -> list[Yield]:
+    def _run(self, plan: DenoisePlan) -> list[PendingResult]:
         match plan.kind:
             case "encode":
-                return _separably(self._encode, plan.starts)
+                return _run_isolated(self._encode, plan.starts)
             case "denoise" if self._is_divided:
                 return self._denoise(plan.rows)
             case "denoise":
-                return _separably(self._denoise, plan.rows)
+                return _run_isolated(self._denoise, plan.rows)
             case "decode":
-                return _separably(self._decode, plan.rows)
+                return _run_isolated(self._decode, plan.rows)
             case _:
                 return []
 
-    def _encode(self, starts: Sequence[ImageStart]) -> list[Yield]:
+    def _encode(self, starts: Sequence[ImageStart]) -> list[PendingResult]:
         begun = self._executor.begin([(start.request, start.key.image) for start in starts])
         for start, found in zip(starts, begun, strict=True):
             if isinstance(found, RunningImage):
                 self._images[start.key] = found
-        return [_begun(self._executor, found) for found in begun]
+        return [_encode_result(self._executor, found) for found in begun]
 
-    def _denoise(self, rows: Sequence[ImageRow]) -> list[Yield]:
-        images = self._known(rows)
+    def _denoise(self, rows: Sequence[ImageRow]) -> list[PendingResult]:
+        images = self._images_of(rows)
         ends = [
             min(image.step + row.num_steps, image.row.num_steps)
             for image, row in zip(images, rows, strict=True)
         ]
         left = [end - image.row.sample.step for image, end in zip(images, ends, strict=True)]
-        asking = [i for i, row in enumerate(rows) if row.evaluates_ahead and left[i] >= 0]
-        going = [i for i, row in enumerate(rows) if not row.evaluates_ahead and left[i] > 0]
-        if asking:
-            asked = [images[index] for index in asking]
-            self._executor.evaluate_ahead(asked, [left[index] for index in asking])
+        ahead = [i for i, row in enumerate(rows) if row.evaluates_ahead and left[i] >= 0]
+        taking = [i for i, row in enumerate(rows) if not row.evaluates_ahead and left[i] > 0]
+        if ahead:
+            self._executor.evaluate_ahead(
+                [images[index] for index in ahead], [left[index] for index in ahead]
+            )
         self._executor.advance(
-            [images[index] for index in going],
-            [left[index] for index in going],
-            [rows[index].has_preview for index in going],
+            [images[index] for index in taking],
+            [left[index] for index in taking],
+            [rows[index].has_preview for index in taking],
         )
-        return [_stepped(*each) for each in zip(images, rows, ends, strict=True)]
+        return [_step_result(*each) for each in zip(images, rows, ends, strict=True)]
 
-    def _decode(self, rows: Sequence[ImageRow]) -> list[Yield]:
-        decoded = self._executor.decode(self._known(rows))
+    def _decode(self, rows: Sequence[ImageRow]) -> list[PendingResult]:
+        decoded = self._executor.decode(self._images_of(rows))
         for row in rows:
             self._drop(row.key)
-        return [_decoded(*copies) for copies in decoded]
+        return [_decode_result(*copies) for copies in decoded]
 
-    def _known(self, rows: Sequence[ImageRow]) -> list[RunningImage]:
+    def _images_of(self, rows: Sequence[ImageRow]) -> list[RunningImage]:
         unknown = [row.key for row in rows if row.key not in self._images]
-        assert not unknown, f"planned before they were begun, or after they were over: {unknown}"
+        assert not unknown, f"planned before their start or after their end: {unknown}"
         return [self._images[row.key] for row in rows]
 
     def _drop(self, key: ImageKey) -> None:
-        """Release an image; one that was never begun, or is over, is ignored."""
+        """Release an image, unless it never began or has ended."""
         image = self._images.pop(key, None)
         if image is not None:
             image.release()
@@ -143,51 +144,55 @@ class DenoiseRunner:
 class PendingImages:
     """A launched step."""
 
-    def __init__(self, yields: Sequence[Yield], wait: Callable[[], None]) -> None:
-        self._yields = yields
+    def __init__(self, pending: Sequence[PendingResult], wait: Callable[[], None]) -> None:
+        self._yields = pending
         self._wait = wait
 
     def result(self) -> StepResult:
-        """Wait for the device and bring over what was made."""
+        """Wait for the device and copy the results to the host."""
         rows = tuple(each() for each in self._yields)
         self._wait()
         return StepResult(rows=rows)
 
 
-def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:
-    """Do it to all rows at once; where that fails, to each alone, so that no other pays for it.
+def _run_isolated(
+    do: Callable[[Sequence[RowT]], list[PendingResult]], rows: Sequence[RowT]
+) -> list[PendingResult]:
+    """Process all rows at once; if that fails, each alone, so that one cannot fail the others.
 
-    What concerns no single row is raised: want of memory, and what fails every row alone, too.
+    Raises out-of-memory errors, and the first error if every row fails alone.
     """
     try:
         return do(rows)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever it is, it may be one row's that has strangers beside it
+    except Exception as error:  # any error may be caused by one row of several clients
         if len(rows) == 1:
             raise
-        _log.warning("a step failed, and is taken row by row: %s", error)
+        _log.warning("a step failed and is retried row by row: %s", error)
     tries = [_attempt(do, row) for row in rows]
     faults = [found for found in tries if isinstance(found, Exception)]
     if len(faults) == len(rows):
         raise faults[0]
-    return [_failed(found) if isinstance(found, Exception) else found for found in tries]
+    return [_error_result(found) if isinstance(found, Exception) else found for found in tries]
 
 
-def _attempt(do: Callable[[Sequence[RowT]], list[Yield]], row: RowT) -> Yield | Exception:
+def _attempt(
+    do: Callable[[Sequence[RowT]], list[PendingResult]], row: RowT
+) -> PendingResult | Exception:
     try:
         return do([row])[0]
-    except Exception as error:  # as above
+    except Exception as error:  # see `_run_isolated`
         return error
 
 
-def _failed(error: Exception) -> Yield:
+def _error_result(error: Exception) -> PendingResult:
     public = translate(error)
     _log.error("an image failed: %s", public.message, exc_info=error)
     return lambda: ImageRowResult(error=public)
 
 
-def _begun(executor: ImageExecutor, found: RunningImage | TriptychError) -> Yield:
+def _encode_result(executor: ImageExecutor, found: RunningImage | TriptychError) -> PendingResult:
     if isinstance(found, TriptychError):
         result = ImageRowResult(error=found)
     else:
@@ -201,9 +206,9 @@ def _begun(executor: ImageExecutor, found: RunningImage | TriptychError) -> Yiel
     return lambda: result
 
 
-def _stepped(image: RunningImage, row: ImageRow, end: int) -> Yield:
-    """Note that the scheduler counts on these steps from now on."""
-    # A step that is not taken yet is counted with the branch that takes it.
+def _step_result(image: RunningImage, row: ImageRow, end: int) -> PendingResult:
+    """The result of taking steps up to `end`, counted from the last result on."""
+    # A half step is counted as computed with the plan that completes it.
     num_counted = image.num_computed if row.evaluates_ahead else image.num_runs
     num_computed, image.num_computed = num_counted - image.num_computed, num_counted
     num_rows, image.num_rows = image.num_rows_run - image.num_rows, image.num_rows_run
@@ -220,7 +225,7 @@ def _stepped(image: RunningImage, row: ImageRow, end: int) -> Yield:
     return wait
 
 
-def _decoded(pixels: HostCopy, is_finite: HostCopy) -> Yield:
+def _decode_result(pixels: HostCopy, is_finite: HostCopy) -> PendingResult:
     def wait() -> ImageRowResult:
         if not is_finite.get():
             return ImageRowResult(error=_non_finite())
@@ -235,4 +240,4 @@ def _pixels(copy: HostCopy) -> Pixels:
 
 
 def _non_finite() -> NonFinite:
-    return NonFinite("The image's latents are not finite: try another seed, or fewer options.")
+    return NonFinite("The image's latents are not finite: try another seed or other options.")

@@ -1,10 +1,10 @@
-"""Tensors of many rows in one block: a row holds numbers of cells, steps gather and scatter them.
+"""Tensors of many rows in one block: a row holds cell numbers, steps gather and scatter cells.
 
-Owns the storage of latents, sampler history and cached outputs, and the one operation all of them
-share: a weighted sum with coefficients of each row's own. Knows no sampler and no cache.
+Owns the storage of latents, sampler history and cached outputs, and the operation they share: a
+weighted sum with coefficients per row. Knows no sampler and no cache.
 
-Rows that join and leave never copy their neighbours, and a step is a handful of device operations
-whatever the number of rows. Growing doubles the block and keeps the numbers.
+Rows that join and leave never copy other rows, and a step takes a handful of device operations for
+any number of rows. Growing doubles the block and keeps the cell numbers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from triptych.core.runtime.devices.transfer import sent
 
 Weights = Sequence[Sequence[float]]
-"""A few numbers for each row. They are lists, since arrays are slower to begin with."""
+"""A few numbers for each row, as lists: arrays take longer to create."""
 SumRanks = Callable[[Tensor], Tensor]
-"""Adds up what ranks have that share a row."""
+"""Sums a tensor over the ranks that share a row."""
 _LITTLE = 1e-9
 
 
 class TensorPool:
     """Cells of one shape and dtype. A cell belongs to its taker until it is given back.
 
-    A cell just taken is zero. Not thread-safe: the engine's thread owns it.
+    A newly taken cell is zero. Not thread-safe: the engine's thread owns the pool.
     """
 
     def __init__(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> None:
@@ -40,28 +40,28 @@ class TensorPool:
 
     @property
     def device(self) -> torch.device:
-        """Where the cells live."""
+        """The device of the cells."""
         return self._cells.device
 
     @property
     def num_used(self) -> int:
-        """Cells taken and not given back."""
+        """The number of cells taken and not given back."""
         return len(self._cells) - len(self._free)
 
     @property
     def num_bytes(self) -> int:
-        """What the block holds of the device, used or not."""
+        """Bytes of the block on the device, used or not."""
         return self._cells.nbytes
 
     def take(self, count: int) -> tuple[int, ...]:
-        """`count` free cells."""
+        """Take `count` free cells."""
         while len(self._free) < count:
             self._grow()
         left = len(self._free) - count
         cells = tuple(reversed(self._free[left:]))
-        # What another row left never shows.
+        # Values left by other rows must never show.
         self._cells.index_fill_(0, _index(cells, self.device), 0)
-        del self._free[left:]  # only now: where memory runs out, nothing was taken
+        del self._free[left:]  # only now: if memory runs out, nothing was taken
         return cells
 
     def give_back(self, cells: Sequence[int]) -> None:
@@ -74,16 +74,16 @@ class TensorPool:
         return self._cells.index_select(0, _index(cells, self.device))
 
     def read_columns(self, cells_IR: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """Copies of lists of equal length, `[R, *shape]` each, gathered at once."""
+        """Copies of cell lists of equal length, `[R, *shape]` each, gathered at once."""
         flat = [cell for cells_R in cells_IR for cell in cells_R]
         return self.read(flat).view(len(cells_IR), -1, *self.shape).unbind()
 
     def distances(
         self, cells: Sequence[int], values_R: Tensor, sum_ranks: SumRanks | None = None
     ) -> Tensor:
-        """How far each of R values is from its cell: mean|value - cell| / mean|cell|, float32.
+        """Distance of each of R values from its cell: mean|value - cell| / mean|cell|, float32.
 
-        With `sum_ranks` each rank has a part of every value and of its cell.
+        With `sum_ranks` each rank has a part of every value and cell.
         """
         index, values_RN = _index(cells, self.device), values_R.flatten(1)
         if self.device.type == "cuda" and sum_ranks is None:
@@ -124,13 +124,13 @@ class TensorPool:
 
 
 class TensorPools:
-    """One pool per shape, dtype and device, made when first asked for."""
+    """One pool per shape, dtype and device, created on first use."""
 
     def __init__(self) -> None:
         self._pools: dict[tuple[torch.Size, torch.dtype, torch.device], TensorPool] = {}
 
     def pool(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorPool:
-        """The pool of cells like these."""
+        """The pool of this shape, dtype and device."""
         key = (torch.Size(shape), dtype, device)
         if key not in self._pools:
             self._pools[key] = TensorPool(shape, dtype=dtype, device=device)
@@ -138,28 +138,28 @@ class TensorPools:
 
     @property
     def num_used(self) -> int:
-        """Cells taken in all pools: zero when no row is left."""
+        """The number of cells taken in all pools: zero when no row is left."""
         return sum(pool.num_used for pool in self._pools.values())
 
     @property
     def num_bytes(self) -> int:
-        """What the pools hold of their devices."""
+        """Bytes of all pools on their devices."""
         return sum(pool.num_bytes for pool in self._pools.values())
 
     def trim(self) -> None:
-        """Drop pools that no row uses, such as those of a size that is no longer generated."""
+        """Drop pools that no row uses, such as those of sizes no longer generated."""
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
 
 
 def select_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, in this order, without waiting for the device; `tensor` itself if that is all."""
+    """Rows in this order, without waiting for the device; `tensor` itself if that is all of it."""
     if list(rows) == list(range(len(tensor))):
         return tensor
     return tensor.index_select(0, _index(rows, tensor.device))
 
 
 def merge_rows(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
-    """The whole whose rows, each in one of the parts, have the numbers beside them."""
+    """Merge parts, each given with its row numbers, into a tensor ordered by row number."""
     numbers = [row for rows, _ in parts for row in rows]
     tensors = [tensor for _, tensor in parts]
     whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
@@ -169,8 +169,8 @@ def merge_rows(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
 def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     """Sum over i of `weights_RI[r, i] * columns[i][r]`, each row with its own weights.
 
-    A column that no row wants is not touched, so it may hold anything. Terms are added one by one
-    in the order of the columns: a row's result is the same bits in every batch.
+    A column whose weights are all zero is not read, so it may hold anything. Terms are added in the
+    order of the columns, so a row's result has the same bits in every batch.
     """
     of_columns = {index: w_R for index, w_R in enumerate(zip(*weights_RI, strict=True)) if any(w_R)}
     if not of_columns:

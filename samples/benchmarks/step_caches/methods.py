@@ -28,7 +28,7 @@ from triptych.modalities.diffusion.engine.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.engine.calibration.planning import Measured, all_plans
+from triptych.modalities.diffusion.engine.calibration.planning import ErrorModel, all_plans
 
 Setting: TypeAlias = Mapping[str, str | float]
 """The stored result of a search. Numbers of steps are also floats."""
@@ -46,7 +46,7 @@ class Calibrated:
     `ratios` are MagCache's at each level.
     """
 
-    measured: Measured
+    measured: ErrorModel
     polynomial: tuple[float, ...]
     ratios: Mapping[str, tuple[float, ...]]
 

@@ -28,9 +28,9 @@ from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Lev
 from triptych.modalities.diffusion.engine.calibration.measuring import (
     Calibration,
     calibrate,
-    measured,
+    error_model,
 )
-from triptych.modalities.diffusion.engine.calibration.planning import Measured
+from triptych.modalities.diffusion.engine.calibration.planning import ErrorModel
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
@@ -167,7 +167,7 @@ def _without_threshold(setting: Setting) -> Setting:
 def calibrated(subject: Subject, sampling: Sampling, specs: Sequence[ImageSpec]) -> Calibrated:
     """The calibration of methods, measured on uncached images."""
     total: Calibration | None = None
-    model: Measured | None = None
+    model: ErrorModel | None = None
     ratios: list[tuple[float, ...]] = []
     for part in subject.batches(specs):
         with ExitStack() as stack:
@@ -177,7 +177,7 @@ def calibrated(subject: Subject, sampling: Sampling, specs: Sequence[ImageSpec])
                 total = found
             else:
                 total.merge(found)
-            model = measured(total, rows[0])
+            model = error_model(total, rows[0])
         if isinstance(subject.denoiser.model, SpanModel):
             ratios += _span_ratios(subject, sampling, part)
     assert total is not None, "there is a spec"

@@ -102,8 +102,8 @@ def test_noise_levels_stay_shifted(name: str, config: dict[str, Any], shift: flo
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
-        (STATIC, "ddim", "ddim cannot draw with this model; these are its samplers: euler, heun"),
-        (NOISE, "sampler-9", "sampler-9 is no sampler here; these are its samplers: ddim"),
+        (STATIC, "ddim", "ddim does not suit this model; its samplers are: euler, heun"),
+        (NOISE, "sampler-9", "sampler-9 is not a known sampler; its samplers are: ddim"),
     ],
 )
 def test_others_are_refused_by_name(config: dict[str, Any], name: str, message: str) -> None:

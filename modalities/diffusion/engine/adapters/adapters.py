@@ -1,7 +1,7 @@
-"""The adapters of a loaded image model, and the runs they take part in.
+"""The LoRA adapters of a loaded image model, applied per row of a run.
 
-Owns which adapters there are, and which act on which rows. The model itself is never changed: a
-run without adapters passes nothing of this.
+Owns the loaded adapters and the rows they act on. The model itself is never changed; a run without
+adapters has no overhead.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from triptych.modalities.diffusion.adapter_names import adapter_places, check_us
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
     Layer,
-    joined,
-    share_of,
-    stacked,
+    apply_branches,
+    make_share,
+    stack_branches,
 )
 from triptych.modalities.diffusion.engine.adapters.files import (
     LowRank,
@@ -38,7 +38,7 @@ Branches = Mapping[Layer, AdapterBranch]
 
 
 def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
-    """Bytes that all adapters of `--lora-paths` take on the device. Reads headers alone."""
+    """Bytes that all adapters of `--lora-paths` take on the device. Reads only headers."""
     total = 0
     for name, place in adapter_places(config.images).items():
         with prefix_errors(f"adapter {name}"), open_adapter_file(place, config.models) as file:
@@ -56,7 +56,7 @@ class Adapters:
         branches: dict[str, dict[Layer, AdapterBranch]] = {}
         for name, found in pairs.items():
             with prefix_errors(f"adapter {name}"):
-                branches[name] = dict(_bound(pair, parts) for pair in found)
+                branches[name] = dict(_bind(pair, parts) for pair in found)
         _stack(branches.values())
         self._branches: Mapping[str, Branches] = branches
         self._max_in_run = max_in_run
@@ -66,10 +66,10 @@ class Adapters:
 
     @classmethod
     def open(cls, config: Config, components: Components) -> Adapters:
-        """Read every adapter of `--lora-paths` and lay it beside the layers it changes.
+        """Read every adapter of `--lora-paths` and match it to the layers it changes.
 
-        Raises `WeightsError` naming the adapter, its file and tensor where it is damaged, of a
-        kind that is not offered, or made for another model.
+        Raises `WeightsError` naming the adapter, its file and tensor if it is damaged, of an
+        unsupported kind, or made for another model.
         """
         parts = components.parts
         denoiser = "unet" if "unet" in parts else "transformer"
@@ -84,12 +84,12 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may ask for."""
+        """The names that requests may use."""
         return tuple(self._branches)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them on the device."""
+        """Bytes of all adapters on the device."""
         return sum(
             tensor.nbytes
             for branches in self._branches.values()
@@ -98,17 +98,17 @@ class Adapters:
         )
 
     def check(self, uses: Sequence[AdapterUse]) -> Uses:
-        """What a request asks for, as it acts. Raises `InvalidRequest` naming those there are.
+        """Normalize a request's adapters. Raises `InvalidRequest` listing the known names.
 
-        Equal results act equally: they can be compared, and be part of a key.
+        Equal results act equally, so they can be compared and used in keys.
         """
         return check_uses(uses, self._branches)
 
     def key_of(self, uses: Uses) -> Hashable:
         """Images with equal keys may share a run.
 
-        All may, unless the model leaves it open which part of a tensor is whose, or there are more
-        adapters than a run may have: then they are dealt into groups.
+        All may, unless the model does not keep rows separate in its tensors, or there are more
+        adapters than a run may have: then adapters form groups.
         """
         if not self._can_mix:
             return uses
@@ -121,27 +121,27 @@ class Adapters:
 
     @contextmanager
     def applied(self, rows: Sequence[Uses]) -> Iterator[None]:
-        """While inside, a run of the model is changed for each of its rows as that row asks.
+        """A context in which each row of a run has its adapters applied.
 
-        `rows` as `check` gave them; the rows of the run come in this order. One entry stands for
-        all rows, however many there are.
+        `rows` hold results of `check`, in the order of the run. A single entry applies to all
+        rows.
         """
         names = dict.fromkeys(use.name for uses in rows for use in uses)
         scales = [{use.name: use.scale for use in uses} for uses in rows]
         shares = [
-            (self._branches[name], share_of([row.get(name, 0.0) for row in scales], self._device))
+            (self._branches[name], make_share([row.get(name, 0.0) for row in scales], self._device))
             for name in names
         ]
-        with joined(shares):
+        with apply_branches(shares):
             yield
 
 
 def _stack(adapters: Collection[dict[Layer, AdapterBranch]]) -> None:
-    """Those beside one layer, one by one: what a stack is made of is let go before the next."""
+    """Stack the adapters of one layer at a time, freeing the sources before the next."""
     for layer in {layer for branches in adapters for layer in branches}:
-        beside = [branches for branches in adapters if layer in branches]
-        found = stacked([branches[layer] for branches in beside])
-        for branches, branch in zip(beside, found, strict=True):
+        users = [branches for branches in adapters if layer in branches]
+        found = stack_branches([branches[layer] for branches in users])
+        for branches, branch in zip(users, found, strict=True):
             branches[layer] = branch
 
 
@@ -151,21 +151,23 @@ def _check_rank(pairs: Sequence[LowRank], max_rank: int) -> None:
         raise WeightsError(f"Its rank is {rank}; --max-lora-rank allows {max_rank}.")
 
 
-def _bound(pair: LowRank, parts: Mapping[str, Any]) -> tuple[Layer, AdapterBranch]:
-    """The layer that a pair changes, and the branch beside it, in the layer's type and place."""
+def _bind(pair: LowRank, parts: Mapping[str, Any]) -> tuple[Layer, AdapterBranch]:
+    """The layer that a pair changes, and its branch, with the layer's dtype and device."""
     where = f"{pair.part}.{pair.module}"
     layer = _layer(parts.get(pair.part), pair.module)
     if not isinstance(layer, nn.Linear | nn.Conv2d):
-        raise WeightsError(f"It changes {where}, which is no layer of this model that it could.")
+        raise WeightsError(
+            f"It changes {where}, which is not a linear or convolution layer of this model."
+        )
     weight = layer.weight
     kernel = weight.shape[2:]
-    down = _shaped(pair.down, (pair.rank, weight.shape[1], *kernel), f"{where}.lora_A")
-    up = _shaped(pair.up, (len(weight), pair.rank, *[1] * len(kernel)), f"{where}.lora_B")
+    down = _reshape(pair.down, (pair.rank, weight.shape[1], *kernel), f"{where}.lora_A")
+    up = _reshape(pair.up, (len(weight), pair.rank, *[1] * len(kernel)), f"{where}.lora_B")
     return layer, AdapterBranch(layer, down.to(weight), up.to(weight))
 
 
 def _layer(part: Any, path: str) -> Any:
-    """The module of a path. Text encoders were once one level deeper."""
+    """The module at a path; older text encoders are nested one level deeper."""
     for name in (path, path.removeprefix("text_model.")):
         try:
             return part.get_submodule(name)
@@ -174,8 +176,8 @@ def _layer(part: Any, path: str) -> Any:
     return None
 
 
-def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """In the layer's shape. A matrix and a kernel of one pixel are the same to files."""
+def _reshape(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """Reshape to the layer's shape: files may store a 1 x 1 kernel as a matrix."""
     if [size for size in tensor.shape if size > 1] != [size for size in shape if size > 1]:
         raise WeightsError(
             f"Tensor {name} has shape {list(tensor.shape)}, but the model needs {list(shape)}."
@@ -184,10 +186,10 @@ def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
 
 
 def _keeps_rows_apart(denoiser: Any, adapters: Iterable[Branches]) -> bool:
-    """Whether in every layer that changes a tensor's first dimension counts the rows.
+    """Whether the first tensor dimension counts rows in every layer that adapters change.
 
-    Where tokens of all rows are reordered (experts), lie end to end (rows given as lists), or
-    rows are run a second time behind the first (Qwen-Image-Edit's clean frames), it does not.
+    It does not if tokens of all rows are reordered (experts), concatenated (rows passed as lists),
+    or rows run a second time after the first (Qwen-Image-Edit's clean frames).
     """
     if family_of(denoiser).lists or denoiser.config.get("zero_cond_t"):
         return False

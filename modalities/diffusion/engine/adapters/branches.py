@@ -1,8 +1,7 @@
-"""Low-rank branches beside a module's own output, for each row of a batch its own.
+"""Low-rank branches added to layer outputs, per row of a batch.
 
-Owns the arithmetic, and the hooks that add it for the length of one run. On a GPU the adapters of
-one rank are one operation, in which each row goes through its own. Knows no file and no request:
-the scales are arguments.
+Owns the arithmetic, and the hooks that add it during one run. On a GPU the adapters of one rank are
+one operation, in which each row uses its own. Knows no file and no request: scales are arguments.
 
 Legend: R rows, K parts of a row (what models fold into the batch), r rank.
 """
@@ -23,18 +22,18 @@ from triptych.core.runtime.devices.transfer import sent
 
 Layer = nn.Linear | nn.Conv2d
 _MAX_RANK = 128
-"""Of the operation for a stack."""
+"""The largest rank that the stacked operation supports."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterStack:
-    """The branches of several adapters beside one linear layer: `[L, r, in]` and `[L, out, r]`."""
+    """The branches of several adapters of one linear layer: `[L, r, in]` and `[L, out, r]`."""
 
     down: Tensor
     up: Tensor
 
     def add(self, inputs: Tensor, output: Tensor, rows: _RowAdapters) -> None:
-        """Add to each row what its adapter gives, in one operation, which needs a GPU."""
+        """Add each row's branch in one operation, which needs a GPU."""
         from triptych.core.runtime.kernels.triton.lora import lora_add
 
         x_TI, y_TO = inputs.flatten(0, -2).to(self.down.dtype), output.view(-1, output.shape[-1])
@@ -47,7 +46,7 @@ class AdapterStack:
 
 @dataclass(frozen=True, slots=True)
 class _RowAdapters:
-    """For each row of a run a place in a stack, or -1, in int32, and a scale in float32."""
+    """For each row of a run its index in a stack, or -1, in int32, and a scale in float32."""
 
     adapters: Tensor
     scales: Tensor
@@ -55,9 +54,9 @@ class _RowAdapters:
 
 @dataclass(frozen=True, slots=True)
 class AdapterBranch:
-    """One adapter's share of one layer: `[r, in]` and `[out, r]`, or kernels of those channels.
+    """One adapter's branch of one layer: `[r, in]` and `[out, r]`, or kernels of those channels.
 
-    Both may be views of a `stack`, at a `place`.
+    Both may be views of a `stack`, at index `place`.
     """
 
     layer: Layer
@@ -67,7 +66,7 @@ class AdapterBranch:
     place: int = -1
 
     def __call__(self, inputs: Tensor, scales: Tensor) -> Tensor:
-        """What is added to the layer's output for these inputs; `scales` are one, or one each."""
+        """The branch's output for these inputs; `scales` is one number, or one per input row."""
         inputs = inputs.to(self.down.dtype)
         scales = scales.view(-1, *[1] * (inputs.ndim - 1))
         if isinstance(self.layer, nn.Linear):
@@ -80,9 +79,9 @@ class AdapterBranch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How strongly an adapter acts on the rows of a run: `scales`, float32, one of each of `rows`.
+    """An adapter's scales on the rows of a run: `scales`, float32, one for each of `rows`.
 
-    Without `rows` there is one scale, for all alike. `of_rows` has all rows' scales on the host.
+    Without `rows` a single scale applies to all. `of_rows` holds all rows' scales on the host.
     """
 
     scales: Tensor
@@ -91,14 +90,14 @@ class Share:
 
     @property
     def num_rows(self) -> int:
-        """Of the run."""
+        """The number of rows of the run."""
         return len(self.of_rows)
 
     def add(self, branch: AdapterBranch, inputs: Tensor, output: Tensor) -> Tensor:
-        """The output with the branch's share added in place; nothing else refers to it yet.
+        """Add the branch to the output in place; no other reference to it exists yet.
 
-        It is computed only of the rows that have one; on a CPU of one at a time, so that none
-        differs in its last bits from what it is alone.
+        Computed only for rows with a scale; on a CPU one row at a time, so that batching does not
+        change the last bits.
         """
         if self.rows is None:
             return output.add_(branch(inputs, self.scales))
@@ -120,8 +119,8 @@ _Part: TypeAlias = tuple[AdapterBranch, Share]
 
 
 @contextmanager
-def joined(shares: Sequence[tuple[Mapping[Layer, AdapterBranch], Share]]) -> Iterator[None]:
-    """While inside, the layers' outputs have the shares of these adapters' branches in them."""
+def apply_branches(shares: Sequence[tuple[Mapping[Layer, AdapterBranch], Share]]) -> Iterator[None]:
+    """A context in which these adapters' branches are added to the layers' outputs."""
     with ExitStack() as stack:
         of_layer: dict[Layer, list[tuple[AdapterBranch, Share]]] = {}
         for branches, share in shares:
@@ -134,10 +133,10 @@ def joined(shares: Sequence[tuple[Mapping[Layer, AdapterBranch], Share]]) -> Ite
         yield
 
 
-def stacked(branches: Sequence[AdapterBranch]) -> list[AdapterBranch]:
-    """The branches of several adapters beside one layer, those of one rank as views of a stack.
+def stack_branches(branches: Sequence[AdapterBranch]) -> list[AdapterBranch]:
+    """Stack the branches of one layer by rank; the results are views of the stacks.
 
-    Convolutions, high ranks and what is not on a GPU stay as they are.
+    Convolutions, high ranks and branches off the GPU stay unchanged.
     """
     by_rank: defaultdict[int, list[int]] = defaultdict(list)
     for index, branch in enumerate(branches):
@@ -154,8 +153,8 @@ def stacked(branches: Sequence[AdapterBranch]) -> list[AdapterBranch]:
     return found
 
 
-def share_of(scales: Sequence[float], device: torch.device) -> Share:
-    """The share of an adapter that acts so strongly on each row; 0: not at all."""
+def make_share(scales: Sequence[float], device: torch.device) -> Share:
+    """The `Share` of an adapter with these scales per row; 0: no effect."""
     rows = [row for row, scale in enumerate(scales) if scale]
     is_alike = len(set(scales)) == 1
     chosen = scales[:1] if is_alike else [scales[row] for row in rows]
@@ -169,10 +168,10 @@ def share_of(scales: Sequence[float], device: torch.device) -> Share:
 def _stacked_parts(
     parts: Sequence[_Part], sent_rows: dict[object, _RowAdapters]
 ) -> tuple[list[tuple[AdapterStack, _RowAdapters]], list[_Part]]:
-    """What is added in one operation, one adapter of a stack for each row, and the other parts.
+    """Split parts into stacked operations, one adapter per row each, and other parts.
 
-    What acts on all rows alike stays with torch, as plain products of them all. `sent_rows` are
-    those that are on the device already.
+    Parts that act equally on all rows stay plain torch products. `sent_rows` caches row tensors
+    already on the device.
     """
     rounds: list[tuple[AdapterStack, list[_Part]]] = []
     rest = []

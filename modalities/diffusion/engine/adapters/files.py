@@ -1,9 +1,9 @@
-"""An adapter's file in any of its layouts, as pairs of matrices by part and module.
+"""Reads LoRA files of several layouts as pairs of matrices by part and module.
 
-Owns reading: diffusers' and PEFT's keys, kohya's, and what else diffusers' own conversions know,
-which are pure functions and called as they are. Strength (alpha over rank) is worked into one of
-the matrices first, so that conversions need not carry it along. Variants of LoRA that are more
-than two matrices are refused by name.
+Owns reading: keys of diffusers, PEFT and kohya, and others that diffusers' conversions, which are
+pure functions, support. The strength (alpha over rank) is multiplied into one of the matrices
+first, so that conversions need not handle it. Variants of LoRA with more than two matrices are
+refused by name.
 
 Legend: r rank.
 """
@@ -52,13 +52,13 @@ _UP_OF = {
 }
 _PEFT_PREFIX = "base_model.model."
 _PEFT_CONFIG = "adapter_config.json"
-_METADATA = "lora_adapter_metadata"  # diffusers' name for the same among a file's metadata
+_METADATA = "lora_adapter_metadata"  # diffusers' name for it in a file's metadata
 _HUB_FILES = ("*.safetensors", _PEFT_CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to a module: `up` after `down`. Linear `[r, in]` and `[out, r]`, or kernels."""
+    """A low-rank change of a module: `down` `[r, in]`, then `up` `[out, r]`, or kernels."""
 
     part: str
     module: str
@@ -67,14 +67,14 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """How many dimensions the change passes through."""
+        """The rank of the change."""
         return len(self.down)
 
 
 def open_adapter_file(place: str, options: ModelOptions) -> Checkpoint:
-    """The verified file of an adapter: a file, a folder with one, or a hub repository with one.
+    """Open the verified file of an adapter: a file, or a folder or hub repository with one.
 
-    Raises `WeightsError` naming file and tensor for what is damaged or no safetensors.
+    Raises `WeightsError` naming file and tensor for damaged files, and for other formats.
     """
     path = Path(place).expanduser()
     if not path.exists() and not path.suffix:
@@ -83,7 +83,7 @@ def open_adapter_file(place: str, options: ModelOptions) -> Checkpoint:
         path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
     file = single_file(path) if path.is_dir() else path
     if file.suffix != ".safetensors":
-        raise WeightsError(f"{file.name} is no safetensors file; convert the adapter to one.")
+        raise WeightsError(f"{file.name} is not a safetensors file; convert the adapter to one.")
     config = file.with_name(_PEFT_CONFIG)
     return Checkpoint.open_file(file, read_json(config) if config.is_file() else {})
 
@@ -93,11 +93,11 @@ def read_adapter(
 ) -> list[LowRank]:
     """The pairs of an adapter made for models of the class `pipeline`.
 
-    `denoiser` names the part that generates, `config` is its configuration: other programs number a
-    UNet's blocks in their own way. Raises `WeightsError` naming what is not understood.
+    `denoiser` names the denoising part, `config` is its configuration: other programs number a
+    UNet's blocks differently. Raises `WeightsError` naming tensors that are not understood.
     """
     _refuse_variants(checkpoint)
-    tensors = _scaled({name: checkpoint.read(name) for name in checkpoint.tensors})
+    tensors = _scale_by_alpha({name: checkpoint.read(name) for name in checkpoint.tensors})
     if all(name.startswith(_PEFT_PREFIX) for name in tensors) and checkpoint.config:
         tensors = {
             f"{denoiser}.{name.removeprefix(_PEFT_PREFIX)}": tensor
@@ -105,9 +105,9 @@ def read_adapter(
         }
     else:
         options = {"unet_config": config} if denoiser == "unet" else {}
-        tensors = _converted(tensors, pipeline, options)
+        tensors = _convert_names(tensors, pipeline, options)
     configs = _lora_configs(checkpoint, denoiser)
-    pairs = _paired(tensors, denoiser)
+    pairs = _pair(tensors, denoiser)
     return [_at_full_strength(pair, configs.get(pair.part, {})) for pair in pairs]
 
 
@@ -116,32 +116,32 @@ def _refuse_variants(checkpoint: Checkpoint) -> None:
         for mark, variant in _VARIANTS.items():
             if mark in name:
                 raise WeightsError(
-                    f"{info.file} is {variant} (tensor {name!r}), which is not offered; use plain"
-                    " LoRA."
+                    f"{info.file} is {variant} (tensor {name!r}), which is not supported; use"
+                    " plain LoRA."
                 )
 
 
-def _scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With each `alpha` worked into its `up`, and then what means a strength of one: the rank."""
+def _scale_by_alpha(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply each `alpha` over rank into its `up`, and set the `alpha` to the rank."""
     scaled = dict(tensors)
     for name, alpha in tensors.items():
         module = name.removesuffix(".alpha")
         for down, up in _UP_OF.items():
             if module != name and {module + down, module + up} <= tensors.keys():
                 if alpha.numel() != 1:
-                    raise WeightsError(f"Tensor {name!r} is no single number.")
+                    raise WeightsError(f"Tensor {name!r} is not a single number.")
                 rank = max(1, len(tensors[module + down]))
                 scaled[module + up] = tensors[module + up].float() * (float(alpha) / rank)
                 scaled[name] = alpha.new_full(alpha.shape, rank)
     return scaled
 
 
-def _converted(
+def _convert_names(
     tensors: dict[str, Tensor], pipeline: str, options: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Under diffusers' names of parts and modules, and PEFT's of the two sides."""
+    """Rename tensors to diffusers' parts and modules, and PEFT's sides."""
     convert = getattr(getattr(diffusers, pipeline, None), "lora_state_dict", None)
-    with library_errors(f"Its tensors are not named as in any LoRA for {pipeline} that is known"):
+    with library_errors(f"Its tensor names are not those of a known LoRA for {pipeline}"):
         found = convert(tensors, **options) if convert else tensors
         named = found[0] if isinstance(found, tuple) else found
         texts = {name: named[name] for name in named if name.startswith("text_encoder")}
@@ -151,13 +151,13 @@ def _converted(
         return {**convert_unet_state_dict_to_peft(others), **texts}
 
 
-def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
-    """By module. What names no part is the denoiser's."""
+def _pair(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
+    """Pair tensors by module; names without a part belong to the denoiser."""
     sides: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _KEY.fullmatch(name)
         if match is None:
-            raise WeightsError(f"Tensor {name!r} is no part of a LoRA.")
+            raise WeightsError(f"Tensor {name!r} is not part of a LoRA.")
         where = (match["part"] or denoiser, match["module"])
         sides.setdefault(where, {})[match["side"]] = tensor
     for (part, module), pair in sides.items():
@@ -170,7 +170,7 @@ def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
 
 
 def _lora_configs(checkpoint: Checkpoint, denoiser: str) -> dict[str, dict[str, Any]]:
-    """PEFT's LoraConfig by part: adapter_config.json, which is of one part, or the metadata."""
+    """PEFT's LoraConfig by part: from adapter_config.json, for one part, or the metadata."""
     if checkpoint.config:
         return {denoiser: dict(checkpoint.config)}
     try:
@@ -185,10 +185,10 @@ def _lora_configs(checkpoint: Checkpoint, denoiser: str) -> dict[str, dict[str, 
 
 
 def _at_full_strength(pair: LowRank, config: Mapping[str, Any]) -> LowRank:
-    """The pair with alpha over rank worked in: for all modules of a part, or for some by path."""
+    """The pair multiplied by alpha over rank, configured for the part or for module paths."""
     alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern")
     for path, value in patterns.items() if isinstance(patterns, dict) else ():
-        # PEFT takes these for regular expressions; files hold paths, or their ends.
+        # PEFT treats these as regular expressions; files hold paths or path suffixes.
         if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
             alpha = value
     if not isinstance(alpha, int | float):

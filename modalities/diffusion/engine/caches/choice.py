@@ -1,11 +1,11 @@
-"""From the step cache that is asked for to the method that a row runs with.
+"""Resolves a requested step cache to the method that a row runs with.
 
-Owns the defaults: what a request leaves open is the server's, what the server leaves open is what
-was calibrated, or published. Whatever cannot be had is refused by name. Knows no torch.
+Owns the defaults: the server's options complete a request, and calibrated or published values
+complete the options. A cache that is not available is refused by name. Knows no torch.
 
-The rule of plans: of those tried for the number of steps and the sampler, the one that computes
-least among those that leave nine of ten calibration images within `--step-cache-min-psnr-db` of
-their uncached selves. Where none does, `auto` skips nothing and `planned` takes the closest.
+The choice of plans: of the plans tried for the number of steps and the sampler, the one with the
+fewest computed steps that keeps nine of ten calibration images within `--step-cache-min-psnr-db` of
+the uncached images. If there is none, `auto` skips nothing and `planned` takes the closest.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _TAKES: Mapping[CacheName, frozenset[str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheBook:
-    """The step caches of one model. `can_probe`: its blocks can be run apart (`SpanModel`).
+class CacheResolver:
+    """The step caches of one model. `can_probe`: its blocks can run separately (`SpanModel`).
 
-    `scheduler` is the model's scheduler_config.json, where it has one.
+    `scheduler` is the model's scheduler_config.json, if it has one.
     """
 
     model_class: str
@@ -80,11 +80,13 @@ class CacheBook:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, model_class: str, *, can_probe: bool, config: Config) -> CacheBook:
-        """The book of the model in `folder`, with the calibrations that this machine has of it.
+    def open(
+        cls, folder: Path, model_class: str, *, can_probe: bool, config: Config
+    ) -> CacheResolver:
+        """The resolver of the model in `folder`, with the calibrations found on this machine.
 
-        `model_class` is that of the transformer or UNet. Raises `ConfigError` where the server's
-        options ask for a cache that this model can never have.
+        `model_class` is that of the transformer or UNet. Raises `ConfigError` if the server's
+        options choose a cache that this model cannot have.
         """
         runs = known_runs(folder, config, model_digest(folder, config.models))
         file = folder / "scheduler" / "scheduler_config.json"
@@ -96,22 +98,22 @@ class CacheBook:
             scheduler=read_json(file) if file.is_file() else {},
         )
         try:
-            if book._filled(StepCache()).name != "planned":
+            if book._with_defaults(StepCache()).name != "planned":
                 book.method(StepCache(), num_steps=0)
             elif not runs:
-                raise _lacking("plans")
+                raise _not_calibrated("plans")
         except RequestError as error:
             raise ConfigError(error.message) from error
         return book
 
     def method(self, choice: StepCache, num_steps: int, sampler: str = "") -> CacheMethod | None:
-        """What rows of a request run with; `None`: every step computes.
+        """The method for rows of a request; `None`: every step computes.
 
-        `num_steps` as requested, not evaluations of the model; `sampler` empty for the model's own.
-        Raises `InvalidRequest` for what is unknown or out of range, `UnsupportedOption` for what
-        this model cannot do; both name the way out.
+        `num_steps` as requested, not evaluations of the model; `sampler` empty for the model's
+        default. Raises `InvalidRequest` for unknown or out-of-range settings, `UnsupportedOption`
+        for caches that this model does not support; both name an alternative.
         """
-        asked = self._filled(choice)
+        asked = self._with_defaults(choice)
         _check(asked)
         sampler = short_name(self.scheduler, sampler)
         match asked.name:
@@ -119,13 +121,13 @@ class CacheBook:
                 return None
             case "auto" | "planned":
                 return self._planned(asked, num_steps, sampler)
-        method = self._ruled(asked, num_steps, sampler)
+        method = self._rule_method(asked, num_steps, sampler)
         if asked.max_skips is None:
             return method
         return replace(method, bounds=replace(method.bounds, max_skips=asked.max_skips))
 
-    def _filled(self, choice: StepCache) -> StepCache:
-        """The choice with the server's options for what it leaves open."""
+    def _with_defaults(self, choice: StepCache) -> StepCache:
+        """The choice completed with the server's options."""
         options = self.options
         name = choice.name
         if name == "auto":
@@ -145,19 +147,19 @@ class CacheBook:
                 "warmup": options.taylorseer_warmup_steps,
             },
         }
-        given = _given(choice)
+        given = _set_fields(choice)
         left = {key: value for key, value in defaults.get(name, {}).items() if key not in given}
         return msgspec.structs.replace(choice, name=name, **left)
 
-    def _ruled(self, asked: StepCache, num_steps: int, sampler: str) -> CacheMethod:
-        """The method of a cache that decides by a rule, on the way or beforehand."""
+    def _rule_method(self, asked: StepCache, num_steps: int, sampler: str) -> CacheMethod:
+        """The method of a cache that decides by a rule, not by a plan."""
         if asked.name in ("teacache", "first-block") and not self.can_probe:
             raise UnsupportedOption(
-                f"{asked.name} looks between the blocks of a model, and {self.model_class} runs"
-                " only as a whole: use planned, taylorseer or magcache.",
+                f"{asked.name} probes the blocks of a model, and {self.model_class} runs only as a"
+                " whole: use planned, taylorseer or magcache.",
                 param=_PARAM,
             )
-        settings = _given(asked)
+        settings = _set_fields(asked)
         settings.pop("max_skips", None)
         match asked.name:
             case "first-block":
@@ -167,8 +169,8 @@ class CacheBook:
             case "magcache":
                 run = _nearest(self.runs, num_steps, sampler)
                 if run is None:
-                    raise _lacking("magnitudes")
-                # What was measured are the outputs, so that is where the ratios hold.
+                    raise _not_calibrated("magnitudes")
+                # The ratios were measured on the outputs.
                 return magcache(run.ratios, **settings, level=Level.VELOCITY)
         run = _nearest([run for run in self.runs if run.polynomial], num_steps, sampler)
         coefficients = asked.coefficients or (run.polynomial if run else ())
@@ -182,7 +184,7 @@ class CacheBook:
         if run is None:
             if asked.name == "auto":
                 return None
-            raise _lacking(f"plans for {num_steps} steps", [run.num_steps for run in here])
+            raise _not_calibrated(f"plans for {num_steps} steps", [run.num_steps for run in here])
         plan = self._choose(run, asked)
         if plan is None:
             return None
@@ -197,7 +199,7 @@ class CacheBook:
             if not affordable:
                 raise InvalidRequest(
                     f"Plans for {run.num_steps} steps compute at least {len(plans[0].computed)} of"
-                    f" them: ask for so many.",
+                    f" them: ask for at least as many.",
                     param=_PARAM,
                 )
             return affordable[-1]
@@ -208,13 +210,13 @@ class CacheBook:
 
 
 def close_plan(run: CalibratedRun, least_db: float) -> TriedPlan | None:
-    """The plan that computes least of those close enough to be taken unasked, if there is one."""
+    """The plan with the fewest computed steps whose images are close enough, if any."""
     close = [plan for plan in run.plans if plan.low_psnr_db >= least_db]
     return min(close, key=lambda plan: len(plan.computed), default=None)
 
 
 def _name_of(options: ImageOptions) -> CacheName:
-    """The server's cache; which flags exclude each other is checked where options are."""
+    """The server's cache; options that exclude each other are refused when they are parsed."""
     if options.teacache:
         return "teacache"
     if options.first_block_caching:
@@ -222,8 +224,8 @@ def _name_of(options: ImageOptions) -> CacheName:
     return "taylorseer" if options.taylorseer else cast("CacheName", options.step_cache)
 
 
-def _given(choice: StepCache) -> dict[str, Any]:
-    """The settings that a choice does not leave open."""
+def _set_fields(choice: StepCache) -> dict[str, Any]:
+    """The settings that a choice makes."""
     settings = msgspec.structs.asdict(choice)
     return {
         name: value
@@ -236,12 +238,14 @@ def _check(asked: StepCache) -> None:
     takes = _TAKES.get(asked.name)
     if takes is None:
         known = ", ".join(_TAKES)
-        raise InvalidRequest(f"There is no step cache {asked.name!r}: it is {known}.", param=_PARAM)
-    for name, value in _given(asked).items():
+        raise InvalidRequest(
+            f"There is no step cache {asked.name!r}; choose one of {known}.", param=_PARAM
+        )
+    for name, value in _set_fields(asked).items():
         if name not in takes:
             those = ", ".join(cache for cache, names in _TAKES.items() if name in names)
             raise InvalidRequest(
-                f"{asked.name} takes no {name}: leave it out, or choose one of {those}.",
+                f"{asked.name} has no setting {name}: leave it out, or choose one of {those}.",
                 param=_PARAM,
             )
         within = _WITHIN.get(name)
@@ -251,13 +255,13 @@ def _check(asked: StepCache) -> None:
 
 
 def _nearest(runs: Sequence[CalibratedRun], num_steps: int, sampler: str) -> CalibratedRun | None:
-    """The run most like a request: of its sampler if there is one, of about as many steps."""
+    """The run closest to a request: with its sampler if any, then by number of steps."""
     return min(
         runs, key=lambda run: (run.sampler != sampler, abs(run.num_steps - num_steps)), default=None
     )
 
 
-def _lacking(what: str, there_are: Sequence[int] = ()) -> InvalidRequest:
+def _not_calibrated(what: str, there_are: Sequence[int] = ()) -> InvalidRequest:
     known = f"ask for {', '.join(map(str, sorted(there_are)))} steps, or " if there_are else ""
     return InvalidRequest(
         f"No {what} were calibrated for this model: {known}run `triptych calibrate`, or choose"

@@ -1,9 +1,9 @@
-"""Whether a row computes this step or takes a prediction: where step caches decide.
+"""The decision of a step cache: whether a row computes a step or predicts it.
 
-Owns the decision alone: `Decisions.decide` asks the row's rule, a `Gate`, within the bounds that
-hold for every rule. Knows no tensor: what a rule wants to know of the model reaches it as one
-number, the row's own distance. A gate is asked once per step, in order, and keeps its own state.
-A rule that asks nothing of the model can be asked ahead of time, for the whole way.
+Owns the decision alone: `Decisions.decide` consults the row's `Gate`, within bounds that hold for
+every gate. Knows no tensor: a gate sees the model only as one number, the row's distance. A gate is
+consulted once per step, in order, and keeps its own state. A gate that needs no distance can be
+consulted ahead, for the whole trajectory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing_extensions import override
 
 
 class GateSignal(enum.Enum):
-    """What a gate compares from step to step, and with which step's.
+    """The tensor that a gate compares between steps, and the step it is compared with.
 
     The distance between `a` now and `b` then is mean|a - b| / mean|b| over the row alone.
     """
 
-    MODULATED_INPUT = "modulated input"  # of the first block, against the step before
-    FIRST_RESIDUAL = "first residual"  # what the first block adds, against the last computed step
+    MODULATED_INPUT = "modulated input"  # of the first block, compared with the previous step
+    FIRST_RESIDUAL = "first residual"  # of the first block, compared with the last computed step
 
 
 class Gate(ABC):
-    """One row's rule. `signal` is what it compares; `None` if it decides without the model."""
+    """One row's rule. `signal` is the tensor it compares; `None` if it needs no model."""
 
     signal: ClassVar[GateSignal | None] = None
 
@@ -39,15 +39,15 @@ class Gate(ABC):
     def wants_compute(self, step: int, distance: float) -> bool:
         """Whether to compute step `step`. `distance` is infinite where there is no reference."""
 
-    def computed(self) -> None:  # noqa: B027 - most rules keep nothing
-        """The step computes, by this rule or another: start again from here."""
+    def computed(self) -> None:  # noqa: B027 - most gates keep no state
+        """Reset the state: the step computes, by this gate or a bound."""
 
 
 @dataclass
 class TeaCacheGate(Gate):
     """TeaCache (Liu et al. 2024): add up rescaled distances, compute once they reach a threshold.
 
-    `coefficients` are of the model's polynomial, highest power first.
+    `coefficients` are those of the model's polynomial, highest power first.
     """
 
     coefficients: Sequence[float]
@@ -70,7 +70,7 @@ class TeaCacheGate(Gate):
 
 @dataclass
 class FirstBlockGate(Gate):
-    """FBCache (ParaAttention): compute when the first block's residual has moved by a threshold."""
+    """FBCache (ParaAttention): compute when the first block's residual moved past a threshold."""
 
     threshold: float
     signal: ClassVar[GateSignal | None] = GateSignal.FIRST_RESIDUAL
@@ -98,7 +98,7 @@ class IntervalGate(Gate):
 
 @dataclass
 class MagCacheGate(Gate):
-    """MagCache (Ma et al. 2025): skip while the magnitudes, known beforehand, stay near one.
+    """MagCache (Ma et al. 2025): skip while calibrated magnitude ratios stay near one.
 
     `ratios[i]` is the calibrated ratio of residual magnitudes of step i to step i - 1, one per step
     (`spread_ratios`). The first `num_retained` steps compute.
@@ -128,7 +128,7 @@ class MagCacheGate(Gate):
 
 @dataclass
 class PlanGate(Gate):
-    """A plan made beforehand: `plan[i]` says whether step i computes."""
+    """A fixed plan: `plan[i]` says whether step i computes."""
 
     plan: Sequence[bool]
 
@@ -138,7 +138,7 @@ class PlanGate(Gate):
 
 
 def spread_ratios(ratios: Sequence[float], num_steps: int) -> tuple[float, ...]:
-    """Ratios calibrated at one number of steps, for another: the nearest step's."""
+    """Ratios calibrated at one number of steps, resampled to another by nearest step."""
     if num_steps == 1:
         return (ratios[-1],)
     scale = (len(ratios) - 1) / (num_steps - 1)
@@ -148,16 +148,16 @@ def spread_ratios(ratios: Sequence[float], num_steps: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What holds for every rule: the first step computes, so may the last; skips end some time."""
+    """Bounds on every gate: the first step computes; the last and long skips may have to."""
 
     max_skips: int = 8
     forces_last: bool = True
 
 
 class Decisions:
-    """One row's, taken once per step, in order, over a trajectory of `num_steps` evaluations.
+    """Decisions of one row, one per step, in order, over `num_steps` evaluations.
 
-    Raises whatever `open_gate` does at a number of steps that it is not for.
+    Raises as `open_gate` does for an unsuitable number of steps.
     """
 
     def __init__(self, open_gate: Callable[[int], Gate], bounds: Bounds, num_steps: int) -> None:
@@ -170,29 +170,29 @@ class Decisions:
 
     @property
     def signal(self) -> GateSignal | None:
-        """What the rule compares, if anything."""
+        """The signal that the gate compares, if any."""
         return self._gate.signal
 
     def start_over(self) -> None:
-        """There is nothing left to predict from: the next step computes."""
+        """Forget all outputs: the next step computes."""
         self._gate = self._open_gate(self._num_steps)
         self._has_output = False
         self._num_skips = 0
         self._last: tuple[int, bool] | None = None
 
     def is_forced(self, step: int) -> bool:
-        """Whether this step computes whatever the rule says."""
+        """Whether this step computes regardless of the gate."""
         is_last = step == self._num_steps - 1 and self._bounds.forces_last
         return not self._has_output or is_last or self._num_skips >= self._bounds.max_skips
 
     def decide(self, step: int, distance: float = math.inf) -> bool:
-        """Whether to compute this step. One asked for again, because its run failed, stays so."""
+        """Whether to compute this step. Repeated for a step whose run failed, it stays the same."""
         if self._last is None or self._last[0] != step:
             self._last = step, self._decide(step, distance)
         return self._last[1]
 
     def may_compute(self, steps: Sequence[int]) -> list[bool]:
-        """Which of the next steps may compute: all, where distances decide. Changes nothing."""
+        """Which of the next steps may compute: all if distances decide. Changes nothing."""
         if self.signal is not None:
             return [True] * len(steps)
         ahead = copy(self)
@@ -200,7 +200,7 @@ class Decisions:
         return [ahead.decide(step) for step in steps]
 
     def take_over(self, step: int, *, computes: bool) -> None:
-        """The decision of another rank, which alone has seen what it follows from."""
+        """Adopt the decision of another rank, the only one that has seen the signal."""
         self._last = step, computes
         self._note(computes=computes)
 

@@ -1,7 +1,7 @@
-"""A batch of rows asked for velocities, each through its own step cache.
+"""Velocities of a batch of rows, each through its own step cache.
 
-Owns the order of events: probe the rows whose rule needs it, let every row decide, run the
-model for those that compute, predict for the others. Knows no sampler and no request.
+Owns the order of events: probe the rows whose gate needs it, decide for every row, run the model
+for rows that compute, predict the others. Knows no sampler and no request.
 
 Legend: R rows.
 """
@@ -31,7 +31,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import merge_rows, select_
 
 
 def evaluate(
-    model: DenoiseModel, batch: Batch, caches: Sequence[RowCache | None], at: Sequence[Point]
+    model: DenoiseModel, batch: Batch, caches: Sequence[RowCache | None], points: Sequence[Point]
 ) -> Tensor:
     """Velocities of all rows, `[R, ...]`, float32. A row without a cache always computes.
 
@@ -40,27 +40,31 @@ def evaluate(
     cached = [row for row, cache in enumerate(caches) if cache is not None]
     if not cached:
         return model.velocity(batch)
-    return _Evaluation(model, batch, {row: s for row, s in enumerate(caches) if s}, at).run()
+    return _Evaluation(model, batch, {row: s for row, s in enumerate(caches) if s}, points).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _ProbeRows:
-    """Rows probed together, and what was found, in their order."""
+    """Rows probed together, and the result, in their order."""
 
     rows: list[int]
     found: Probed
 
 
 class _Evaluation:
-    """One step of a batch. `caches` by row: those without one are not in it."""
+    """One step of a batch. `caches` are by row; rows without a cache are absent."""
 
     def __init__(
-        self, model: DenoiseModel, batch: Batch, caches: dict[int, RowCache], at: Sequence[Point]
+        self,
+        model: DenoiseModel,
+        batch: Batch,
+        caches: dict[int, RowCache],
+        points: Sequence[Point],
     ) -> None:
         self._model = model
         self._batch = batch
         self._caches = caches
-        self._at = at
+        self._points = points
         self._probes = self._probe()
         self._bases = {
             row: probe.found.base[index]
@@ -73,69 +77,69 @@ class _Evaluation:
         skipping = [row for row in range(len(self._batch)) if row not in computing]
         parts = [(computing, self._compute(computing))] if computing else []
         if rows := self._of(Level.VELOCITY, skipping):
-            parts.append((rows, predict(self._caches_of(rows), self._points(rows))))
+            parts.append((rows, predict(self._caches_of(rows), self._points_of(rows))))
         if rows := self._of(Level.SPAN, skipping):
-            parts.append((rows, self._follow(rows)))
+            parts.append((rows, self._predict_span(rows)))
         return merge_rows(parts)
 
     def _probe(self) -> list[_ProbeRows]:
-        """One pass for each signal that is wanted, and one for span rows whose rule wants none."""
+        """One pass for each signal, and one for span rows whose gate needs none."""
         groups: dict[GateSignal | None, list[int]] = {}
         for row, cache in self._caches.items():
             if cache.signal or cache.method.level is Level.SPAN:
                 groups.setdefault(cache.signal, []).append(row)
         probes = []
         for signal, rows in groups.items():
-            assert isinstance(self._model, SpanModel), "the cache needs a model in parts"
+            assert isinstance(self._model, SpanModel), "the cache needs a `SpanModel`"
             probes.append(_ProbeRows(rows, self._model.probe(self._batch.select(rows), signal)))
         return probes
 
     def _decide(self) -> list[int]:
-        """The rows that compute; and what each is compared with from here on."""
+        """Decide which rows compute, and store the signals that later steps compare with."""
         signals = [(p.rows, p.found.signal) for p in self._probes if p.found.signal is not None]
-        apart: dict[int, float] = {}
+        moved: dict[int, float] = {}
         sequence = self._model.sequence
         sum_ranks = None if sequence is None else sequence.sum
         for rows, signal in signals:
             found = distances(self._caches_of(rows), signal, sum_ranks)
-            apart.update(zip(rows, found, strict=True))
+            moved.update(zip(rows, found, strict=True))
         computing = [
             row
             for row in range(len(self._batch))
             if row not in self._caches
-            or self._caches[row].decisions.decide(self._at[row].step, apart.get(row, math.inf))
+            or self._caches[row].decisions.decide(self._points[row].step, moved.get(row, math.inf))
         ]
         for rows, signal in signals:
             computes = [row in computing for row in rows]
-            keep_signals(self._caches_of(rows), signal, self._points(rows), computes)
+            keep_signals(self._caches_of(rows), signal, self._points_of(rows), computes)
         return computing
 
     def _compute(self, rows: list[int]) -> Tensor:
         velocities, hidden = self._run_model(rows)
         if kept := self._of(Level.VELOCITY, rows):
             values = select_rows(velocities, [rows.index(row) for row in kept])
-            record(self._caches_of(kept), values, self._points(kept))
+            record(self._caches_of(kept), values, self._points_of(kept))
         if kept := self._of(Level.SPAN, rows):
             assert hidden is not None
             values = select_rows(hidden, [rows.index(row) for row in kept]) - self._base(kept)
-            record(self._caches_of(kept), values, self._points(kept))
+            record(self._caches_of(kept), values, self._points_of(kept))
         return velocities
 
     def _run_model(self, rows: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Velocities, and the hidden states after the blocks where a cache may want them."""
+        """Velocities, and the hidden states after the blocks if a cache may need them."""
         chosen = self._batch.select(rows)
         if not isinstance(self._model, SpanModel) or not self._probes:
             return self._model.velocity(chosen), None
         for probe in self._probes:
-            if set(rows) <= set(probe.rows):  # go on from where the probe stopped
+            if set(rows) <= set(probe.rows):  # continue from the end of the probe
                 found = [probe.rows.index(row) for row in rows]
                 return self._model.span(chosen, probe.found.select(found))
         return self._model.span(chosen)
 
-    def _follow(self, rows: list[int]) -> Tensor:
-        """Velocities from this step's hidden states and what the blocks are predicted to add."""
+    def _predict_span(self, rows: list[int]) -> Tensor:
+        """Velocities from this step's hidden states plus the predicted residual of the blocks."""
         assert isinstance(self._model, SpanModel)
-        added = predict(self._caches_of(rows), self._points(rows))
+        added = predict(self._caches_of(rows), self._points_of(rows))
         return self._model.head(self._batch.select(rows), self._base(rows).float() + added)
 
     def _base(self, rows: list[int]) -> Tensor:
@@ -149,5 +153,5 @@ class _Evaluation:
     def _caches_of(self, rows: list[int]) -> list[RowCache]:
         return [self._caches[row] for row in rows]
 
-    def _points(self, rows: list[int]) -> list[Point]:
-        return [self._at[row] for row in rows]
+    def _points_of(self, rows: list[int]) -> list[Point]:
+        return [self._points[row] for row in rows]

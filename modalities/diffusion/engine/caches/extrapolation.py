@@ -1,7 +1,7 @@
-"""What stands in for an output that was not computed: a weighted sum of those that were.
+"""Predictions of outputs not computed: weighted sums of computed ones.
 
-Owns the weights, in float64, for any method: reuse, the polynomial through the last computed points
-in the noise level, and TaylorSeer's expansion in the step's number. Knows no tensor.
+Owns the weights, in float64: reuse, a polynomial in the noise level through the last computed
+points, and TaylorSeer's expansion in the step number. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 
 class Point(NamedTuple):
-    """A step of a trajectory: its number, and the share of noise there (1 is pure noise)."""
+    """A step of a trajectory: its number, and its share of noise (1 is pure noise)."""
 
     step: int
     level: float
@@ -31,23 +31,23 @@ class Extrapolator(ABC):
 
     @property
     def num_kept(self) -> int:
-        """How many computed outputs it reads."""
+        """The number of computed outputs it reads."""
         return self.order + 1
 
     @abstractmethod
     def weights(self, known: Sequence[Point], at: Point) -> list[float]:
-        """A weight for each of the computed points, newest first. Never asked with none."""
+        """A weight for each of the computed points, newest first; there is at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DividedDifferences(Extrapolator):
     """The polynomial of degree `order` in the noise level through the last computed points.
 
-    Degree 0 is the last output as it is: FBCache, TeaCache, MagCache.
+    Degree 0 is the last output itself: FBCache, TeaCache, MagCache.
 
-    Newton's form, expanded into a weight per point, so outputs are kept as they are and nothing is
-    lost to differences in low precision. Uneven steps need no special case. Points at one noise
-    level (Heun looks twice) count once, the newer.
+    Newton's form, expanded into a weight per point, so that outputs are kept as they are and no
+    precision is lost to differences. Uneven steps need no special case. Of points at one noise
+    level (Heun evaluates twice) only the newer counts.
     """
 
     @override
@@ -64,9 +64,9 @@ class DividedDifferences(Extrapolator):
 
 @dataclass(frozen=True, slots=True)
 class StepTaylor(Extrapolator):
-    """TaylorSeer as its authors, MAX and diffusers have it: differences in the step's number.
+    """TaylorSeer as in its paper, MAX and diffusers: differences in the step number.
 
-    Each difference is divided by the last gap alone, though the gap before it may be another.
+    Each difference is divided by the last gap only, although the previous gap may differ.
     """
 
     @override

@@ -1,10 +1,10 @@
-"""Many skipped steps at once.
+"""Several skipped steps as one linear map.
 
-A sampler's step is linear in what it remembers and the output, and a predicted output is linear in
-the outputs computed before: so a run of skipped steps is one linear map, and costs what one step
-does. Owns that map. Knows no model: nothing here runs one.
+A sampler's step is linear in its states and the output, and a predicted output is linear in the
+outputs computed before. So consecutive skipped steps are one linear map, and cost as much as one
+step. Owns that map. Knows no model.
 
-Legend: R rows, S states of a sampler (the sample first), K computed outputs that are kept.
+Legend: R rows, S states of a sampler (the sample first), K kept outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, write_
 class FusedSkip:
     """A row's next steps, without the model.
 
-    `shares`: the caches that predict, and how much of each makes the output.
+    `shares`: the caches that predict, and the weight of each in the output.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FusedSkip:
 
     @property
     def is_possible(self) -> bool:
-        """Whether all of the steps are known to be skipped, by a sampler of ours without noise."""
+        """Whether all steps are known to be skipped, by a `Program` without fresh noise."""
         program = self.row.program
         return (
             program is not None
@@ -46,12 +46,12 @@ class FusedSkip:
 
     @property
     def cells(self) -> list[int]:
-        """Where the columns are: the states, then what each cache keeps."""
+        """The cells of the columns: the states, then the outputs that each cache keeps."""
         kept = [cell for cache, _ in self._shares for cell in cache.known().cells]
         return [*self.row.cells, *kept]
 
     def weights(self) -> Vector:
-        """What each state becomes, of the columns: `[S, S + K]`."""
+        """Each new state as weights of the columns: `[S, S + K]`."""
         program = self.row.program
         assert program is not None
         num_states = len(self.row.cells)
@@ -70,7 +70,7 @@ class FusedSkip:
         return total
 
     def take(self) -> None:
-        """Note that the steps are taken."""
+        """Record that the steps are taken."""
         for cache, _ in self._shares:
             for step in self.steps:
                 cache.decisions.decide(step)
@@ -78,7 +78,7 @@ class FusedSkip:
 
 
 def take_skips(skips: Sequence[FusedSkip]) -> None:
-    """Take the steps of rows of one shape. Where it raises, each row took all or none."""
+    """Take the steps of rows of one shape. If this raises, each row took all or none."""
     groups: defaultdict[int, list[FusedSkip]] = defaultdict(list)
     for each in skips:
         groups[len(each.row.cells)].append(each)
@@ -95,7 +95,7 @@ def _write_states(skips: Sequence[FusedSkip]) -> None:
     weights_RSI = np.zeros((len(rows), len(weights[0]), num_columns))
     for padded, weights_SI in zip(weights_RSI, weights, strict=True):
         padded[:, : weights_SI.shape[1]] = weights_SI
-    # A row with fewer columns reads its sample instead, and weighs it with zero.
+    # A row with fewer columns reads its sample instead, with weight zero.
     padded_R = [[*cells, *cells[:1] * (num_columns - len(cells))] for cells in cells_R]
     columns = rows[0].pool.read_columns(list(zip(*padded_R, strict=True)))
     write_states(rows, weights_RSI.tolist(), columns)

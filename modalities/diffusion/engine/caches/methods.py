@@ -1,7 +1,7 @@
-"""The step caches there are, as data: a rule, a prediction, and the bounds every rule lives in.
+"""The available step caches, as data: a gate, a prediction, and bounds.
 
-Owns their defaults, and TeaCache's polynomials, which turn the distance of two inputs into that of
-the outputs: those published by model class, and how to fit one. A polynomial holds for one model.
+Owns their defaults, and TeaCache's polynomials, which map the distance of two inputs to that of the
+outputs: those published by model class, and how to fit one. A polynomial holds for one model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import (
 )
 
 RESCALING_DEGREE = 4
-"""Of a polynomial, published or calibrated."""
+"""The degree of a polynomial, published or calibrated."""
 
-# From the TeaCache repository: coefficients, highest power first, and the sum at which they skip
-# about as their authors recommend. Wan: the 1.3B text-to-video model's.
+# From the TeaCache repository: coefficients, highest power first, and the threshold that skips
+# about as its authors recommend. Wan: those of the 1.3B text-to-video model.
 _PUBLISHED: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
     {
         "FluxTransformer2DModel": (
@@ -83,10 +83,10 @@ def fit_rescaling(
 
 
 class Level(enum.Enum):
-    """What is predicted: the model's output, or what its blocks add to the hidden states.
+    """The predicted quantity: the model's output, or the residual of its blocks.
 
-    The first works for any model and costs nothing when skipping; the second needs an adapter that
-    can run a model without its blocks, and follows the latents more closely.
+    The first works for any model and costs nothing on skipped steps; the second needs a
+    `SpanModel`, which runs a model without its blocks, and follows the latents more closely.
     """
 
     VELOCITY = "velocity"
@@ -95,7 +95,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMethod:
-    """A step cache's settings. `open_gate(num_steps)` gives a row its own rule."""
+    """Settings of a step cache. `open_gate(num_steps)` creates the gate of a row."""
 
     open_gate: Callable[[int], Gate]
     extrapolator: Extrapolator
@@ -128,7 +128,7 @@ def teacache(
 def first_block(
     *, threshold: float = 0.05, order: int = 0, level: Level = Level.SPAN
 ) -> CacheMethod:
-    """FBCache; with `order` above 0, what is skipped is extrapolated instead of reused."""
+    """FBCache; with `order` above 0, skipped outputs are extrapolated instead of reused."""
     return CacheMethod(
         open_gate=lambda num_steps: FirstBlockGate(threshold),
         extrapolator=DividedDifferences(order),
@@ -144,7 +144,7 @@ def taylorseer(
     by_step: bool = False,
     level: Level = Level.VELOCITY,
 ) -> CacheMethod:
-    """TaylorSeer. `by_step` expands in the step's number as the paper does, not the noise level."""
+    """TaylorSeer. `by_step` expands in the step number, as the paper does, not the noise level."""
     return CacheMethod(
         open_gate=lambda num_steps: IntervalGate(interval, warmup),
         extrapolator=StepTaylor(order) if by_step else DividedDifferences(order),
@@ -161,7 +161,7 @@ def magcache(
     retention: float = 0.2,
     level: Level = Level.SPAN,
 ) -> CacheMethod:
-    """MagCache. `ratios` as calibrated, at any number of steps; `retention` the share kept."""
+    """MagCache. `ratios`: calibrated, for any number of steps. `retention`: share that computes."""
 
     def open_gate(num_steps: int) -> Gate:
         num_retained = int(retention * num_steps + 0.5)

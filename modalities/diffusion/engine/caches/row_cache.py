@@ -1,7 +1,7 @@
-"""One row's step cache, and the tensor work on many of them at once.
+"""The step cache of one row, and batched tensor work on many of them.
 
-Owns the cells of what was computed and compared, the row's rule and its bounds. Knows no model and
-no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends.
+Owns the cells of computed outputs and compared signals, and the row's decisions. Knows no model and
+no sampler. All state belongs to the row and is dropped with it.
 
 Legend: R caches.
 """
@@ -28,14 +28,14 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass
 class _Memory:
-    """Cells of one pool with the points they belong to, newest first."""
+    """Cells of one pool, and the points they belong to, newest first."""
 
     pool: TensorPool
     points: list[Point] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
 
     def make_room(self, point: Point, capacity: int) -> int:
-        """The cell for a point's value: a fresh one, the oldest's, or its own if taken again."""
+        """The cell for a point's value: a new one, the oldest, or its own for a repeated step."""
         if self.points and self.points[0] == point:
             return self.cells[0]
         if len(self.cells) < capacity:
@@ -49,10 +49,10 @@ class _Memory:
 
 
 class RowCache:
-    """A row's cache through one trajectory of `num_steps` evaluations, in order.
+    """The cache of a row over one trajectory of `num_steps` evaluations, in order.
 
-    At each step: `decisions.decide`, then either `record` what was computed or `predict`; a step
-    that failed may be taken again. `release` once at the end, however it ends.
+    At each step: `decisions.decide`, then either `record` the computed output or `predict` one; a
+    failed step may be repeated. `release` must be called once, however the row ends.
     """
 
     def __init__(self, method: CacheMethod, num_steps: int, pools: TensorPools) -> None:
@@ -64,24 +64,24 @@ class RowCache:
 
     @property
     def signal(self) -> GateSignal | None:
-        """What the rule compares, if anything."""
+        """The signal that the gate compares, if any."""
         return self.decisions.signal
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether hidden states or signals are kept from step to step, not only the answer."""
+        """Whether hidden states or signals are kept between steps, not only outputs."""
         return self.signal is not None or self.method.level is Level.SPAN
 
     def may_compute(self, steps: Sequence[int]) -> list[bool]:
         """Which of the row's next steps may need a run of the model. Changes nothing."""
-        if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
+        if self.method.level is Level.SPAN:  # the layers around the blocks run at every step
             return [True] * len(steps)
         return self.decisions.may_compute(steps)
 
     def follow(self, at: Point, velocity: Tensor, *, computes: bool) -> None:
-        """Note another rank's step, as if it were taken here, but for hidden states.
+        """Record another rank's step as if taken here, except for hidden states.
 
-        `computes` is that rank's decision where it follows from what it has seen.
+        `computes` is that rank's decision if it depends on a signal.
         """
         if self.signal is None:
             computes = self.decisions.decide(at.step)
@@ -91,7 +91,7 @@ class RowCache:
             record([self], velocity[None], [at])
 
     def release(self) -> None:
-        """Give all cells back and forget the past."""
+        """Give all cells back and start over."""
         for memory in (self._outputs, self._reference):
             if memory is not None:
                 memory.pool.give_back(memory.cells)
@@ -99,30 +99,30 @@ class RowCache:
         self.decisions.start_over()
 
     def has_output_in(self, pool: TensorPool) -> bool:
-        """Whether something was computed, and is kept in this pool."""
+        """Whether computed outputs are kept in this pool."""
         return self._outputs is not None and self._outputs.pool is pool
 
     def known(self) -> _Memory:
-        """What was computed last, and before."""
+        """The computed outputs, newest first."""
         assert self._outputs is not None, "nothing was computed yet"
         return self._outputs
 
     def room_for_output(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
-        """Where the newest output goes."""
+        """The pool and cell for the newest output."""
         memory = self._outputs or _Memory(_pool_like(self._pools, like))
         cell = memory.make_room(point, self.method.extrapolator.num_kept)
-        self._outputs = memory  # once it has a cell: pools without any are released
+        self._outputs = memory  # only once it has a cell: pools without any are dropped
         return memory.pool, cell
 
     def room_for_reference(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
-        """Where the signal goes that later steps are compared with."""
+        """The pool and cell for the signal that later steps are compared with."""
         memory = self._reference or _Memory(_pool_like(self._pools, like))
         cell = memory.make_room(point, 1)
         self._reference = memory
         return memory.pool, cell
 
     def reference_cell(self) -> tuple[TensorPool, int] | None:
-        """The signal to compare with, if there is one."""
+        """The pool and cell of the signal to compare with, if any."""
         if self._reference is None:
             return None
         return self._reference.pool, self._reference.cells[0]
@@ -131,10 +131,10 @@ class RowCache:
 def distances(
     caches: Sequence[RowCache], signals_R: Tensor, sum_ranks: SumRanks | None = None
 ) -> list[float]:
-    """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
+    """The distance of each row's signal, `[R, ...]`, from its reference; infinite without one.
 
-    The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
-    One transfer to the host for all rows, which is waited for: what runs next depends on it.
+    Mean |signal - reference| over mean |reference|, in float32, per row. Waits for one transfer to
+    the host for all rows: the next run depends on it.
     """
     found = [cache.reference_cell() for cache in caches]
     rows = [index for index, place in enumerate(found) if place is not None]
@@ -152,7 +152,7 @@ def distances(
 def keep_signals(
     caches: Sequence[RowCache], signals_R: Tensor, at: Sequence[Point], computes: Sequence[bool]
 ) -> None:
-    """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
+    """Store signals, `[R, ...]`, as references for later steps, as each gate requires."""
     rows = [
         index
         for index, cache in enumerate(caches)
@@ -164,7 +164,7 @@ def keep_signals(
 
 
 def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -> None:
-    """Keep what was computed, `[R, ...]`."""
+    """Keep computed outputs, `[R, ...]`."""
     places = [
         cache.room_for_output(output, point)
         for cache, output, point in zip(caches, outputs_R, at, strict=True)
@@ -173,9 +173,9 @@ def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -
 
 
 def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
-    """What the rows take instead of computing, `[R, ...]` in float32.
+    """Predict the outputs of rows that skip, `[R, ...]` in float32.
 
-    The rows' outputs must have one shape; how many each keeps, and its weights, are its own.
+    The outputs must have one shape; each row has its own number of kept outputs and weights.
     """
     memories = [cache.known() for cache in caches]
     num_columns = max(len(memory.cells) for memory in memories)
@@ -183,7 +183,7 @@ def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
     for cache, memory, point in zip(caches, memories, at, strict=True):
         weights = cache.method.extrapolator.weights(memory.points, point)
         weights_RK.append([*weights, *[0.0] * (num_columns - len(weights))])
-    # A row that keeps fewer reads its newest instead, and weighs it with zero.
+    # A row that keeps fewer reads its newest instead, with weight zero.
     cells_KR = [
         [memory.cells[k if k < len(memory.cells) else 0] for memory in memories]
         for k in range(num_columns)

@@ -1,7 +1,7 @@
-"""`triptych calibrate`: plans for a model's steps, and what every other step cache is tuned with.
+"""`triptych calibrate`: plans of skipped steps, and settings of the other step caches.
 
-Owns the command's words, the images to calibrate with, and where the file goes. The experiment is
-`tuning`'s.
+Owns the command line, the calibration prompts, and the place of the file. `tuning` runs the
+experiment.
 """
 
 from __future__ import annotations
@@ -58,23 +58,25 @@ PROMPTS = (
     "a lion next to a tree",
     "a clock on a white background",
 )
-"""What is generated where no prompts are given."""
+"""The default prompts."""
 
 _ONE_RANK = frozenset({"cfg_parallel_size", "ulysses_degree"})
-"""Options of models on several ranks: what is calibrated is measured on one."""
+"""Options of models on several ranks, which calibration does not use."""
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych calibrate`."""
     parser.add_argument(
-        "reference", nargs="?", metavar="MODEL", help="as --model takes it; default: the embedded"
+        "reference", nargs="?", metavar="MODEL", help="as in --model; default: the embedded model"
     )
     parser.add_argument(
         "--steps", type=int, nargs="+", metavar="N", help="numbers of steps; default: the model's"
     )
-    parser.add_argument("--sampler", default="", help="default: the model's own")
-    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
-    parser.add_argument("--prompts", metavar="FILE", help="one prompt a line; default: built in")
+    parser.add_argument("--sampler", default="", help="default: the model's")
+    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="one prompt per line; default: built-in prompts"
+    )
     parser.add_argument("--num-images", type=int, default=24, metavar="N", help="default 24")
     parser.add_argument(
         "--images-at-once", type=int, default=4, metavar="N", help="default 4; fewer save memory"
@@ -83,13 +85,13 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="default: the cache folder; `calibration.json` beside a model is read, too",
+        help="default: in the cache folder; calibration.json in a model's folder is also read",
     )
     add_options(parser, sections=("models", "device"), roles=("image",), exclude=UNUSED | _ONE_RANK)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Calibrate, write the file after each number of steps, and print what was found."""
+    """Calibrate, write the file after each number of steps, and print the plans."""
     lines = read_lines("--prompts", args.prompts) if args.prompts else enumerate(PROMPTS)
     prompts = [line for _, line in lines]
     if not prompts:
@@ -104,7 +106,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
         config.models, RichProgress(), sources=(EMBEDDED_IMAGES,), defaults=(default,)
     )
     if len(models) > 1:
-        raise ConfigError("One model is calibrated at a time: name one.")
+        raise ConfigError("Only one model is calibrated at a time: name one.")
     (model,) = models
     folder = Path(model.folder)
     digest = model_digest(folder, config.models)
@@ -126,7 +128,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if any(not 1 <= num_steps <= 1000 for num_steps in args.steps or ()):
-        raise ConfigError("--steps: a number of steps is 1 to 1000.")
+        raise ConfigError("--steps: must be 1 to 1000.")
     for name in ("num_images", "images_at_once"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1.")
@@ -136,7 +138,7 @@ def _check(args: argparse.Namespace) -> None:
 def _open_tuner(
     model: ResolvedModel, config: Config, batch_size: int
 ) -> Iterator[tuple[Recipe, Tuner]]:
-    """The model on its device. Imports torch."""
+    """Load the model onto its device. Imports torch."""
     from contextlib import ExitStack
 
     from triptych.core.runtime.devices.device import open_device
@@ -171,7 +173,6 @@ def _open_tuner(
 def _images(
     args: argparse.Namespace, recipe: Recipe, prompts: Sequence[str], num_steps: int
 ) -> list[ImageRequest]:
-
     width, height = args.size or recipe.default_size
     return [
         ImageRequest(
@@ -188,7 +189,7 @@ def _images(
 
 @contextmanager
 def _bar(num_steps: int) -> Iterator[Report]:
-    """A bar on a terminal's stderr, for the share of the work that is done."""
+    """A progress bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     bar = Progress(

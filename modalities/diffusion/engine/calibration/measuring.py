@@ -1,8 +1,8 @@
-"""Measurements of uncached runs of a model: enough to plan skips, and to tune every cache.
+"""Measurements of uncached runs of a model, for planning skips and tuning caches.
 
-Owns the run and its measurements. Of the outputs of N steps it keeps their inner products, an N x N
-matrix averaged over runs: every error that a plan can make along these runs is a quadratic form of
-it, for any order of prediction and any sampler. No output is kept.
+Owns the run and its measurements. Of the outputs of N steps it keeps the inner products, an N x N
+matrix averaged over runs: the error of any plan along these runs is a quadratic form of it, for any
+order of prediction and any sampler. Outputs are not kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triptych.modalities.diffusion.engine.caches.decisions import Gate, GateSign
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.calibration.planning import Measured
+from triptych.modalities.diffusion.engine.calibration.planning import ErrorModel
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
@@ -34,7 +34,7 @@ class Calibration:
     """Sums over runs of one number of steps with one sampler.
 
     `gram[i, j]` is the mean over runs and elements of output i times output j. `input_distances`
-    and `output_distances` are of neighbouring steps, for `methods.fit_rescaling`.
+    and `output_distances` are those of consecutive steps, for `methods.fit_rescaling`.
     """
 
     num_steps: int
@@ -55,11 +55,11 @@ class Calibration:
 
     @property
     def magnitude_ratios(self) -> tuple[float, ...]:
-        """MagCache's: mean over tokens of the ratio of norms to the step before; the first is 1."""
+        """MagCache's ratios: norm ratio to the last step, mean over tokens; the first is 1."""
         return tuple(float(ratio) for ratio in self._ratios_N / max(1, self.num_runs))
 
     def add(self, outputs: Sequence[Tensor], input_distances: Sequence[float] = ()) -> None:
-        """One uncached run: each step's output, and how far each step's input is from the last's.
+        """Add one uncached run: each step's output, and each input's distance from the last.
 
         Raises `ValueError` for another number of steps.
         """
@@ -77,7 +77,7 @@ class Calibration:
             self.output_distances += moved.tolist()
 
     def merge(self, other: Calibration) -> None:
-        """Add the runs that another calibration measured. Both are of as many steps."""
+        """Add the runs of another calibration with the same number of steps."""
         assert other.num_steps == self.num_steps
         self._gram_NN += other._gram_NN
         self._ratios_N += other._ratios_N
@@ -88,7 +88,7 @@ class Calibration:
 
 @dataclass
 class _DistanceRecorder(Gate):
-    """Always computes, and writes down the distances that TeaCache's rule would get."""
+    """Always computes, and records the distances that TeaCache's gate would get."""
 
     signal: ClassVar[GateSignal | None] = GateSignal.MODULATED_INPUT
     distances: list[float] = field(default_factory=list)
@@ -101,10 +101,10 @@ class _DistanceRecorder(Gate):
 
 
 def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools) -> Calibration:
-    """Run rows without caches to their ends, in one batch, and measure every step.
+    """Run rows without caches to the end, in one batch, and measure every step.
 
-    Outputs are measured after guidance, since that is what a plan's errors act on. The rows must
-    have one number of steps and one sampler; raises `InvalidRequest` otherwise.
+    Outputs are measured after guidance, where a plan's errors act. Raises `InvalidRequest` unless
+    all rows have the same number of steps and sampler.
     """
     num_steps = len(rows[0].sample.timesteps)
     if any(row.sample.timesteps != rows[0].sample.timesteps for row in rows):
@@ -126,18 +126,18 @@ def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools
     return calibration
 
 
-def measured(calibration: Calibration, row: DenoiseRow) -> Measured:
-    """What a search for plans needs, of a calibration and any of its rows.
+def error_model(calibration: Calibration, row: DenoiseRow) -> ErrorModel:
+    """The input of the plan search, from a calibration and any of its rows.
 
-    Raises `InvalidRequest` if the sampler is one whose influence is not known.
+    Raises `InvalidRequest` for a sampler of diffusers, whose influence is unknown.
     """
     if row.sample.program is None:
         raise InvalidRequest("Plans need one of Triptych's own samplers: choose another scheduler.")
-    return Measured.of(calibration.gram, row.sample.program)
+    return ErrorModel.of(calibration.gram, row.sample.program)
 
 
 def _record_distances(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
-    """Give the row's prompt a cache that only records; the other branch none."""
+    """Give the positive branch a cache that only records, and the other branch none."""
     recorder = _DistanceRecorder()
     method = CacheMethod(
         open_gate=lambda _: recorder, extrapolator=DividedDifferences(), level=Level.VELOCITY

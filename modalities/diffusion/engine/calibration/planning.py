@@ -1,17 +1,17 @@
-"""Which steps to compute, decided beforehand: a shortest path over measured errors.
+"""Plans of the steps to compute: a shortest path over measured errors.
 
 Owns the search. Knows no tensor and no model: its input is `Calibration.gram`.
 
 The error model. Along uncached runs with outputs y_0 .. y_{N-1}, a skipped step k takes a weighted
-sum of computed outputs; its error is again a weighted sum of the y, and what it does to the final
-sample is that times the sampler's influence of step k (exact, as long as the model is asked at the
-same places). A run of skips between two computed steps thus has an error vector with coefficients
-`a` and length sqrt(a' G a), G the matrix of inner products. The final error is at most the sum of
-these lengths over the runs of skips, and that bound is what is minimized.
+sum of computed outputs; its error is again a weighted sum of the y, and its effect on the final
+sample is that times the sampler's influence of step k (exact, as long as the model is evaluated at
+the same points). A run of skips between two computed steps thus has an error vector with
+coefficients `a` and length sqrt(a' G a), G the matrix of inner products. The final error is at most
+the sum of these lengths over the runs of skips, and the search minimizes this bound.
 
-What the steps after an error make of it is left out there: they draw the sample back to what is
-likely, so the earlier an error, the less is left of it. `damped` says how much less: by a factor of
-exp(-rate) from pure noise to none. The rate is a model's own, found by trying.
+This leaves out how later steps correct an error: they pull the sample back towards likely images,
+so less remains of an earlier error. `damped` models this by a factor of exp(-rate) from pure noise
+to none. The rate depends on the model and is found by trials.
 
 The algorithm. A run's length depends on the computed steps its prediction uses: the last
 `num_kept`. States are those tuples, edges lead from one computed step to the next, and costs add
@@ -38,21 +38,21 @@ _Best = dict[_State, tuple[float, tuple[int, ...]]]  # least cost so far, and th
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Measured:
-    """What a search needs of a model and a sampler: outputs' products, influence, noise levels."""
+class ErrorModel:
+    """The input of a search: the outputs' inner products, the influence and the noise levels."""
 
     gram_NN: Vector
     influence_N: Vector
     points: tuple[Point, ...]
 
     @classmethod
-    def of(cls, gram_NN: Vector, program: Program) -> Measured:
-        """Joined with the sampler the calibration ran with."""
+    def of(cls, gram_NN: Vector, program: Program) -> ErrorModel:
+        """Combine the products with the sampler of the calibration."""
         points = (Point(k, float(level)) for k, level in enumerate(program.noise_levels_N))
         return cls(gram_NN=gram_NN, influence_N=program.influence, points=tuple(points))
 
-    def damped(self, rate: float) -> Measured:
-        """The same, if an error at noise level l has shrunk by exp(-rate * l) in the end."""
+    def damped(self, rate: float) -> ErrorModel:
+        """The model in which an error at noise level l shrinks by exp(-rate * l) in the end."""
         levels = np.array([point.level for point in self.points])
         return replace(self, influence_N=self.influence_N * np.exp(-rate * levels))
 
@@ -72,13 +72,13 @@ class Measured:
 
 
 def all_plans(
-    measured: Measured,
+    measured: ErrorModel,
     extrapolator: Extrapolator,
     max_computed: int,
     *,
     max_skips: int = 8,
 ) -> dict[int, tuple[bool, ...]]:
-    """The plan of the least error for every number of computed steps up to `max_computed`.
+    """The plan of least error for every number of computed steps up to `max_computed`.
 
     The first and the last step compute in all of them. Numbers without a plan of at most
     `max_skips` skips in a row are left out.
@@ -106,10 +106,11 @@ def all_plans(
     return plans
 
 
-def expected_error(measured: Measured, extrapolator: Extrapolator, plan: Sequence[bool]) -> float:
-    """Root mean square error of the final sample if the model is asked at the same places.
+def expected_error(measured: ErrorModel, extrapolator: Extrapolator, plan: Sequence[bool]) -> float:
+    """Root mean square error of the final sample, for model evaluations at the same points.
 
-    The whole plan's error vector: runs of skips may cancel or add up, which the search bounds.
+    Uses the error vector of the whole plan, in which runs of skips may cancel or add up; the search
+    minimizes only a bound on it.
     """
     computed = [step for step, computes in enumerate(plan) if computes]
     total = np.zeros(len(plan))

@@ -1,7 +1,7 @@
-"""A model calibrated: images generated whole, plans made of what was measured, and each plan tried.
+"""The calibration experiment: generate without a cache, search plans, and try each plan.
 
-Owns the experiment. The search for plans is `planning`'s, the measuring `measuring`'s, the file
-`file`'s. A plan is written down with what it generated, not with what it promised.
+Owns the experiment. `planning` searches, `measuring` measures, `file` stores. A plan is recorded
+with its measured quality, not the expected one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from triptych.modalities.diffusion.engine.calibration.file import CalibratedRun,
 from triptych.modalities.diffusion.engine.calibration.measuring import (
     Calibration,
     calibrate,
-    measured,
+    error_model,
 )
 from triptych.modalities.diffusion.engine.calibration.planning import (
-    Measured,
+    ErrorModel,
     all_plans,
     expected_error,
 )
@@ -44,15 +44,15 @@ from triptych.modalities.diffusion.sampler_names import short_name
 from triptych.modalities.diffusion.wire import ImageRequest
 
 SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
-"""Which parts of all steps the plans that are tried compute."""
+"""Shares of all steps that the tried plans compute."""
 ORDERS = (0, 1, 2)
-"""Degrees of extrapolation that a plan may have."""
+"""Degrees of extrapolation to try."""
 DAMPINGS = (0.0, 1.5, 3.0, 4.5, 6.0)
-"""How much of an early error may be mended by the steps after it; see `Measured.damped`."""
+"""Rates to try at which later steps correct an early error; see `ErrorModel.damped`."""
 PEAK_DB = 99.0
-"""What is written down for images that are equal."""
+"""The PSNR recorded for equal images."""
 _LEAST = 2
-_MEASURING = 0.25  # of all the work, about
+_MEASURING = 0.25  # of all the work, approximately
 
 Report = Callable[[float], None]
 """Called with the share of the work that is done."""
@@ -60,14 +60,14 @@ Report = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """A calibration, and how many times faster than without a cache each of its plans generated."""
+    """A calibration, and the speedup of each of its plans over generation without a cache."""
 
     run: CalibratedRun
     speedups: tuple[float, ...]
 
 
-class _Promise(NamedTuple):
-    """A plan before it is tried."""
+class _Candidate(NamedTuple):
+    """A plan before its trial."""
 
     error: float
     order: int
@@ -76,7 +76,7 @@ class _Promise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """An image to calibrate with, and its prompts, encoded once."""
+    """A calibration image and its encoded prompts."""
 
     request: ImageRequest
     texts: Sequence[EncodedText]
@@ -95,9 +95,9 @@ class Tuner:
     def tune(
         self, requests: Sequence[ImageRequest], report: Report, shares: Sequence[float] = SHARES
     ) -> Tuned:
-        """Calibrate for the images' steps and sampler, which are the same in all of them.
+        """Calibrate for the steps and sampler of the images, which all share them.
 
-        Raises `InvalidRequest` for a sampler that no plan can be made for, or too few steps.
+        Raises `InvalidRequest` for a sampler without plans, or too few steps.
         """
         subjects = [
             _Subject(request, self._recipe.encode_all(self._recipe.prompts(request)))
@@ -105,14 +105,14 @@ class Tuner:
         ]
         size = self._batch_size
         parts = [subjects[start : start + size] for start in range(0, len(subjects), size)]
-        calibration, model, wholes = self._measure(parts, report)
+        calibration, model, references = self._measure(parts, report)
         _, plain_s = self._generate(parts[0], None)
-        model = model.damped(self._damping(parts[0], model, wholes, shares))
+        model = model.damped(self._damping(parts[0], model, references, shares))
         candidates = _candidates(model, shares)
         plans, speedups = [], []
-        for index, promises in enumerate(candidates):
+        for index, group in enumerate(candidates):
             report(_MEASURING + (1 - _MEASURING) * index / len(candidates))
-            plan, elapsed_s = self._try(parts, promises, wholes)
+            plan, elapsed_s = self._try(parts, group, references)
             plans.append(plan)
             speedups.append(plain_s / elapsed_s)
         report(1.0)
@@ -122,44 +122,44 @@ class Tuner:
     def _damping(
         self,
         part: Sequence[_Subject],
-        model: Measured,
-        wholes: Sequence[Tensor],
+        model: ErrorModel,
+        references: Sequence[Tensor],
         shares: Sequence[float],
     ) -> float:
-        """The damping with which a plan generates best that computes rather few steps.
+        """The damping whose plan with rather few computed steps generates best.
 
-        With fewer yet no plan is good, with many all are.
+        With even fewer steps no plan is good, with many all are.
         """
         found: dict[float, float] = {}
         for rate in DAMPINGS:
             plans = _candidates(model.damped(rate), shares, orders=(0,))
-            (promise,) = plans[len(plans) // 3]
-            images, _ = self._generate(part, _method(promise))
-            found[rate] = _worst_db(wholes[: len(part)], images)
+            (candidate,) = plans[len(plans) // 3]
+            images, _ = self._generate(part, _method(candidate))
+            found[rate] = _worst_db(references[: len(part)], images)
         return max(found, key=found.__getitem__)
 
     def _try(
         self,
         parts: Sequence[Sequence[_Subject]],
-        promises: Sequence[_Promise],
-        wholes: Sequence[Tensor],
+        group: Sequence[_Candidate],
+        references: Sequence[Tensor],
     ) -> tuple[TriedPlan, float]:
-        """The best plan for the first part, tried on all parts, and its seconds for the first."""
-        generated = {promise: self._generate(parts[0], _method(promise)) for promise in promises}
+        """The best plan for the first part, tried on all parts, and its time for the first."""
+        generated = {candidate: self._generate(parts[0], _method(candidate)) for candidate in group}
         errors = {
-            promise: _worst_db(wholes[: len(parts[0])], images)
-            for promise, (images, _) in generated.items()
+            candidate: _worst_db(references[: len(parts[0])], images)
+            for candidate, (images, _) in generated.items()
         }
-        best = max(promises, key=lambda promise: errors[promise])
+        best = max(group, key=lambda candidate: errors[candidate])
         images, elapsed_s = generated[best]
         for part in parts[1:]:
             images = images + self._generate(part, _method(best))[0]
-        return _tried(best, wholes, images), elapsed_s
+        return _trial_result(best, references, images), elapsed_s
 
     def _measure(
         self, parts: Sequence[Sequence[_Subject]], report: Report
-    ) -> tuple[Calibration, Measured, list[Tensor]]:
-        """The images as they are without a cache, and what was measured meanwhile."""
+    ) -> tuple[Calibration, ErrorModel, list[Tensor]]:
+        """Generate all images without a cache, and measure the runs."""
         total: Calibration | None = None
         images: list[Tensor] = []
         for index, part in enumerate(parts):
@@ -170,7 +170,7 @@ class Tuner:
                     total = found
                 else:
                     total.merge(found)
-                model = measured(total, rows[0])
+                model = error_model(total, rows[0])
                 images += self._decode(part, rows)
         assert total is not None, "there is an image"
         return total, model, images
@@ -178,7 +178,7 @@ class Tuner:
     def _generate(
         self, part: Sequence[_Subject], method: CacheMethod | None
     ) -> tuple[list[Tensor], float]:
-        """Images, and the seconds that denoising took."""
+        """Images, and the seconds of denoising."""
         with self._rows(part, method) as rows:
             started_s = time.perf_counter()
             while not rows[0].is_done:
@@ -209,38 +209,40 @@ class Tuner:
 
 
 def _candidates(
-    model: Measured, shares: Sequence[float], *, orders: Sequence[int] = ORDERS
-) -> list[list[_Promise]]:
-    """For each share of the steps that there are plans for, the best of each degree."""
+    model: ErrorModel, shares: Sequence[float], *, orders: Sequence[int] = ORDERS
+) -> list[list[_Candidate]]:
+    """The best plan of each degree, for each share of steps with plans."""
     num_steps = len(model.points)
     wanted = sorted({max(_LEAST, round(share * num_steps)) for share in shares})
-    found: dict[int, list[_Promise]] = {count: [] for count in wanted if count < num_steps}
+    found: dict[int, list[_Candidate]] = {count: [] for count in wanted if count < num_steps}
     for order in orders if found else ():
         extrapolator = DividedDifferences(order)
         plans = all_plans(model, extrapolator, max(found))
         for count in found.keys() & plans.keys():
             error = expected_error(model, extrapolator, plans[count])
-            found[count].append(_Promise(error, order, plans[count]))
-    candidates = [promises for promises in found.values() if promises]
+            found[count].append(_Candidate(error, order, plans[count]))
+    candidates = [group for group in found.values() if group]
     if not candidates:
-        raise InvalidRequest(f"Of {num_steps} steps none can be skipped: calibrate for more.")
+        raise InvalidRequest(f"None of {num_steps} steps can be skipped: calibrate for more steps.")
     return candidates
 
 
-def _method(promise: _Promise) -> CacheMethod:
-    return planned(promise.mask, order=promise.order)
+def _method(candidate: _Candidate) -> CacheMethod:
+    return planned(candidate.mask, order=candidate.order)
 
 
-def _worst_db(wholes: Sequence[Tensor], images: Sequence[Tensor]) -> float:
-    return min(psnr_db(one, other) for one, other in zip(wholes, images, strict=True))
+def _worst_db(references: Sequence[Tensor], images: Sequence[Tensor]) -> float:
+    return min(psnr_db(one, other) for one, other in zip(references, images, strict=True))
 
 
-def _tried(promise: _Promise, wholes: Sequence[Tensor], images: Sequence[Tensor]) -> TriedPlan:
-    psnrs_db = [psnr_db(one, other) for one, other in zip(wholes, images, strict=True)]
+def _trial_result(
+    candidate: _Candidate, references: Sequence[Tensor], images: Sequence[Tensor]
+) -> TriedPlan:
+    psnrs_db = [psnr_db(one, other) for one, other in zip(references, images, strict=True)]
     return TriedPlan(
-        computed=tuple(step for step, computes in enumerate(promise.mask) if computes),
-        order=promise.order,
-        expected_error=promise.error,
+        computed=tuple(step for step, computes in enumerate(candidate.mask) if computes),
+        order=candidate.order,
+        expected_error=candidate.error,
         median_psnr_db=round(float(np.median(psnrs_db)), 2),
         low_psnr_db=round(float(np.quantile(psnrs_db, 0.1)), 2),
     )
@@ -249,11 +251,11 @@ def _tried(promise: _Promise, wholes: Sequence[Tensor], images: Sequence[Tensor]
 def psnr_db(one: Tensor, other: Tensor) -> float:
     """The peak signal-to-noise ratio of two images with values in 0..1.
 
-    Raises `NonFinite` where one has NaN in it.
+    Raises `NonFinite` if an image has NaN.
     """
     error = float((one - other).double().square().mean())
     if not math.isfinite(error):
-        raise NonFinite("The model generated no numbers: calibrate it in another --dtype.")
+        raise NonFinite("The model generated non-finite values: calibrate it with another --dtype.")
     return min(PEAK_DB, -10 * math.log10(error)) if error else PEAK_DB
 
 

@@ -1,8 +1,8 @@
-"""The adaptive norms of diffusers' blocks as one operation each.
+"""Adaptive norms of diffusers' blocks, each as one fused operation.
 
-Owns their twins, which share every parameter and keep the names of what they hold. A twin is for
-norms that scale and shift their own output; where a block does that itself, its forward would have
-to be written again, and it is left alone.
+Owns their replacements, which share all parameters and keep attribute names. They replace norms
+that scale and shift their own output; blocks that do so themselves are left unchanged, because
+their forward would have to be rewritten.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SHIFT_FIRST = (of_diffusers.AdaLayerNormZero, of_diffusers.AdaLayerNormZeroSing
 
 
 def fuse_norms(module: nn.Module) -> int:
-    """Put twins in the places of a model's adaptive layer norms; how many there were."""
+    """Replace a model's adaptive layer norms by fused ones; returns how many there were."""
     found = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if _has_twin(child)
+        if _is_fusible(child)
     ]
     for parent, name, child in found:
         is_zero = type(child) in _SHIFT_FIRST
@@ -31,14 +31,14 @@ def fuse_norms(module: nn.Module) -> int:
     return len(found)
 
 
-def _has_twin(module: Any) -> bool:
+def _is_fusible(module: Any) -> bool:
     if type(module) not in (*_SHIFT_FIRST, of_diffusers.AdaLayerNormContinuous):
         return False
     return isinstance(module.norm, nn.LayerNorm) and module.norm.weight is None
 
 
 class _Zero(nn.Module):
-    """Gives the norm of its input and what the conditioning has left: gates, the MLP's part."""
+    """Returns the modulated norm, and the remaining parts of the conditioning, such as gates."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Zero(nn.Module):
 
 
 class _Continuous(nn.Module):
-    """The norm before a model's projection to latents."""
+    """The modulated norm before a model's projection to latents."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""A denoising model of any family, run for a batch of rows.
+"""Runs a denoising model of any family for a batch of rows.
 
-Owns the call: stacking rows' conditioning, the time in the model's unit, reading the answer; and
-what differs between classes of models, as data. The model runs its own forward; nothing of it is
-copied here.
+Owns the call: stacking conditioning, converting time to the model's unit, reading the output; and
+the differences between model classes, as data. The model's own forward runs unchanged.
 
 Legend: R rows.
 """
@@ -28,10 +27,10 @@ from triptych.modalities.diffusion.wire import AdapterUse
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """One list of blocks in a model. `streams`: the arguments its blocks return, in that order.
+    """One list of blocks in a model. `streams`: the arguments its blocks return, in this order.
 
-    Empty if they return their first argument alone. The hidden states that the model's head reads
-    are the argument `hidden`; empty for the first.
+    Empty if they return only their first argument. `hidden`: the argument with the hidden states
+    that the model's head reads; empty for the first.
     """
 
     name: str
@@ -46,30 +45,30 @@ class DenoiserFamily:
     sample: str = "hidden_states"
     time: str = "timestep"
     time_unit: float = 1.0  # the scheduler's time is divided by it
-    time_flips: bool = False  # and taken from 1
-    negates: bool = False  # the answer points from noise to the clean sample
-    halves: bool = False  # the answer's second half of channels is a variance, left out
+    time_flips: bool = False  # the model takes 1 - time
+    negates: bool = False  # the output points from noise to the clean sample
+    halves: bool = False  # the second half of output channels is a variance, dropped
     lists: frozenset[str] = frozenset()  # arguments passed as lists of rows, not stacked
-    # Arguments whose rows have any length: padded, with an argument of that name and `_mask`.
+    # Arguments whose rows vary in length: padded, with a mask argument named with `_mask`.
     ragged: frozenset[str] = frozenset()
-    axes: Mapping[str, int] = field(default_factory=dict)  # where rows are not stacked in front
+    axes: Mapping[str, int] = field(default_factory=dict)  # stacking axes other than the first
     span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
-    # Arguments that have tokens, of the model or of the blocks of its span: a run can be divided.
+    # Arguments with tokens, of the model or of its span's blocks, by which a run can be divided.
     tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
     block_tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
-    apart: str = ""  # the attention of blocks to a text that is not divided with the image
+    local_attention: str = ""  # blocks' attention to an undivided text
     tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioning:
-    """A row's arguments beside latents and time: one guidance branch's.
+    """Model arguments of one guidance branch, besides latents and time.
 
     `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
     batch, which `key` stands for: rows with different keys never share a run. `context`: latents
     appended to the row's along the first dimension, whose output is cut off (edited images).
-    `adapters`: those that change the model for this row, as the model's `adapters` checked them.
+    `adapters`: the checked adapters that act on this row.
     """
 
     rows: Mapping[str, Tensor]
@@ -81,7 +80,7 @@ class Conditioning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows that go through the model together: latents `[R, ...]`, times `[R]`, conditioning."""
+    """Rows run by the model together: latents `[R, ...]`, times `[R]`, conditioning."""
 
     samples: Tensor
     times: Tensor
@@ -91,7 +90,7 @@ class Batch:
         return len(self.samples)
 
     def tensors(self) -> list[Tensor]:
-        """All that differs between rows, stacked. Rows must be alike in shape."""
+        """All per-row tensors, stacked. Rows must have equal shapes."""
         first = self.conditioning[0]
         stacked = [
             torch.stack([conditioning.rows[name] for conditioning in self.conditioning])
@@ -103,7 +102,7 @@ class Batch:
         return [self.samples, self.times, *stacked]
 
     def over(self, tensors: Sequence[Tensor]) -> Batch:
-        """This batch with what `tensors` returned, elsewhere."""
+        """This batch with other `tensors` in the same order."""
         samples, times, *stacked = tensors
         names = sorted(self.conditioning[0].rows)
         has_context = len(stacked) > len(names)
@@ -118,7 +117,7 @@ class Batch:
         return Batch(samples=samples, times=times, conditioning=conditioning)
 
     def select(self, rows: Sequence[int]) -> Batch:
-        """Some of the rows, in the order asked for."""
+        """Some of the rows, in this order."""
         if list(rows) == list(range(len(self))):
             return self
         return Batch(
@@ -129,23 +128,23 @@ class Batch:
 
 
 class RowAdapters(Protocol):
-    """What changes a model for some rows of a run (`adapters.Adapters`)."""
+    """Adapters that change a model for some rows of a run (`adapters.Adapters`)."""
 
     def key_of(self, uses: tuple[AdapterUse, ...], /) -> Hashable:
         """Rows with equal keys may share a run."""
         ...
 
     def applied(self, rows: Sequence[tuple[AdapterUse, ...]], /) -> AbstractContextManager[None]:
-        """While inside, each row of a run is changed as it asks."""
+        """A context in which each row of a run has its adapters applied."""
         ...
 
 
 class DenoiseModel:
-    """A model and its family. Asks at the level of the whole answer, which every model has.
+    """A model and its family, run as a whole.
 
-    `adapters` may be set later; without them, no row may ask for any. With `graphs`, runs are
-    captured, but for those of rows that adapters act on. With `sequence`, this is one rank of
-    several that compute some tokens of every run.
+    `adapters` may be set later; without them, no row may use any. With `graphs`, runs are captured,
+    except those with adapters. With `sequence`, this is one of several ranks that compute some
+    tokens of every run.
     """
 
     adapters: RowAdapters | None = None
@@ -157,7 +156,7 @@ class DenoiseModel:
         self.family = family
         weight = next(module.parameters())
         self.device = weight.device
-        # A model may keep some weights in float32 whatever the others are; it says which count.
+        # A model may keep some weights in float32; its `dtype` is that of the others.
         self.dtype: torch.dtype = getattr(module, "dtype", weight.dtype)
 
     def batch_key(
@@ -165,8 +164,8 @@ class DenoiseModel:
     ) -> Hashable:
         """Rows with equal keys may share a batch.
 
-        `is_exact`: also what could be filled up must be of one length, because what a row computes
-        or keeps may not depend on the other rows. So must it be where tokens are divided.
+        `is_exact`: arguments that could be padded must also have equal lengths, so that a row's
+        result does not depend on the other rows. Divided tokens require the same.
         """
         may_differ = self.family.lists | self.family.ragged
         free = frozenset() if is_exact or self.sequence is not None else may_differ
@@ -182,13 +181,13 @@ class DenoiseModel:
 
     @torch.no_grad()
     def velocity(self, batch: Batch) -> Tensor:
-        """The model's answer for each row, `[R, ...]` like the samples, in float32."""
+        """The velocity of each row, `[R, ...]` like the samples, in float32."""
         return self.captured("velocity", self._velocity, batch)[0]
 
     def captured(
         self, name: str, run: Callable[..., Sequence[Tensor]], batch: Batch, *more: Tensor
     ) -> Sequence[Tensor]:
-        """`run(batch, *more)`, replayed where it can be. `name` tells it from other runs."""
+        """`run(batch, *more)`, replayed from a graph if possible. `name` identifies the run."""
         adapted = any(conditioning.adapters for conditioning in batch.conditioning)
         if self.graphs is None or adapted:
             return run(batch, *more)
@@ -200,17 +199,17 @@ class DenoiseModel:
         tensors = batch.tensors()
         body = partial(_run_over, run, batch, len(tensors))
         outputs = self.graphs.run(key, body, [*tensors, *more])
-        # Rows keep what they are answered; the next replay would overwrite it.
+        # Rows keep their outputs, which the next replay would overwrite.
         return run(batch, *more) if outputs is None else [output.clone() for output in outputs]
 
     def _velocity(self, batch: Batch) -> Sequence[Tensor]:
         arguments = self.arguments(batch)
-        with self.acting(batch):
+        with self.adapters_applied(batch):
             return [self.read(self.module(**arguments), batch)]
 
     @contextmanager
-    def acting(self, batch: Batch) -> Iterator[None]:
-        """While inside, the rows' adapters act on the model, and no row on another."""
+    def adapters_applied(self, batch: Batch) -> Iterator[None]:
+        """A context in which the rows' adapters act, and no row influences another."""
         rows = [conditioning.adapters for conditioning in batch.conditioning]
         attending = nullcontext() if self.sequence is None else self.sequence.attending()
         with row_by_row(len(rows), self.device), attending:
@@ -242,7 +241,7 @@ class DenoiseModel:
         return arguments if sequence is None or sequence.is_in_blocks else sequence.split(arguments)
 
     def read(self, answer: Any, batch: Batch) -> Tensor:
-        """The velocity in what a run returned."""
+        """The velocity from the output of a run."""
         output = answer[0] if isinstance(answer, tuple) else answer
         output = torch.stack(output) if isinstance(output, list) else output
         assert isinstance(output, Tensor)

@@ -1,14 +1,14 @@
 """A model whose blocks can be probed, run or skipped, by its own forward.
 
-Owns the way in: a second view of the model, sharing every weight, in which each block is a station
-that asks the pass under way what to do. So the parts of a run (embed, probe, span, head) come of
-one untouched forward, and no family needs its own copy of one:
+Owns a second view of the model, sharing all weights, in which each block is wrapped and the
+current pass decides what the wrapper does. So one unchanged forward yields the parts of a run
+(embed, probe, span, head), and no family needs its own copy:
 
-    probe   up to the blocks, the first block if its residual is wanted, then out
-    span    all blocks, noting what they leave behind
-    head    no block: what they would have left is put in their place
+    probe   up to the first block, or through it for its residual, then stop
+    span    all blocks, recording their output
+    head    no block: given hidden states replace their output
 
-The original module is never changed, and a pass keeps its state to itself.
+The original module is never changed, and a pass keeps its own state.
 
 Legend: R rows.
 """
@@ -39,9 +39,9 @@ from triptych.modalities.diffusion.engine.tensor_pool import select_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a probe found, per row: the gate's signal, and the hidden states the span starts from.
+    """The result of a probe, per row: the gate's signal, and the hidden states before the span.
 
-    `first`: the first block's output where it was run, to go on from there.
+    `first`: the first block's output if it ran, to continue from.
     """
 
     base: Tensor
@@ -53,17 +53,17 @@ class Probed:
         return Probed(
             base=select_rows(self.base, rows),
             signal=None if self.signal is None else select_rows(self.signal, rows),
-            first=_take(self.first, rows),
+            first=_select_rows(self.first, rows),
         )
 
 
 class SpanModel(DenoiseModel):
-    """A model that can be asked in parts. Raises `WeightsError` if its blocks are not found."""
+    """A model that can run in parts. Raises `WeightsError` if its blocks are not found."""
 
     def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
         super().__init__(module, family)
-        self._route = _Route()
-        stations: dict[str, nn.Module] = {}
+        self._state = _PassState()
+        wrappers: dict[str, nn.Module] = {}
         for blocks in family.span:
             listed = getattr(module, blocks.name, None)
             if not isinstance(listed, nn.ModuleList):
@@ -71,17 +71,17 @@ class SpanModel(DenoiseModel):
                     f"{type(module).__name__} has no list of blocks named {blocks.name}."
                 )
             for index, block in enumerate(listed):
-                stations[f"{blocks.name}.{index}"] = _Station(block, blocks, self._route)
-        if not stations:
-            raise WeightsError(f"{type(module).__name__} has no blocks that could be skipped.")
-        self._route.num_stations = len(stations)
+                wrappers[f"{blocks.name}.{index}"] = _BlockWrapper(block, blocks, self._state)
+        if not wrappers:
+            raise WeightsError(f"{type(module).__name__} has no blocks to skip.")
+        self._state.num_blocks = len(wrappers)
         if family.tap:
-            stations[family.tap] = _Tap(module.get_submodule(family.tap), self._route)
-        self._view = replaced(module, stations)
+            wrappers[family.tap] = _Tap(module.get_submodule(family.tap), self._state)
+        self._view = replaced(module, wrappers)
 
     @torch.no_grad()
     def probe(self, batch: Batch, signal: GateSignal | None) -> Probed:
-        """Up to the blocks; after the first block with `FIRST_RESIDUAL`, which runs it."""
+        """Run up to the first block, or through it for the signal `FIRST_RESIDUAL`."""
         found: dict[str, Any] = {}
 
         def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
@@ -90,17 +90,17 @@ class SpanModel(DenoiseModel):
                 output = found["first"] = call.run()
                 found["signal"] = call.hidden_of(output) - call.hidden
             elif is_first and signal is GateSignal.MODULATED_INPUT and not self.family.tap:
-                found["signal"] = attention_input(call.station.block, call.args, call.kwargs)
+                found["signal"] = attention_input(call.wrapper.block, call.args, call.kwargs)
             if is_last:
                 found["base"] = call.hidden if output is None else call.hidden_of(output)
-                raise _Enough
+                raise _PassDone
             return call.unchanged() if output is None else output
 
         def tap(output: Any) -> None:
             if signal is GateSignal.MODULATED_INPUT:
                 found["signal"] = output[0] if isinstance(output, tuple) else output
 
-        with suppress(_Enough):
+        with suppress(_PassDone):
             self._run(batch, visit, tap)
         compared = found.get("signal")
         return Probed(
@@ -111,7 +111,7 @@ class SpanModel(DenoiseModel):
 
     @torch.no_grad()
     def span(self, batch: Batch, probed: Probed | None = None) -> tuple[Tensor, Tensor]:
-        """The whole model: velocities, and the hidden states after the blocks, `[R, ...]`."""
+        """Run the whole model: velocities, and the hidden states after the blocks, `[R, ...]`."""
         if probed is not None and probed.first is not None:
             return self._span(batch, probed.first)
         velocity, hidden = self.captured("span", self._span, batch)
@@ -119,7 +119,7 @@ class SpanModel(DenoiseModel):
 
     @torch.no_grad()
     def head(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
+        """Velocities from the hidden states after the blocks, `[R, ...]`."""
         return self.captured("head", self._head, batch, hidden)[0]
 
     def _velocity(self, batch: Batch) -> Sequence[Tensor]:
@@ -146,113 +146,113 @@ class SpanModel(DenoiseModel):
         return [self.read(self._run(batch, visit), batch)]
 
     def _run(self, batch: Batch, visit: _Visit, tap: Callable[[Any], None] | None = None) -> Any:
-        self._route.visit, self._route.tap, self._route.num_visited = visit, tap, 0
-        self._route.sequence = self.sequence
+        self._state.visit, self._state.tap, self._state.num_visited = visit, tap, 0
+        self._state.sequence = self.sequence
         arguments = self.arguments(batch)
         try:
-            with self.acting(batch):
+            with self.adapters_applied(batch):
                 return self._view(**arguments)
         finally:
-            self._route.visit = self._route.tap = None
+            self._state.visit = self._state.tap = None
 
 
-class _Enough(Exception):
-    """The pass has what it came for."""
+class _PassDone(Exception):
+    """Ends a pass early, once it has its result."""
 
 
 @dataclass
 class _Call:
-    """One call of a block, its hidden states by name."""
+    """One call of a block."""
 
-    station: _Station
+    wrapper: _BlockWrapper
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        return self.station.block(*self.args, **self.kwargs)
+        return self.wrapper.block(*self.args, **self.kwargs)
 
     @property
     def hidden(self) -> Tensor:
-        hidden = self._arguments[self.station.hidden]
+        hidden = self._arguments[self.wrapper.hidden]
         assert isinstance(hidden, Tensor)
         return hidden
 
     def unchanged(self, hidden: Tensor | None = None) -> Any:
-        """What the block would return if it did nothing, or left these hidden states."""
-        given = {**self._arguments, **({} if hidden is None else {self.station.hidden: hidden})}
-        streams = self.station.streams
-        return tuple(given.get(name) for name in streams) if streams else given[self.station.hidden]
+        """The block's output if it changed nothing, or only the hidden states to `hidden`."""
+        given = {**self._arguments, **({} if hidden is None else {self.wrapper.hidden: hidden})}
+        streams = self.wrapper.streams
+        return tuple(given.get(name) for name in streams) if streams else given[self.wrapper.hidden]
 
     def hidden_of(self, output: Any) -> Tensor:
-        streams = self.station.streams
-        hidden = output[streams.index(self.station.hidden)] if streams else output
+        streams = self.wrapper.streams
+        hidden = output[streams.index(self.wrapper.hidden)] if streams else output
         assert isinstance(hidden, Tensor)
         return hidden
 
     def with_hidden(self, output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-        """What the block returned, with other hidden states."""
+        """The block's output with its hidden states changed."""
         hidden = change(self.hidden_of(output))
-        if not (streams := self.station.streams):
+        if not (streams := self.wrapper.streams):
             return hidden
         return tuple(
-            hidden if name == self.station.hidden else value
+            hidden if name == self.wrapper.hidden else value
             for name, value in zip(streams, output, strict=True)
         )
 
     def divided(self, sequence: SequenceParallel, is_first: bool) -> _Call:
-        """The call for a rank's tokens. What blocks hand on is divided before the first."""
-        bound = self.station.signature.bind(*self.args, **self.kwargs)
-        handed_on = self.station.streams or (self.station.hidden,)
+        """The call for a rank's tokens. Streams between blocks are divided before the first."""
+        bound = self.wrapper.signature.bind(*self.args, **self.kwargs)
+        handed_on = self.wrapper.streams or (self.wrapper.hidden,)
         if is_first:
             bound.arguments = sequence.split(bound.arguments)
         else:
             bound.arguments = sequence.narrow(bound.arguments, besides=handed_on)
-        return _Call(self.station, bound.args, bound.kwargs)
+        return _Call(self.wrapper, bound.args, bound.kwargs)
 
     @property
     def _arguments(self) -> Mapping[str, Any]:
-        return self.station.signature.bind(*self.args, **self.kwargs).arguments
+        return self.wrapper.signature.bind(*self.args, **self.kwargs).arguments
 
 
-# What a pass answers at a block, which may be the first or the last.
+# Returns a block's output in a pass; the flags mark the first and the last block.
 _Visit = Callable[[_Call, bool, bool], Any]
 
 
 @dataclass
-class _Route:
-    """Where stations find the pass under way. Blocks are counted as they come."""
+class _PassState:
+    """The current pass, shared by all wrappers. Blocks are counted in calling order."""
 
-    num_stations: int = 0
+    num_blocks: int = 0
     num_visited: int = 0
     visit: _Visit | None = None
     tap: Callable[[Any], None] | None = None
     sequence: SequenceParallel | None = None
 
 
-class _Station(nn.Module):
-    """A block's place in the view."""
+class _BlockWrapper(nn.Module):
+    """A block in the view, whose calls the current pass handles."""
 
-    def __init__(self, block: nn.Module, blocks: Blocks, route: _Route) -> None:
+    def __init__(self, block: nn.Module, blocks: Blocks, state: _PassState) -> None:
         super().__init__()
         self.block = block
         self.signature = inspect.signature(block.forward)
         self.streams = blocks.streams
         self.hidden = blocks.hidden or next(iter(self.signature.parameters))
-        self._route = route
+        self._state = state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        route = self._route
-        assert route.visit is not None, "the view runs only inside a pass"
-        route.num_visited += 1
-        is_first, is_last = route.num_visited == 1, route.num_visited == route.num_stations
-        call, sequence = _Call(self, args, kwargs), route.sequence
+        state = self._state
+        assert state.visit is not None, "the view runs only inside a pass"
+        state.num_visited += 1
+        is_first, is_last = state.num_visited == 1, state.num_visited == state.num_blocks
+        call, sequence = _Call(self, args, kwargs), state.sequence
         if sequence is None or not sequence.is_in_blocks:
-            return route.visit(call, is_first, is_last)
-        output = route.visit(call.divided(sequence, is_first), is_first, is_last)
+            return state.visit(call, is_first, is_last)
+        output = state.visit(call.divided(sequence, is_first), is_first, is_last)
         return call.with_hidden(output, sequence.gather) if is_last else output
 
     def __getattr__(self, name: str) -> Any:
-        """What a model reads of its blocks beside calling them."""
+        """Forward attributes that a model reads from its blocks."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -260,38 +260,38 @@ class _Station(nn.Module):
 
 
 class _Tap(nn.Module):
-    """A module whose output the pass looks at."""
+    """A module whose output the pass reads."""
 
-    def __init__(self, module: nn.Module, route: _Route) -> None:
+    def __init__(self, module: nn.Module, state: _PassState) -> None:
         super().__init__()
         self.module = module
-        self._route = route
+        self._state = state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.module(*args, **kwargs)
-        if self._route.tap is not None:
-            self._route.tap(output)
+        if self._state.tap is not None:
+            self._state.tap(output)
         return output
 
 
 class _AttentionCapture(nn.Module):
-    """Stands where an attention layer stood, takes what it is given, and ends the run."""
+    """Replaces an attention layer: captures its input and ends the run."""
 
     captured: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.captured = args[0] if args else next(iter(kwargs.values()))
-        raise _Enough
+        raise _PassDone
 
 
 def attention_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What a block's first attention layer is given: its input, normed and modulated by the time.
+    """The input of a block's first attention layer: normed and modulated by the time.
 
     Raises `WeightsError` if the block has no attention layer.
     """
     capture = _AttentionCapture()
     view = replaced(block, {_first_attention(block): capture})
-    with suppress(_Enough):
+    with suppress(_PassDone):
         view(*args, **kwargs)
     assert capture.captured is not None
     return capture.captured
@@ -317,13 +317,15 @@ def _first_attention(block: nn.Module) -> str:
         kind = type(module).__name__.lower()
         if path and ("attention" in kind or "attn" in kind):
             return str(path)
-    raise WeightsError(f"{type(block).__name__} has no attention layer to compare inputs of.")
+    raise WeightsError(
+        f"{type(block).__name__} has no attention layer whose inputs could be compared."
+    )
 
 
-def _take(output: Any, rows: list[int]) -> Any:
+def _select_rows(output: Any, rows: list[int]) -> Any:
     """Some rows of a block's output, whatever its structure."""
     if isinstance(output, tuple):
-        return tuple(_take(part, rows) for part in output)
+        return tuple(_select_rows(part, rows) for part in output)
     if isinstance(output, Tensor):
         return select_rows(output, rows)
     return output

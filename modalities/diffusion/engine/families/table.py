@@ -1,6 +1,6 @@
-"""The classes of denoising models that recipes use, by diffusers' class name.
+"""The supported classes of denoising models, by diffusers' class name.
 
-Owns the facts of each: how its pipeline in diffusers calls it, and what its blocks return.
+Owns the facts of each: how its diffusers pipeline calls it, and what its blocks return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triptych.modalities.diffusion.engine.families.span import SpanModel, replac
 from triptych.modalities.diffusion.engine.parallel.sequence import (
     IMAGE,
     TEXT,
-    AttentionApart,
+    LocalAttention,
     SequenceParallel,
     TokenAxis,
 )
@@ -90,7 +90,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
             span=(Blocks("blocks"),),
             tap="condition_embedder",
             block_tokens={"hidden_states": IMAGE, "rotary_emb": (_TURNS, _TURNS)},
-            apart="attn2",
+            local_attention="attn2",
         ),
         "ZImageTransformer2DModel": DenoiserFamily(
             sample="x",
@@ -106,12 +106,12 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
 
 
 def family_of(module: nn.Module) -> DenoiserFamily:
-    """The family of a model's class. Raises `WeightsError` if it is not known."""
+    """The family of a model's class. Raises `WeightsError` if it is unknown."""
     name = type(module).__name__
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
-    # Sana's configurations name the unit of time of their training; Sprint takes the scheduler's.
+        raise WeightsError(f"Unknown denoising model {name}; known are: {known}.")
+    # Sana's configurations state the time unit of their training; Sprint uses the scheduler's.
     config = getattr(module, "config", None)
     is_sprint = getattr(config, "guidance_embeds", False)
     own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)
@@ -119,10 +119,10 @@ def family_of(module: nn.Module) -> DenoiserFamily:
 
 
 def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseModel:
-    """A model ready to be asked, in parts where its family allows.
+    """A model ready to run, as a `SpanModel` if its family allows.
 
-    On a GPU its adaptive norms are replaced by twins of one kernel each. With `ranks`, each
-    computes some tokens of every run; first `check_divisible`.
+    On a GPU its adaptive norms are replaced by fused ones. With `ranks`, each rank computes some
+    tokens of every run; call `check_divisible` first.
     """
     family = family_of(module)
     if next(module.parameters()).is_cuda:
@@ -131,17 +131,17 @@ def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseMode
     if ranks is not None:
         tokens = family.tokens or family.block_tokens
         sequence = SequenceParallel(ranks, tokens, is_in_blocks=not family.tokens)
-        if family.apart:
-            module = _with_attention_apart(module, family.apart, sequence)
+        if family.local_attention:
+            module = _with_local_attention(module, family.local_attention, sequence)
     model = SpanModel(module, family) if family.span else DenoiseModel(module, family)
     model.sequence = sequence
     return model
 
 
-def _with_attention_apart(module: nn.Module, name: str, sequence: SequenceParallel) -> nn.Module:
-    """A view of the module in which attention of that name is of a rank's own tokens."""
+def _with_local_attention(module: nn.Module, name: str, sequence: SequenceParallel) -> nn.Module:
+    """A view of the module in which attention of this name covers only a rank's own tokens."""
     apart = {
-        path: AttentionApart(attention, sequence)
+        path: LocalAttention(attention, sequence)
         for path, attention in module.named_modules()
         if path.endswith(f".{name}")
     }
@@ -149,17 +149,17 @@ def _with_attention_apart(module: nn.Module, name: str, sequence: SequenceParall
 
 
 def check_divisible(class_name: str, config: Mapping[str, Any], num_ranks: int) -> None:
-    """Raise `ConfigError` where the tokens of a run of this class are not divided by so many."""
+    """Raise `ConfigError` if runs of this class cannot be divided over `num_ranks` ranks."""
     family = FAMILIES.get(class_name)
     if family is None or not (family.tokens or family.block_tokens):
         known = ", ".join(n for n, each in FAMILIES.items() if each.tokens or each.block_tokens)
         raise ConfigError(
-            f"--ulysses-degree {num_ranks}: {class_name} is not divided by tokens, as these are:"
-            f" {known}. Leave it out, or give --cfg-parallel-size 2."
+            f"--ulysses-degree {num_ranks}: {class_name} is not divided by tokens; these are:"
+            f" {known}. Leave the option out, or use --cfg-parallel-size 2."
         )
     num_heads = config.get("num_attention_heads", num_ranks)
     if num_heads < num_ranks:
         raise ConfigError(
-            f"--ulysses-degree {num_ranks}: {class_name} has {num_heads} heads here, and a rank"
-            " needs one; lower it."
+            f"--ulysses-degree {num_ranks}: {class_name} has {num_heads} heads here, and each"
+            " rank needs one; lower it."
         )

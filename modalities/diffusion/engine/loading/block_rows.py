@@ -1,7 +1,7 @@
-"""Matrices in blocks of integers as tensors that conversions of names can cut up.
+"""Matrices in blocks of integers, as tensors that name conversions can split and join.
 
-Owns which operations keep blocks: those on whole rows. Any other has the values. Conversions are
-diffusers' own and take a checkpoint's tensors for plain ones.
+Owns which operations keep blocks: those on whole rows. All others get the dequantized values.
+Conversions are diffusers' own and expect plain tensors.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _SAME: frozenset[Callable[..., Any]] = frozenset({Tensor.clone, Tensor.contiguou
 
 
 class BlockRows(Tensor):
-    """The bytes of a matrix's rows. To everything but a change of rows it is its values."""
+    """The bytes of a matrix's rows; operations other than on whole rows see its values."""
 
     packed: PackedTensor
     values_dtype: torch.dtype
 
     @classmethod
     def of(cls, packed: PackedTensor, dtype: torch.dtype) -> BlockRows:
-        """The matrix, whose values are of a type."""
+        """Wrap a matrix, whose values have type `dtype`."""
         rows = packed.blocks_OB.as_subclass(BlockRows)
         rows.packed, rows.values_dtype = packed, dtype
         return rows
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        """That of the values."""
+        """The shape of the values."""
         return torch.Size(self.packed.shape)
 
     @classmethod
@@ -49,10 +49,12 @@ class BlockRows(Tensor):
         options = dict(kwargs or {})
         kinds = {(each.packed.format, each.values_dtype) for each in _rows_in((args, options))}
         if len(kinds) > 1 or not _keeps_rows(func, args, options):
-            given = _mapped((args, options), lambda rows: rows.packed.dequantize(rows.values_dtype))
+            given = _map_rows(
+                (args, options), lambda rows: rows.packed.dequantize(rows.values_dtype)
+            )
             return func(*given[0], **given[1])
         ((form, dtype),) = kinds
-        given = _mapped((args, options), lambda rows: rows.packed.blocks_OB)
+        given = _map_rows((args, options), lambda rows: rows.packed.blocks_OB)
         found = func(*given[0], **given[1])
         if isinstance(found, Tensor):
             return cls.of(PackedTensor(found, form), dtype)
@@ -60,7 +62,7 @@ class BlockRows(Tensor):
 
 
 def _keeps_rows(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Whether an operation only cuts up or joins rows, of matrices in blocks alone."""
+    """Whether an operation only splits or joins rows, all of matrices in blocks."""
     if func in _SAME:
         return True
     if func not in _BY_ROW:
@@ -81,11 +83,11 @@ def _rows_in(value: Any) -> Iterator[BlockRows]:
             yield from _rows_in(each)
 
 
-def _mapped(value: Any, change: Callable[[BlockRows], Tensor]) -> Any:
+def _map_rows(value: Any, change: Callable[[BlockRows], Tensor]) -> Any:
     if isinstance(value, BlockRows):
         return change(value)
     if isinstance(value, dict):
-        return {name: _mapped(each, change) for name, each in value.items()}
+        return {name: _map_rows(each, change) for name, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_mapped(each, change) for each in value)
+        return type(value)(_map_rows(each, change) for each in value)
     return value

@@ -1,6 +1,6 @@
-"""Which classes of diffusers and transformers a model_index.json may ask for.
+"""The classes of diffusers and transformers that a model_index.json may name.
 
-Owns the list. A class that is not on it is never looked up, whatever a file says.
+Owns the list. A class that is not on it is never looked up.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
         )
         for suffix in ("", "Fast")
     },
-    # What also prepares images reads text with the tokenizer beside it.
+    # Processors of text and images: their tokenizer reads the text.
     **dict.fromkeys(
         ("PixtralProcessor", "PreTrainedTokenizerFast", "TokenizersBackend"),
         "PreTrainedTokenizerFast",
     ),
 })  # fmt: skip
-# Of what reads words, images and films together the part for images: recipes do the words.
+# Of processors of text, images and videos, only the image part: recipes format the text.
 _PROCESSORS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"), "Qwen2VLImageProcessorPil")
 )
 
 
 def class_of(part: PipelineComponent) -> Any:
-    """The class of a part. Raises `WeightsError` unless it is one that such a part may have."""
+    """The class of a part. Raises `WeightsError` if the list does not allow it for this part."""
     known: Mapping[str, str] = _known(part)
     library = _library(part.name)
     if part.library != library or part.class_name not in known:
         raise WeightsError(
             f"model_index.json gives {part.name} the class {part.library}.{part.class_name}"[:160]
-            + f"; those known are {library}'s {', '.join(sorted(known))}."
+            + f"; known are {library}'s {', '.join(sorted(known))}."
         )
     if library == "diffusers":
         import diffusers as source
@@ -83,14 +83,14 @@ def class_of(part: PipelineComponent) -> Any:
 
 
 def part_in(folder: Path, name: str, declared: PipelineComponent | None) -> PipelineComponent:
-    """A part that lies elsewhere: of the class that its own config.json names, if it does."""
+    """A part in another folder, of the class that its config.json names, else as declared."""
     config = folder / "config.json"
     fields = read_json(config) if config.is_file() else {}
     named = fields.get("_class_name") or next(iter(fields.get("architectures") or ()), None)
     if isinstance(named, str):
         return PipelineComponent(name, _library(name), named)
     if declared is None:
-        raise WeightsError("The folder's config.json does not say of which class the part is.")
+        raise WeightsError("The folder's config.json does not name the class of the part.")
     return declared
 
 
@@ -99,7 +99,7 @@ def _library(name: str) -> str:
 
 
 def _known(part: PipelineComponent) -> Mapping[str, str]:
-    """Names that a part's class may have, and which class each means."""
+    """The class names allowed for a part, and the class that each means."""
     if part.name.startswith("tokenizer"):
         return _TOKENIZERS
     if part.name == "processor":

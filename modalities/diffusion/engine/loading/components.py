@@ -1,8 +1,7 @@
-"""The parts of an image model, brought onto the device from a folder with model_index.json.
+"""Loads the parts of an image model from a folder with model_index.json onto the device.
 
-Owns which file becomes which part, and in what type: the model's own, unless `--model-override`
-says otherwise. How a module is made and filled is `modules.py`, which classes there may be
-`classes.py`.
+Owns which file becomes which part, and its type: the model's own unless `--model-override` says
+otherwise. `modules.py` builds and fills modules, `classes.py` lists the allowed classes.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ def open_reader(kind: Any, folder: Path) -> Any:
     """A tokenizer or processor of a class of transformers. Raises `WeightsError`."""
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises nothing more precise than this
+    except Exception as error:  # the tokenizers library raises no narrower type
         raise WeightsError(
             f"The files in {folder.name} are not usable as {kind.__name__}: {brief(error)}."
         ) from error
 
 
 _FOR_ALL = (*BLOCK_ENCODINGS, *STORED_ONLY)
-"""Encodings that `--quantization-encoding` gives to every part but the autoencoder."""
+"""Encodings that `--quantization-encoding` applies to every part except the autoencoder."""
 DtypeOf = Callable[[torch.dtype], torch.dtype]
-"""From the type that weights are stored in to the one to hold and compute in."""
+"""Maps the type that weights are stored in to the one to hold and compute in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
     """A loaded image model: `pipeline` is the class that model_index.json names.
 
-    `parts` are by their names there: modules in evaluation mode on the device, tokenizers, and as
-    `scheduler` the mapping in its scheduler_config.json; beside them the file's plain facts, such
-    as `is_distilled`. A part that the model leaves empty is absent.
+    `parts` by their names in that file: modules in evaluation mode on the device, tokenizers, as
+    `scheduler` the mapping in scheduler_config.json, and the file's plain entries, such as
+    `is_distilled`. A part that the model leaves empty is absent.
     """
 
     pipeline: str
@@ -73,9 +72,9 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One part before it is loaded. `file` has its weights where its folder does not.
+    """One part before it is loaded. `file` has its weights if its folder does not.
 
-    `encoding` is the one asked for: a plain type, or blocks; empty: as stored.
+    `encoding` is the requested one: a plain type or blocks; empty: as stored.
     """
 
     part: PipelineComponent
@@ -85,7 +84,7 @@ class _Plan:
     encoding: str
 
     def dtype(self, weights: Weights, dtype: DtypeOf) -> torch.dtype:
-        """The type to hold it in. An autoencoder that overflows in float16 says so."""
+        """The type to hold it in; `force_upcast` marks autoencoders that overflow in float16."""
         if self.encoding in PLAIN_TYPES:
             return getattr(torch, self.encoding)  # type: ignore[no-any-return]
         held = dtype(weights.dtype)
@@ -95,7 +94,7 @@ class _Plan:
     def holding(
         self, weights: Weights, dtype: DtypeOf, device: torch.device, native: NativeKernels | None
     ) -> Holding:
-        """How to hold it on a device."""
+        """How to hold the part on a device."""
         held = self.dtype(weights, dtype)
         return Holding(device=device, dtype=held, wanted=self.encoding or AUTO, native=native)
 
@@ -109,13 +108,13 @@ def open_components(
     report: Report,
     native: NativeKernels | None = None,
 ) -> Components:
-    """Load every part of the model in `folder`; `report` gets the share of bytes done, 0 to 1.
+    """Load every part of the model in `folder`; `report` receives the share of bytes done, 0 to 1.
 
-    On a CPU weights in blocks are packed for the `native` kernels.
+    On a CPU, weights in blocks are packed for the `native` kernels.
 
-    Raises `WeightsError` naming part, file and tensor where anything is missing, damaged, of an
-    unknown class, or left over, and `ConfigError` for an override that fits nothing. Nothing is
-    loaded before every class is known.
+    Raises `WeightsError` naming part, file and tensor if anything is missing, damaged, of an
+    unknown class, or left over, and `ConfigError` for an override of no part. All classes are
+    checked before anything is loaded.
     """
     index = read_pipeline(Path(folder))
     plans = _plan(index, Path(folder), options)
@@ -176,7 +175,7 @@ def denoiser_of(parts: Mapping[str, Any]) -> Any:
 
 
 def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> dict[str, int]:
-    """Bytes that each part with weights takes on the device, by its name. Reads headers alone."""
+    """Bytes that each part with weights takes on the device, by name. Reads only headers."""
     sizes = {}
     for plan in _plan(read_pipeline(Path(folder)), Path(folder), options):
         if plan.part.has_weights:
@@ -190,7 +189,7 @@ def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf
 
 
 def _plan(index: PipelineIndex, folder: Path, options: ModelOptions) -> list[_Plan]:
-    """Every part, with what the overrides say of it."""
+    """Every part, with its overrides applied."""
     overrides = read_overrides(options)
     names = dict.fromkeys((*index.parts, *(n for n, o in overrides.items() if o.path)))
     for name in overrides:
@@ -222,5 +221,5 @@ def _plan_part(
 
 
 def _share_of(report: Report, begin: float, length: float) -> Report:
-    """Reports of a part as reports of the whole."""
+    """A report function for a part, which reports the whole's progress."""
     return lambda share: report(begin + length * share)

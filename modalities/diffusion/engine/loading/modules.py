@@ -1,8 +1,8 @@
-"""A part's module from its configuration and tensors: diffusers' classes, and transformers'.
+"""Builds a part's module of diffusers or transformers from its configuration and tensors.
 
-Owns construction without memory, and the fill: plain, or in blocks of integers. No code of a
-checkpoint runs: the class is ours to choose (`classes.py`), its configuration is cut down to plain
-fields, tensors are safetensors.
+Owns construction without memory, and filling with plain weights or blocks of integers. No code of a
+checkpoint runs: `classes.py` chooses the class, configurations are reduced to plain fields, and
+tensors are safetensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
 from triptych.core.weights.library_errors import library_errors
-from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
+from triptych.modalities.diffusion.engine.loading.originals import (
+    in_diffusers_names,
+    text_in_transformers_names,
+)
 from triptych.modalities.diffusion.engine.loading.weights import Weights
 
 Report = Callable[[float], None]
@@ -40,7 +43,7 @@ _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implement
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """Parameters that layers create empty get a shape and no memory. Buffers are computed."""
+    """Gives parameters that layers create empty a shape but no memory. Buffers are computed."""
 
     def __torch_function__(
         self,
@@ -57,7 +60,7 @@ class _WithoutMemory(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Where a part's weights go, the type that is computed in, and the `wanted` encoding."""
+    """The device of a part's weights, the type to compute in, and the `wanted` encoding."""
 
     device: torch.device
     dtype: torch.dtype
@@ -65,14 +68,14 @@ class Holding:
     native: NativeKernels | None = None
 
     def on(self, dtype: torch.dtype) -> BlockDevice:
-        """Where blocks go, beside which this type is computed in."""
+        """The target of blocks, for computing in this type."""
         return BlockDevice(device=self.device, dtype=dtype, native=self.native)
 
 
 def encoding_of(weights: Weights, wanted: str) -> WeightEncoding:
-    """The wish for these weights. Raises `ConfigError` where they have others alone.
+    """The encoding to use for these weights. Raises `ConfigError` if they cannot have it.
 
-    Floats of eight bits are held as Q8_0, whose error is a few times smaller than their own.
+    Eight-bit floats are held as Q8_0, whose error is a few times smaller than their own.
     """
     if wanted == FLOAT8 and weights.dtype is torch.float8_e4m3fn:
         wanted = "q8_0"
@@ -84,12 +87,12 @@ def open_diffusers_module(
 ) -> nn.Module:
     """A model of diffusers with these weights. Raises `WeightsError` naming the tensor.
 
-    What the class computes in float32 in any case stays in it. `is_foreign`: tensors may be named
-    as the model was published.
+    Weights that the class always computes in float32 stay in it. `is_foreign`: tensors may have
+    the names of the original publication.
     """
     module = sketch(kind, weights.config)
     if is_foreign and any(t.name not in weights.tensors for t in _targets(module, weights)):
-        weights = in_own_names(module, weights)
+        weights = in_diffusers_names(module, weights)
     exact = frozenset(module._keep_in_fp32_modules or ())
     blocks = []
     for place in block_places(module, encoding_of(weights, holding.wanted)):
@@ -104,7 +107,7 @@ def open_diffusers_module(
 
 @dataclass(frozen=True, slots=True)
 class _BlockTarget:
-    """A layer whose weight is to be in blocks; see `core.runtime.tensors.loading.Target`."""
+    """A layer whose weight is loaded as blocks; see `core.runtime.tensors.loading.Target`."""
 
     place: BlockPlace
     where: BlockDevice
@@ -125,16 +128,16 @@ class _BlockTarget:
 
 
 def _blocks_of(source: Any, place: BlockPlace) -> PackedTensor:
-    """A weight in blocks: the checkpoint's own, or made of its plain values."""
+    """A weight in blocks: the checkpoint's own, or quantized from plain values."""
     packed: PackedTensor | None = source.read_packed(place.name)
     return quantize_blocks(source.read(place.name), place.format) if packed is None else packed
 
 
 def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
-    """A model without memory behind its weights.
+    """A model whose weights have shapes but no memory.
 
-    Fields that a class of diffusers does not have stay readable in its `config`: pipelines look at
-    some.
+    Fields that a diffusers class does not define stay readable in its `config`, since pipelines
+    read some of them.
     """
     if not is_of_diffusers(kind):
         with torch.device("meta"):
@@ -149,14 +152,14 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
 
 
 def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: bool) -> int:
-    """Bytes that a part takes, by its configuration and its tensors' headers alone.
+    """Bytes that a part takes, from its configuration and its tensors' headers alone.
 
-    `is_foreign`: the file may hold other parts, too.
+    `is_foreign`: the file may also hold other parts.
     """
     encoding = encoding_of(weights, holding.wanted)
     item_bytes, infos = holding.dtype.itemsize, weights.tensors.values()
     has_blocks = any(encoding.format_of(i.name, i.shape[-1]) for i in infos if i.format)
-    if has_blocks and is_of_diffusers(kind):  # by whatever names, all of them stay
+    if has_blocks and is_of_diffusers(kind):  # all tensors stay, whatever their names
         plain = sum(math.prod(info.shape) for info in infos if not info.format)
         return plain * item_bytes + sum(info.num_bytes for info in infos if info.format)
     if not (has_blocks or is_foreign) and encoding.wanted not in FORMATS:
@@ -171,12 +174,12 @@ def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: boo
 
 
 def is_of_diffusers(kind: Any) -> bool:
-    """Whether a class is diffusers', and not transformers'."""
+    """Whether a class is from diffusers, not from transformers."""
     return bool(kind.__module__.startswith("diffusers."))
 
 
 def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Memory for the weights of a sketch, not yet filled; everything else moves to the device."""
+    """Allocate memory for the weights of a sketch, and move everything else to the device."""
     exact = frozenset(module._keep_in_fp32_modules or ())
     state = {
         name: torch.empty(tensor.shape, dtype=_dtype_of(name, tensor, dtype, exact), device=device)
@@ -189,13 +192,13 @@ def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
 def open_transformers_module(
     kind: Any, weights: Weights, holding: Holding, report: Report, *, is_foreign: bool = False
 ) -> nn.Module:
-    """A model of transformers, by its own loading: names have changed with its releases.
+    """A model of transformers, by its own loader: names changed between its releases.
 
-    `is_foreign`: it may be a part of a whole checkpoint.
+    `is_foreign`: the file may be a whole checkpoint.
     """
     config = transformers_config(kind, weights.config)
     if is_foreign:
-        weights = text_in_own_names(config, weights)
+        weights = text_in_transformers_names(config, weights)
     state = {name: weights.read(name) for name in weights.tensors}
     with library_errors(f"The weights are not usable as {kind.__name__}"), transformers_loading():
         module, info = kind.from_pretrained(
@@ -203,7 +206,7 @@ def open_transformers_module(
             config=config,
             state_dict=state,
             dtype=holding.dtype,
-            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            ignore_mismatched_sizes=True,  # reported, and refused below
             output_loading_info=True,
         )
     _check_complete(info, weights)
@@ -220,7 +223,7 @@ def open_transformers_module(
 
 
 def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:
-    """The configuration as the class has it."""
+    """The configuration as an object of the class."""
     with library_errors(f"config.json is not usable as {kind.__name__}"):
         return kind.config_class.from_dict(_plain(config))
 
@@ -232,7 +235,7 @@ def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[st
 
 
 def _targets(module: Any, weights: Weights) -> list[TensorTarget]:
-    """Where each tensor goes. Names from before diffusers renamed its attention are known to it."""
+    """The target of each tensor; diffusers maps names from before it renamed its attention."""
     names = {name: name for name in weights.tensors}
     module._fix_state_dict_keys_on_load(names)
     return [
@@ -241,9 +244,9 @@ def _targets(module: Any, weights: Weights) -> list[TensorTarget]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without what is private, or chooses code to run."""
+    """The configuration without private fields and fields that choose code to run."""
     if config.get("quantization_config"):
-        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+        raise WeightsError("quantization_config in config.json is not supported.")
     return {
         name: _plain(value) if isinstance(value, dict) else value
         for name, value in config.items()

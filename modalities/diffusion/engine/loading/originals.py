@@ -1,7 +1,7 @@
 """Converts weights from a model's published names to those of diffusers and transformers.
 
-Owns the choice of conversion. Conversions of denoisers and autoencoders are diffusers' own, which
-are functions from tensors to tensors; text encoders are parts of whole checkpoints by prefix.
+Owns the choice of conversion. Denoisers and autoencoders use diffusers' conversions, which are
+functions from tensors to tensors; text encoders are found in whole checkpoints by prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from triptych.modalities.diffusion.engine.loading.weights import (
     read_rows,
 )
 
-_UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
+_UNPROJECTED = (
+    "text_encoders.clip_l.transformer."  # SD3 uses the pooled vector without a projection
+)
 _OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second
 _TEXT_PREFIXES = (
     "cond_stage_model.transformer.",  # SD 1
@@ -34,15 +36,15 @@ _TEXT_PREFIXES = (
 )
 
 
-def in_own_names(module: Any, weights: Weights) -> Weights:
-    """The weights under the names of `module`, a sketch. Raises `WeightsError` if none is known."""
+def in_diffusers_names(module: Any, weights: Weights) -> Weights:
+    """The weights under the names of `module`, a sketch. Raises `WeightsError` if unknown."""
     kind = type(module).__name__
     known = SINGLE_FILE_LOADABLE_CLASSES.get(kind)
     if known is None:
-        raise WeightsError(f"{_file(weights)} does not name its tensors as {kind} does.")
+        raise WeightsError(f"{_file(weights)} has tensor names unknown for {kind}.")
     tensors = {name: read_rows(weights, name) for name in weights.tensors}
     convert = known["checkpoint_mapping_fn"]
-    problem = f"{_file(weights)} holds no {kind} as it is known"
+    problem = f"{_file(weights)} holds no known {kind}"
     with library_errors(problem):
         converted = convert(checkpoint=tensors, config=dict(module.config))
     if not converted:
@@ -50,8 +52,8 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
     return HeldWeights(converted, weights)
 
 
-def text_in_own_names(config: Any, weights: Weights) -> Weights:
-    """A text encoder's weights out of a whole checkpoint, or a file of its own as it is."""
+def text_in_transformers_names(config: Any, weights: Weights) -> Weights:
+    """A text encoder's weights from a whole checkpoint; those of a separate file unchanged."""
     names = weights.tensors
     width = getattr(config, "hidden_size", None) or config.d_model
     for prefix in _TEXT_PREFIXES:
@@ -73,7 +75,7 @@ def _converted_text(config: Any, prefix: str, tensors: dict[str, Tensor]) -> dic
 
 
 def _width(weights: Weights, names: list[str]) -> int:
-    """The length of an embedding, from the table of tokens."""
+    """The width of embeddings, from the token table."""
     tables = [n for n in names if n.endswith(("token_embedding.weight", "shared.weight"))]
     return weights.tensors[tables[0]].shape[-1] if tables else 0
 

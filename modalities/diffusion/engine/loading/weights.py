@@ -1,7 +1,7 @@
-"""A part's weights from any of their forms: a folder, one safetensors file, a GGUF file.
+"""A part's weights from a folder, a safetensors file or a GGUF file.
 
-Owns opening them and the type they are stored in. What their tensors are called is `originals.py`'s
-business where they are not diffusers'.
+Owns opening them and their stored type. `originals.py` converts tensor names that are not
+diffusers'.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.plausible import check_plausible
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
-_SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantized
+_SHAPE_KEY = "comfy.gguf.orig_shape."  # tensors that were flattened before quantization
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Weights(TensorSource, Protocol):
-    """Tensors, the configuration of their model, and the type most of them are stored in."""
+    """Tensors, their model's configuration, and the type most of them are stored in."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -76,12 +76,12 @@ class GgufWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """The tensor's values, in bfloat16 where the file is quantized."""
+        """The tensor's values, in bfloat16 if the file is quantized."""
         values = read_values(self._file, self._file.tensors[name], self._type)
         return torch.from_numpy(values).view(self.dtype).reshape(self.tensors[name].shape)
 
     def read_packed(self, name: str) -> PackedTensor | None:
-        """A matrix in blocks. Raises `WeightsError` for what is not finite."""
+        """A matrix in blocks. Raises `WeightsError` for non-finite values."""
         form = self.tensors[name].format
         if not form:
             return None
@@ -89,26 +89,26 @@ class GgufWeights:
         return PackedTensor(torch.from_numpy(blocks), FORMATS[form])
 
     def _format(self, name: str) -> str:
-        """That of blocks, unless the tensor was flattened to have them."""
+        """The block format of a tensor; empty if it was flattened before quantization."""
         is_flat = _SHAPE_KEY + name in self._file.metadata
         return "" if is_flat else block_format(self._file.tensors[name])
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """As the model has it: some files flatten what has blocks of another length."""
+        """The shape in the model: some files flatten tensors to fit whole blocks."""
         own = self._file.tensors[name].shape
         given = self._file.metadata.get(_SHAPE_KEY + name)
         if given is None:
             return own
         shape = tuple(int(size) for size in given)
         if torch.Size(shape).numel() != torch.Size(own).numel():
-            raise WeightsError(f"Tensor {name!r} in {self._file.name} has an unfit {_SHAPE_KEY}.")
+            raise WeightsError(f"Tensor {name!r} in {self._file.name} has a wrong {_SHAPE_KEY}.")
         return shape
 
 
 class HeldWeights:
-    """Tensors that were made of others' and are in memory.
+    """Converted tensors in memory.
 
-    Each is released when it is read, but for those in blocks: only `read_packed` releases them.
+    Each is released when it is read; those in blocks only by `read_packed`.
     """
 
     def __init__(self, values: Mapping[str, Tensor], given: Weights) -> None:
@@ -121,14 +121,14 @@ class HeldWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """The tensor's values; plain ones once."""
+        """The tensor's values; a plain tensor can be read once."""
         value = self._values[name]
         if isinstance(value, BlockRows):
             return value.packed.dequantize(value.values_dtype)
         return self._values.pop(name)
 
     def read_packed(self, name: str) -> PackedTensor | None:
-        """A matrix in blocks, once."""
+        """A matrix in blocks; it can be read once."""
         value = self._values.get(name)
         if not isinstance(value, BlockRows):
             return None
@@ -137,7 +137,7 @@ class HeldWeights:
 
 
 def read_rows(weights: Weights, name: str) -> Tensor:
-    """A tensor for a conversion of names, in its blocks where it has any."""
+    """A tensor for a name conversion, in blocks if it has any."""
     packed = weights.read_packed(name)
     return weights.read(name) if packed is None else BlockRows.of(packed, weights.dtype)
 

@@ -1,7 +1,7 @@
-"""A whole checkpoint in one file, turned into a folder in the hub's layout.
+"""Converts a whole checkpoint in one file to a folder in the hub's layout.
 
-Owns taking it apart. Configurations and tokenizers, which such files lack, are those of the model
-it was made from, which diffusers knows from the shapes of its tensors.
+Owns the split into parts. Configurations and tokenizers, which such files lack, are those of the
+base model, which diffusers infers from tensor shapes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from triptych.modalities.diffusion.engine.loading.modules import (
     sketch,
     transformers_config,
 )
-from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
+from triptych.modalities.diffusion.engine.loading.originals import (
+    in_diffusers_names,
+    text_in_transformers_names,
+)
 from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
 
 _CONFIGS = (PIPELINE_INDEX, "*/*.json", "*/*.txt", "*/*.model")
 
 
-def take_apart(file: Path, folder: Path, options: ModelOptions) -> None:
-    """Write the parts in `file` into `folder`. Raises `WeightsError` saying what it lacks."""
+def split_checkpoint(file: Path, folder: Path, options: ModelOptions) -> None:
+    """Write the parts in `file` into `folder`. Raises `WeightsError` naming what is missing."""
     kind = infer_diffusers_model_type(read_header(file))
     repository = DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"]
     base = download_snapshot(repository, replace(options, revision=""), _CONFIGS)
@@ -57,26 +60,26 @@ def take_apart(file: Path, folder: Path, options: ModelOptions) -> None:
 
 def _write(part: PipelineComponent, weights: Weights, file: Path, folder: Path) -> None:
     try:
-        found, stem = _own(part, weights)
+        found, stem = _convert_part(part, weights)
     except WeightsError as error:
         raise WeightsError(
-            f"{file.name} does not hold the whole model ({error.message}) Give the model it belongs"
-            f" to as --model, and what it holds as --model-override PART.weight_path={file.name}."
+            f"{file.name} does not hold a whole model ({error.message}) Give its base model as"
+            f" --model, and the file as --model-override PART.weight_path={file.name}."
         ) from error
-    tensors = {name: _alone(found.read(name)) for name in list(found.tensors)}
+    tensors = {name: _unshared(found.read(name)) for name in list(found.tensors)}
     save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
 
 
-def _own(part: PipelineComponent, weights: Weights) -> tuple[Weights, str]:
-    """The part's tensors under its own names, and what its file is called."""
+def _convert_part(part: PipelineComponent, weights: Weights) -> tuple[Weights, str]:
+    """The part's tensors under its own names, and the stem of its file name."""
     kind = class_of(part)
     if is_of_diffusers(kind):
         module = sketch(kind, weights.config)
-        found = in_own_names(module, weights)
+        found = in_diffusers_names(module, weights)
         lacking = module.state_dict().keys() - found.tensors.keys()
         stem = "diffusion_pytorch_model"
     else:
-        found = text_in_own_names(transformers_config(kind, weights.config), weights)
+        found = text_in_transformers_names(transformers_config(kind, weights.config), weights)
         lacking = {part.name} if found is weights else set()
         stem = "model"
     if lacking:
@@ -84,7 +87,7 @@ def _own(part: PipelineComponent, weights: Weights) -> tuple[Weights, str]:
     return found, stem
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """With memory of its own: what was cut out of another tensor shares it."""
+def _unshared(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its own memory, which a slice shares with another tensor."""
     is_alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if is_alone else tensor.clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
-"""How the ranks of an image model share its work: by branches of guidance, and by tokens.
+"""Division of an image model's work over ranks: by guidance branches and by tokens.
 
-Owns which ranks do which together, and what the others are told of rank 0's plans, which alone is
-asked for pixels. With both, a rank is one of `--ulysses-degree` that compute the tokens of one
-branch, and one of `--cfg-parallel-size` that compute the same tokens of other branches.
+Owns the groups of ranks, and the plans that ranks other than 0 follow; only rank 0 decodes pixels.
+With both divisions, a rank belongs to a group of `--ulysses-degree` ranks that share the tokens of
+a branch, and to one of `--cfg-parallel-size` ranks that compute the same tokens of other branches.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """This rank's part: those it shares branches with, and those it shares tokens with."""
+    """The ranks with which this rank shares branches, and those with which it shares tokens."""
 
     branches: BranchParallel | None = None
     tokens: RankGroup | None = None
 
     @classmethod
     def of(cls, group: RankGroup, ulysses_degree: int) -> Division:
-        """Divide the ranks; all of them call it. Those that share tokens are neighbours."""
+        """Divide the ranks; each must call it. Neighbouring ranks share tokens."""
         if ulysses_degree == 1:
             return cls(branches=BranchParallel(group))
         if ulysses_degree == group.num_ranks:
@@ -38,8 +38,8 @@ class Division:
         return cls(BranchParallel(group.part(ranks[place::ulysses_degree])), tokens)
 
 
-def told(plan: Plan) -> RankPlan:
-    """What the other ranks do of a plan: they decode nothing, and none waits while rank 0 does."""
+def follower_plan(plan: Plan) -> RankPlan:
+    """The plan of the other ranks: they do not decode, nor wait while rank 0 does."""
     assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
     if plan.kind == "decode":
         over = tuple(row.key for row in plan.rows)

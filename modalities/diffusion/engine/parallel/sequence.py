@@ -1,9 +1,9 @@
-"""The tokens of a run divided over ranks: Ulysses attention (Jacobs et al. 2023, arXiv:2309.14509).
+"""Sequence parallelism: Ulysses attention (Jacobs et al. 2023, arXiv:2309.14509).
 
-Owns which tokens are whose, and attention over all of them: outside it a rank computes its own
-tokens, inside it some heads of all tokens, and the two exchange before and after. The model's own
-forward runs, on fewer tokens, or its blocks do. Knows no model: a family names the arguments that
-have tokens.
+Owns the division of tokens over ranks, and attention over all of them: outside attention a rank
+computes its own tokens, inside it some heads of all tokens, with an exchange before and after. The
+model's own forward, or that of its blocks, runs on fewer tokens. Knows no model: a family names the
+arguments that have tokens.
 
 Shapes: B rows, H heads, T tokens, D a head's width.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenAxis:
-    """Whose tokens a tensor has, along which dimension."""
+    """The dimension of a tensor that counts tokens, and whether they are text or image tokens."""
 
     of: Literal["text", "image"]
     dim: int = -2
@@ -36,14 +36,14 @@ class TokenAxis:
 
 TEXT, IMAGE = TokenAxis("text"), TokenAxis("image")
 TokenAxes: TypeAlias = TokenAxis | tuple[TokenAxis, ...]
-"""Of an argument: a tensor, or several."""
+"""The token axes of an argument: a tensor, or several."""
 
 
 class SequenceParallel:
-    """Divides one run at a time, of a text and an image that attend to each other.
+    """Divides one run at a time, of text and image tokens that attend to each other.
 
-    `tokens` are the arguments that have some: of the model, or with `is_in_blocks` of its blocks,
-    before and after which every rank has all tokens.
+    `tokens`: the arguments that have tokens, of the model, or with `is_in_blocks` of its blocks;
+    then every rank has all tokens before and after the blocks.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class SequenceParallel:
     ) -> None:
         self.group = group
         self.is_in_blocks = is_in_blocks
-        self.is_apart = False
+        self.is_local = False
         self.shards: list[tuple[Shard, Shard]] = []
         self._tokens = tokens
 
     def split(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of the arguments of a run, or of its first block.
 
-        A run with less than a token for each rank is not divided: each rank computes all of it.
+        A run with fewer tokens than ranks is not divided: each rank computes all of it.
         """
         num_text, num_image = counts = [self._count(arguments, of) for of in ("text", "image")]
         ranks = range(self.group.num_ranks)
@@ -68,7 +68,7 @@ class SequenceParallel:
         return self.narrow(arguments)
 
     def narrow(self, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> dict[str, Any]:
-        """The same of another block's, but for those that are this rank's already."""
+        """This rank's part of another block's arguments, except those already divided."""
         if not self.shards:
             return dict(arguments)
         return {
@@ -79,7 +79,7 @@ class SequenceParallel:
         }
 
     def gather(self, output_BTC: Tensor) -> Tensor:
-        """All tokens of the image, in their order."""
+        """Gather all tokens of the image, in order."""
         if not self.shards:
             return output_BTC
         rows, _, width = output_BTC.shape
@@ -88,9 +88,9 @@ class SequenceParallel:
         return torch.cat(parts, dim=IMAGE.dim)
 
     def attending(self) -> AbstractContextManager[object]:
-        """While inside, attention of what is divided is over the tokens of all ranks."""
+        """A context in which divided attention covers the tokens of all ranks."""
         if self.is_in_blocks:
-            self.shards = []  # of the run before
+            self.shards = []  # those of the previous run
         return _UlyssesAttention(self)
 
     def sum(self, parts: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class SequenceParallel:
             for tensor, axis in _pairs(arguments.get(name), axes)
             if axis.of == of
         }
-        assert len(counts) < 2, f"arguments differ in tokens of the {of}"
+        assert len(counts) < 2, f"arguments differ in the number of {of} tokens"
         return int(counts.pop()) if counts else 0
 
     def _part(self, value: Any, axes: TokenAxes) -> Any:
@@ -126,8 +126,8 @@ def _pairs(value: Any, axes: TokenAxes) -> Iterator[tuple[Tensor, TokenAxis]]:
         yield from zip(value, axes, strict=True)
 
 
-class AttentionApart(nn.Module):
-    """In the place of attention to what every rank has whole: each attends for its own tokens."""
+class LocalAttention(nn.Module):
+    """Attention whose keys every rank has in full: each rank attends for its own tokens."""
 
     def __init__(self, attention: nn.Module, sequence: SequenceParallel) -> None:
         super().__init__()
@@ -135,16 +135,16 @@ class AttentionApart(nn.Module):
         self._sequence = sequence
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the attention itself."""
-        self._sequence.is_apart = True
+        """Run the wrapped attention without an exchange."""
+        self._sequence.is_local = True
         try:
             return self.attention(*args, **kwargs)
         finally:
-            self._sequence.is_apart = False
+            self._sequence.is_local = False
 
 
 class _UlyssesAttention(AttentionMode):
-    """Attention whose queries, keys and values are of this rank's tokens."""
+    """Attention over all ranks' tokens, from this rank's queries, keys and values."""
 
     def __init__(self, sequence: SequenceParallel) -> None:
         super().__init__()
@@ -161,11 +161,11 @@ class _UlyssesAttention(AttentionMode):
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Of this rank's tokens, where they are divided.
+        """The attention of this rank's tokens, if they are divided.
 
-        `attn_mask` is of all tokens, in their own order, the text's first.
+        `attn_mask` is over all tokens in their order, text before image.
         """
-        if not self._sequence.shards or self._sequence.is_apart:
+        if not self._sequence.shards or self._sequence.is_local:
             return compute(query, key, value, attn_mask, **options)
         assert query.shape == key.shape == value.shape, "tokens attend to each other"
         rows, num_heads, num_tokens, width = query.shape
@@ -184,7 +184,7 @@ class _UlyssesAttention(AttentionMode):
         return torch.cat(self._group.exchange(attended.split(lengths, dim=2), back), dim=1)
 
     def _lengths(self, num_tokens: int) -> list[int]:
-        """How many tokens each rank has: of both, or in some layers of the image alone."""
+        """Tokens per rank: of text and image, or in some layers of the image alone."""
         text, image = self._sequence.shards[self._group.rank]
         is_joint = num_tokens == text.length + image.length
         assert is_joint or num_tokens == image.length, "tokens of both, or of the image"
@@ -192,7 +192,7 @@ class _UlyssesAttention(AttentionMode):
 
 
 def _order(shards: list[tuple[Shard, Shard]]) -> Tensor:
-    """The places, among all tokens, of those of one rank after the other."""
+    """The positions among all tokens, in the order of the ranks."""
     parts = []
     for text, image in shards:
         parts += [torch.arange(text.first, text.first + text.length)]

@@ -1,7 +1,7 @@
-"""FLUX.2: tokens are single latents, a language model's inner layers read the prompt.
+"""FLUX.2: tokens are single latents; inner layers of a language model encode the prompt.
 
-Owns the facts of its pipelines, as published. A recipe yields what diffusers' pipeline of that name
-yields.
+Owns the published facts of its pipelines. A recipe gives the results of diffusers' pipeline of the
+same name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     unpack,
 )
 from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
-from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring, within
+from triptych.modalities.diffusion.engine.recipes.references import (
+    Reference,
+    ReferenceRecipe,
+    fit_within,
+)
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _MAX_REFERENCE_PIXELS = 1024 * 1024
-_REFERENCE_SPACING = 10  # the image generated is at time 0, the n-th looked at at 10 n
+_REFERENCE_SPACING = 10  # the generated image is at time 0, the n-th reference at 10 n
 
 
-class _Flux2(Referring, EvenFlow):
-    """What FLUX.2's pipelines share."""
+class _Flux2(ReferenceRecipe, EvenFlow):
+    """The common part of FLUX.2's pipelines."""
 
     samples_sources = False
 
@@ -59,7 +63,7 @@ class _Flux2(Referring, EvenFlow):
 
     @override
     def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
-        """Latents on the autoencoder's scale, which its batch norm knows by patch and channel."""
+        """Latents on the autoencoder's scale, given by its batch norm per patch and channel."""
         mean, deviation = self._norm(sample)
         _, height, width = self.latent_shape(request)
         return unpack(sample * deviation + mean, 2 * height, 2 * width)
@@ -72,7 +76,7 @@ class _Flux2(Referring, EvenFlow):
 
     @override
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
-        """Soft at its edges, where a token stands for pixels of both sides."""
+        """A mask with soft edges, where a token covers pixels of both sides."""
         channels, height, width = self.latent_shape(request)
         mask = cell_mask(mask_1HW, height, width, mode="bilinear")
         return self.to_sample(mask.expand(channels, -1, -1))
@@ -84,20 +88,22 @@ class _Flux2(Referring, EvenFlow):
         return replace(spacing, mu=_shift(height * width, spacing.num_steps))
 
     @override
-    def look(self, image_3HW: Tensor) -> Reference:
+    def encode_reference(self, image_3HW: Tensor) -> Reference:
         multiple = self.pixel_multiple
-        image = within(image_3HW, _MAX_REFERENCE_PIXELS, multiple)
+        image = fit_within(image_3HW, _MAX_REFERENCE_PIXELS, multiple)
         _, height, width = image.shape
         return Reference(self.image_sample(image, None), height // multiple, width // multiple)
 
     @override
-    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+    def reference_arguments(
+        self, shared: Mapping[str, Any], references: Sequence[Reference]
+    ) -> dict[str, Any]:
         ids = shared["img_ids"]
-        looked = [
+        positions = [
             sent_like(_places(_REFERENCE_SPACING * number, one.height, one.width), ids)
             for number, one in enumerate(references, 1)
         ]
-        return {"img_ids": torch.cat([ids, *looked])}
+        return {"img_ids": torch.cat([ids, *positions])}
 
     def _norm(self, like: Tensor) -> tuple[Tensor, Tensor]:
         norm = self.vae.bn
@@ -106,7 +112,7 @@ class _Flux2(Referring, EvenFlow):
 
 
 class Flux2(_Flux2):
-    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is an argument."""
+    """FLUX.2 dev: Mistral encodes the prompt; the guidance scale is an argument."""
 
     _LAYERS = (10, 20, 30)
 
@@ -136,14 +142,14 @@ class Flux2(_Flux2):
 
 
 class Flux2Klein(_Flux2):
-    """FLUX.2 Klein: Qwen reads the prompt."""
+    """FLUX.2 Klein: Qwen encodes the prompt."""
 
     _LAYERS = (9, 18, 27)
 
     window = 512
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         asked: str = self.text_encoder().tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
@@ -154,13 +160,13 @@ class Flux2Klein(_Flux2):
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        asked = self.worded(prompt, is_negative=is_negative)
+        asked = self.format_prompt(prompt, is_negative=is_negative)
         text = self.text_encoder().encode(asked, length=self.window, layer=self._LAYERS)
         return {"encoder_hidden_states": text.hidden}
 
 
 def _places(time: int, height: int, width: int) -> Tensor:
-    """Time, row, column and word of each token, `[height * width, 4]`."""
+    """Time, row, column and text position of each token, `[height * width, 4]`."""
     places = torch.zeros(height, width, 4)
     places[..., 0] = time
     places[..., 1] = torch.arange(height)[:, None]
@@ -169,7 +175,7 @@ def _places(time: int, height: int, width: int) -> Tensor:
 
 
 def _shift(num_tokens: int, num_steps: int) -> float:
-    """The shift's exponent: fitted lines for 10 and 200 steps, and between them by the steps."""
+    """The shift exponent: fitted lines for 10 and 200 steps, interpolated between them."""
     at_200 = 0.00016927 * num_tokens + 0.45666666
     if num_tokens > 4300:
         return at_200

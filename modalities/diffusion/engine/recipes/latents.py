@@ -1,4 +1,4 @@
-"""Latents as the autoencoder has them, as the model has them, and as an image.
+"""Conversion of latents between the autoencoder's layout, the model's layout, and images.
 
 Legend: C channels, H height, W width of the latents; T tokens of 2 x 2 latents each.
 """
@@ -17,7 +17,7 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 
 def pack(latents_CHW: Tensor) -> Tensor:
-    """Patches of 2 x 2 as tokens, `[T, 4 C]`: FLUX, Chroma, Qwen-Image."""
+    """Pack patches of 2 x 2 into tokens, `[T, 4 C]`: FLUX, Chroma, Qwen-Image."""
     channels, height, width = latents_CHW.shape
     patches = latents_CHW.view(channels, height // 2, 2, width // 2, 2)
     return patches.permute(1, 3, 0, 2, 4).reshape(-1, 4 * channels)
@@ -39,30 +39,30 @@ def position_ids(height: int, width: int) -> Tensor:
 
 
 def image_tensor(pixels: Pixels) -> Tensor:
-    """An image as it comes over the wire, as `[3, H, W]` in 0..1."""
+    """Convert a wire image to `[3, H, W]` in 0..1."""
     rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
     return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
 
 
 def mask_tensor(request: ImageRequest) -> Tensor:
-    """1 where the first image of a request is to change, `[1, H, W]`."""
+    """The request's mask, `[1, H, W]`: 1 where the first image may change."""
     first = request.sources[0]
     rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
     return rows.view(1, first.height, first.width).float() / 255
 
 
 def cell_mask(mask_1HW: Tensor, height: int, width: int, mode: str = "nearest") -> Tensor:
-    """A mask for cells of a grid, `[1, height, width]`, 1 where a cell is to change.
+    """Scale a mask to a grid of cells, `[1, height, width]`, 1 where a cell may change.
 
-    Scaled as diffusers does. One so small that no cell is left marks those that it touches.
+    Scaled as in diffusers. A mask too small to mark any cell marks the cells it touches.
     """
     whole = (mask_1HW >= 0.5).float()[None]
     cells = interpolate(whole, size=(height, width), mode=mode)
     return torch.where(cells.any(), cells, adaptive_max_pool2d(whole, (height, width)))[0]
 
 
-def fitted(image_CHW: Tensor, height: int, width: int) -> Tensor:
-    """An image in 0..1 at another size, its proportions given up where they differ."""
+def resize(image_CHW: Tensor, height: int, width: int) -> Tensor:
+    """Resize an image in 0..1, without keeping its aspect."""
     if image_CHW.shape[1:] == (height, width):
         return image_CHW
     resized = interpolate(image_CHW[None], (height, width), mode="bicubic", antialias=True)
@@ -71,7 +71,7 @@ def fitted(image_CHW: Tensor, height: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
-    """Images of one size, `[N, 3, height, width]` in 0..1, float32."""
+    """Decode latents to images of one size, `[N, 3, height, width]` in 0..1, float32."""
     latents = latents_NCHW.to(_like(vae))
     offset, factor = _scales(vae.config, latents)
     latents = latents / factor + offset
@@ -84,16 +84,16 @@ def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """An image in 0..1 as latents on the model's scale, `[C, height, width]`, float32.
+    """Encode an image in 0..1 to latents on the model's scale, `[C, height, width]`, float32.
 
-    Drawn with `generator` from what the autoencoder holds likely; without one, the likeliest. The
-    image's sides must be multiples of what a latent stands for.
+    Sampled with `generator` from the autoencoder's distribution, or its mode without one. The
+    image's sides must be multiples of the autoencoder's downscaling.
     """
     pixels = sent_like((image_3HW * 2 - 1)[None], _like(vae))
     encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
     if hasattr(encoded, "latent_dist"):
         found = encoded.latent_dist
-        latents = found.mode() if generator is None else _drawn(found, generator)
+        latents = found.mode() if generator is None else _sample(found, generator)
     else:
         latents = encoded.latent
     if _is_video(vae):
@@ -103,16 +103,16 @@ def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None 
     return result
 
 
-def _drawn(found: Any, generator: torch.Generator) -> Tensor:
-    """What its own `sample` draws, but for the wait."""
+def _sample(found: Any, generator: torch.Generator) -> Tensor:
+    """Sample as the distribution's own `sample` does, without waiting for the device."""
     like: Tensor = found.mean
     noise = torch.randn(like.shape, generator=generator, dtype=like.dtype)
-    drawn: Tensor = like + found.std * sent(noise, like.device)
-    return drawn
+    sampled: Tensor = like + found.std * sent(noise, like.device)
+    return sampled
 
 
 def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What is taken off latents and what they are multiplied by, by channel where it is known."""
+    """The offset and factor of latents, per channel if configured."""
     mean, deviation = config.get("latents_mean"), config.get("latents_std")
     if mean is None or deviation is None:
         mean, deviation = [config.get("shift_factor") or 0.0], [1.0]

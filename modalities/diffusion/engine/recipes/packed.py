@@ -1,7 +1,7 @@
 """Pipelines whose model takes the image as a sequence of tokens: FLUX.1, Chroma, Ovis-Image.
 
-Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
-diffusers' pipeline of that name yields.
+Owns the published facts of each: text encoders, arguments, spacing. A recipe gives the results of
+diffusers' pipeline of the same name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from triptych.core.runtime.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,
-    fitted,
     pack,
     position_ids,
+    resize,
     unpack,
 )
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText, Recipe
-from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.engine.recipes.references import Reference, ReferenceRecipe
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
@@ -39,7 +39,7 @@ PREFERRED_KONTEXT_RESOLUTIONS = (*_UPRIGHT, *((long, short) for short, long in _
 
 
 class Packed(EvenFlow):
-    """Latents as tokens of 2 x 2."""
+    """A recipe whose tokens are patches of 2 x 2 latents."""
 
     @override
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
@@ -99,33 +99,35 @@ class Flux(Packed):
         return unless_spaced(self, super().spacing(request))
 
 
-class FluxKontext(Referring, Flux):
-    """FLUX.1 Kontext: FLUX.1 that looks at an image, at one of the sizes it was trained on."""
+class FluxKontext(ReferenceRecipe, Flux):
+    """FLUX.1 Kontext: FLUX.1 with a reference image, at one of its training sizes."""
 
     samples_sources = False
 
     @override
-    def look(self, image_3HW: Tensor) -> Reference:
+    def encode_reference(self, image_3HW: Tensor) -> Reference:
         _, height, width = image_3HW.shape
         _, width, height = min(
             (abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS
         )
         multiple = self.pixel_multiple
         height, width = height // multiple, width // multiple
-        image = fitted(image_3HW, height * multiple, width * multiple)
+        image = resize(image_3HW, height * multiple, width * multiple)
         return Reference(pack(encode_image(self.vae, image)), height, width)
 
     @override
-    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+    def reference_arguments(
+        self, shared: Mapping[str, Any], references: Sequence[Reference]
+    ) -> dict[str, Any]:
         ids = shared["img_ids"]
-        looked = [position_ids(2 * one.height, 2 * one.width) for one in references]
-        for number, places in enumerate(looked):
-            places[:, 0] = 1 + number
-        return {"img_ids": torch.cat([ids, *(sent_like(places, ids) for places in looked)])}
+        positions = [position_ids(2 * one.height, 2 * one.width) for one in references]
+        for number, ids_T3 in enumerate(positions):
+            ids_T3[:, 0] = 1 + number
+        return {"img_ids": torch.cat([ids, *(sent_like(each, ids) for each in positions)])}
 
 
 class Chroma(Packed):
-    """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
+    """Chroma: as FLUX, with T5 only and one padding token unmasked."""
 
     window = 512
 
@@ -142,7 +144,7 @@ class Chroma(Packed):
 
 
 class OvisImage(Packed):
-    """Ovis-Image: FLUX's form; Qwen reads the prompt behind an instruction, which is cut off."""
+    """Ovis-Image: as FLUX; Qwen encodes an instruction, which is cut off, and the prompt."""
 
     INSTRUCTION = (
         "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial "
@@ -195,6 +197,6 @@ def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageReque
 
 
 def unless_spaced(recipe: Recipe, spacing: Spacing) -> Spacing:
-    """Schedulers of the older kind space flow matching's noise levels themselves."""
+    """Drop `sigmas` for schedulers that space flow-matching noise levels themselves."""
     spaces_itself = recipe.components["scheduler"].get("use_flow_sigmas")
     return replace(spacing, sigmas=None) if spaces_itself else spacing

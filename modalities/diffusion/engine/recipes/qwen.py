@@ -1,7 +1,7 @@
-"""Qwen-Image: a vision-language model reads the prompt, and the images where it edits.
+"""Qwen-Image: a vision-language model encodes the prompt, and when editing also the images.
 
-Owns the facts of its pipelines, as published. A recipe yields what diffusers' pipeline of that name
-yields.
+Owns the published facts of its pipelines. A recipe gives the results of diffusers' pipeline of the
+same name.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,
-    fitted,
     image_tensor,
     pack,
+    resize,
 )
 from triptych.modalities.diffusion.engine.recipes.packed import Packed
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
-from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.engine.recipes.references import Reference, ReferenceRecipe
 from triptych.modalities.diffusion.wire import ImageRequest
 
 CONDITION_IMAGE_SIZE = 384 * 384
-"""Pixels at which the text encoder of the later models reads an image."""
+"""Pixels of an image for the text encoder of later models."""
 VAE_IMAGE_SIZE = 1024 * 1024
-"""Pixels at which an image is looked at while generating."""
+"""Pixels of a reference image."""
 _MAX_ASPECT = 100  # the image processor raises at twice that
 _IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
 class QwenImage(Packed):
-    """Qwen-Image: a vision-language model reads the prompt in a template, whose words are cut."""
+    """Qwen-Image: the prompt is encoded in a template, whose tokens are cut off."""
 
     _TEMPLATE = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
@@ -67,10 +67,10 @@ class QwenImage(Packed):
         return Guidance(scale=scale, keeps_norm=True)
 
 
-class QwenImageEdit(Referring, QwenImage):
-    """Qwen-Image-Edit: the image is read with the prompt, and looked at while generating.
+class QwenImageEdit(ReferenceRecipe, QwenImage):
+    """Qwen-Image-Edit: the image is encoded with the prompt, and is also a reference.
 
-    `processor` among the components is the one for images alone.
+    The component `processor` is the image processor alone.
     """
 
     samples_sources = False
@@ -99,7 +99,7 @@ class QwenImageEdit(Referring, QwenImage):
         return [self._read(prompt) for prompt in prompts]
 
     @override
-    def look(self, image_3HW: Tensor) -> Reference:
+    def encode_reference(self, image_3HW: Tensor) -> Reference:
         image = _sized(image_3HW, VAE_IMAGE_SIZE)
         multiple = self.pixel_multiple
         _, height, width = image.shape
@@ -107,13 +107,15 @@ class QwenImageEdit(Referring, QwenImage):
         return Reference(tokens, height // multiple, width // multiple)
 
     @override
-    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+    def reference_arguments(
+        self, shared: Mapping[str, Any], references: Sequence[Reference]
+    ) -> dict[str, Any]:
         shapes = [(1, reference.height, reference.width) for reference in references]
         return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
     def _read(self, prompt: BranchPrompt) -> EncodedText:
         encoder, words, images = self.text_encoder(), prompt.text, {}
-        for token in (_IMAGE_TOKEN, _VIDEO_TOKEN):  # would stand for images that are not there
+        for token in (_IMAGE_TOKEN, _VIDEO_TOKEN):  # in a prompt they would stand for absent images
             words = words.replace(token, "")
         shown = ""
         if prompt.images:
@@ -131,13 +133,13 @@ class QwenImageEdit(Referring, QwenImage):
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
 
     def _sized_bytes(self, image: Pixels) -> Any:
-        """An image as its files have it, `[H, W, 3]`, at the size at which it is read."""
+        """An image as bytes `[H, W, 3]`, at the text encoder's size."""
         sized_3HW = _sized(image_tensor(image), self._READ_PIXELS)
         return (sized_3HW * 255).round().byte().permute(1, 2, 0).numpy()
 
 
 class QwenImageEditPlus(QwenImageEdit):
-    """Qwen-Image-Edit 2509 and later: several images, numbered, each read at a smaller size."""
+    """Qwen-Image-Edit 2509 and later: several numbered images, encoded at a smaller size."""
 
     _IMAGE = "Picture {}: <|vision_start|>{}<|vision_end|>"
     _READ_PIXELS = CONDITION_IMAGE_SIZE
@@ -150,8 +152,8 @@ def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
 
 
 def _sized(image_3HW: Tensor, num_pixels: int) -> Tensor:
-    """An image at about so many pixels, in its own shape unless that is a mere line."""
+    """Resize an image to about `num_pixels`, keeping its aspect unless that is extreme."""
     _, height, width = image_3HW.shape
     aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
     width, height = calculate_dimensions(num_pixels, aspect)
-    return fitted(image_3HW, max(32, height), max(32, width))
+    return resize(image_3HW, max(32, height), max(32, width))

@@ -1,13 +1,13 @@
-"""What a pipeline does around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
+"""The steps around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
 
-Owns the order of events, which is every pipeline's, and seeds. What differs is in the modules
-beside it, images that a model looks at in `references.py`.
+Owns the order of events, which all pipelines share, and seeds. Other modules of this folder hold
+the differences; `references.py` handles reference images.
 
-A row may begin from an image instead of noise alone: from its latents, made as noisy as they are
-at the step that the strength says. Within a mask, what is outside it is put back at every step.
-Both as diffusers' img2img and inpaint pipelines do it, in the same order of random draws. At
-strength 1 nothing of the image is left: without a mask, that is generating from words. An image
-without any prompt is varied: no prompt to go towards, so no second one to leave.
+A row may begin from an image: its latents, noised to the level of the step that the strength
+determines. With a mask, the part outside it is restored at every step. Both follow diffusers'
+img2img and inpaint pipelines, in the same order of random samples. At strength 1 nothing of the
+image is left; without a mask, that is text to image. An image without any prompt is varied,
+without guidance.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
     decode_latents,
     encode_image,
-    fitted,
     image_tensor,
     mask_tensor,
+    resize,
 )
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, release_row, start_row
@@ -53,15 +53,15 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 _WORD = 2**32 - 1
 _KEY_AT = 24
-"""Where the Mersenne Twister's words begin in the state of torch's generator, 8 bytes for each."""
+"""Offset of the Mersenne Twister's words in the state of torch's generator, 8 bytes each."""
 
 EncodedText: TypeAlias = dict[str, Tensor]
-"""A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
+"""A prompt as model arguments without a batch dimension; depends on the prompt alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchPrompt:
-    """The text of one guidance branch, and the images that are read with it: mostly none."""
+    """The text of one guidance branch, and the images encoded with it: mostly none."""
 
     text: str
     is_negative: bool = False
@@ -69,7 +69,7 @@ class BranchPrompt:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all that the encoding depends on, in hex."""
+        """The SHA-256, in hex, of everything that the encoding depends on."""
         digest = hashlib.sha256(f"{self.is_negative:d}{self.text}".encode())
         for image in self.images:
             digest.update(f"{image.width}x{image.height}".encode() + image.rgb)
@@ -77,14 +77,15 @@ class BranchPrompt:
 
 
 class Recipe(ABC):
-    """A pipeline's components, and how its requests become rows.
+    """A pipeline's components, and the conversion of its requests to rows.
 
-    `components`: the loaded parts by their names in model_index.json; `scheduler` is the mapping in
-    its scheduler_config.json, and other entries of model_index.json may be among them.
-    `spec`: those of the pipeline's class.
+    `components`: the loaded parts by their names in model_index.json, and its plain entries;
+    `scheduler` is the mapping in scheduler_config.json. `spec`: that of the pipeline's class.
     """
 
-    samples_sources: ClassVar[bool] = True  # an image's latents are generated, not the likeliest
+    samples_sources: ClassVar[bool] = (
+        True  # encoding an image samples from its distribution instead of taking the mode
+    )
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         self.components = components
@@ -97,7 +98,7 @@ class Recipe(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the denoising module is. Its own answer would look at every layer for hooks."""
+        """The device of the denoising module; its own `device` would check all layers for hooks."""
         weight: Tensor = next(self.model.parameters())
         return weight.device
 
@@ -108,12 +109,12 @@ class Recipe(ABC):
 
     @property
     def default_size(self) -> tuple[int, int]:
-        """Width and height of what the model generates best."""
+        """The width and height that the model generates best."""
         return self.spec.default_size(self.model.config, self.vae.config, self.components)
 
     @property
     def pixel_multiple(self) -> int:
-        """Width and height of an image are multiples of this."""
+        """The number that divides width and height of an image."""
         return self.spec.pixel_multiple(self.vae.config)
 
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
@@ -125,19 +126,19 @@ class Recipe(ABC):
         return prompts
 
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
-        """Prompts of any requests, each as if it were alone."""
+        """Encode prompts of any requests, each as if it were alone."""
         return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
 
     def num_prompt_tokens(self, request: ImageRequest) -> int:
-        """How many tokens of the prompt are read, by the first tokenizer's count."""
+        """The number of prompt tokens read, counted by the first tokenizer."""
         return len(self.components["tokenizer"](request.prompt, verbose=False).input_ids)
 
     def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
-        """How many tokens at a prompt's end no text encoder reads."""
+        """The number of tokens at a prompt's end that no text encoder reads."""
         return 0
 
     def is_prompt_cut(self, request: ImageRequest) -> bool:
-        """Whether the end of a prompt of the request is not read."""
+        """Whether the end of a prompt of the request is cut off."""
         return any(
             self.num_cut_tokens(prompt.text, is_negative=prompt.is_negative)
             for prompt in self.prompts(request)
@@ -152,10 +153,10 @@ class Recipe(ABC):
         index: int = 0,
         cache: CacheMethod | None = None,
     ) -> DenoiseRow:
-        """A row of the request's image `index`, at its first step.
+        """The row of the request's image `index`, at its first step.
 
-        Raises `InvalidRequest` for what the model cannot generate. `texts` are the request's
-        `prompts`, encoded, where that was done before.
+        Raises `InvalidRequest` for images the model cannot generate. `texts`: the encoded `prompts`
+        of the request, if already available.
         """
         self.check(request)
         if texts is None:
@@ -164,7 +165,9 @@ class Recipe(ABC):
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = sent(self.to_sample(noise), self.device)
-        conditionings = self.refer([self.conditioning(text, request) for text in texts], request)
+        conditionings = self.add_references(
+            [self.conditioning(text, request) for text in texts], request
+        )
         inpainting = self._inpainting(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
@@ -183,24 +186,26 @@ class Recipe(ABC):
         )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
-        """The image of finished latents, `[3, height, width]` in 0..1, float32."""
+        """Decode finished latents to an image, `[3, height, width]` in 0..1, float32."""
         return self.decode_all([(sample, request)])[0]
 
     def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Tensor:
-        """Images of one size together, `[N, 3, height, width]`."""
+        """Decode images of one size together, `[N, 3, height, width]`."""
         latents = [self.to_latents(sample, request) for sample, request in samples]
         return decode_latents(self.vae, torch.stack(latents))
 
     @abstractmethod
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
-        """A prompt as the model's arguments."""
+        """Encode a prompt as model arguments."""
 
     def conditioning(self, text: EncodedText, request: ImageRequest) -> Conditioning:
-        """All arguments of a branch beside latents and time."""
+        """The arguments of a branch besides latents and time."""
         return Conditioning(rows=text)
 
-    def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
-        """The conditioning of branches, with the images that the model looks at, if it does."""
+    def add_references(
+        self, branches: list[Conditioning], request: ImageRequest
+    ) -> list[Conditioning]:
+        """The conditioning of branches with reference images, if the model takes any."""
         return branches
 
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
@@ -210,7 +215,7 @@ class Recipe(ABC):
         return channels, request.height // pixels, request.width // pixels
 
     def to_sample(self, latents_CHW: Tensor) -> Tensor:
-        """Latents as the model takes them."""
+        """Convert latents to the model's layout."""
         return latents_CHW
 
     def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
@@ -218,39 +223,39 @@ class Recipe(ABC):
         return sample
 
     def image_sample(self, image_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
-        """An image as the model takes it; drawn from what is likely, or the likeliest."""
+        """Encode an image in the model's layout: sampled with `generator`, else the mode."""
         return self.to_sample(encode_image(self.vae, image_3HW, generator))
 
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
-        """A mask as the model takes latents: each is regenerated, or stays."""
+        """A mask in the model's layout: 1 where a latent is regenerated, 0 where it stays."""
         channels, height, width = self.latent_shape(request)
         return self.to_sample(cell_mask(mask_1HW, height, width).expand(channels, -1, -1))
 
     def spacing(self, request: ImageRequest) -> Spacing:
-        """Where the steps lie."""
+        """The spacing of the steps."""
         return Spacing(num_steps=self.num_steps(request))
 
     def guidance(self, scale: float) -> Guidance:
-        """How branches become one."""
+        """The combination of branches."""
         return Guidance(scale=scale)
 
     def num_steps(self, request: ImageRequest) -> int:
-        """Steps as the request counts them: some samplers ask the model more than once in one."""
+        """Steps as the request counts them: some samplers evaluate the model twice per step."""
         return self.spec.default_steps if request.num_steps is None else request.num_steps
 
     def guidance_scale(self, request: ImageRequest) -> float:
-        """How strongly the prompt acts."""
+        """The guidance scale of the request, or the default."""
         given = request.guidance_scale
         return self.spec.default_guidance if given is None else given
 
     def strength(self, request: ImageRequest) -> float:
-        """How little is left of the image that is begun from; 1 where there is none."""
+        """How far the source image is changed; 1 without one."""
         if not request.sources:
             return 1.0
         return self.spec.strength_of(request.strength, has_mask=bool(request.mask))
 
     def check(self, request: ImageRequest) -> None:
-        """Raises `InvalidRequest` for a size or images the model cannot generate."""
+        """Raise `InvalidRequest` for a size or images the model cannot handle."""
         self.spec.check_images(
             len(request.sources),
             num_steps=self.num_steps(request),
@@ -266,12 +271,12 @@ class Recipe(ABC):
             )
 
     def _clean(self, request: ImageRequest, generator: torch.Generator) -> Tensor | None:
-        """The latents that are begun from, or of which some stay."""
+        """The source image's latents, if any of them are used."""
         if self.strength(request) == 1 and not request.mask:
             return None
-        image = fitted(image_tensor(request.sources[0]), request.height, request.width)
-        generated = generator if self.samples_sources else None
-        return sent(self.image_sample(image, generated), self.device)
+        image = resize(image_tensor(request.sources[0]), request.height, request.width)
+        source = generator if self.samples_sources else None
+        return sent(self.image_sample(image, source), self.device)
 
     def _inpainting(
         self, request: ImageRequest, clean: Tensor | None, noise: Tensor
@@ -289,7 +294,7 @@ class Recipe(ABC):
         generator: torch.Generator,
         pools: TensorPools,
     ) -> SampleRow:
-        """The row at the noise, or where the strength lets it begin."""
+        """The row at pure noise, or at the step that the strength determines."""
         strength, spacing = self.strength(request), self.spacing(request)
         return start_row(
             noise,
@@ -302,7 +307,7 @@ class Recipe(ABC):
 
 
 def row_seed(seed: int, sample_index: int) -> int:
-    """The generator's seed of one of the images asked for together; the first has the seed's."""
+    """The generator seed of one image of a request; the first image has the request's seed."""
     if sample_index == 0:
         return seed
     digest = hashlib.sha256(f"{seed}:{sample_index}".encode()).digest()
@@ -310,11 +315,10 @@ def row_seed(seed: int, sample_index: int) -> int:
 
 
 def seeded_generator(seed: int) -> torch.Generator:
-    """A generator of the CPU in whose state all 64 bits of a seed count.
+    """A CPU generator whose state depends on all 64 bits of a seed.
 
-    Below 2**32 it is torch's own, and so diffusers' images are generated. torch leaves out all
-    higher bits; with them the state is what the Mersenne Twister's `init_by_array` makes of both
-    halves.
+    Below 2**32 it equals torch's, so images match diffusers'. torch ignores higher bits; with them
+    the state is that of the Mersenne Twister's `init_by_array` for both halves.
     """
     generator = torch.Generator().manual_seed(seed & _WORD)
     high = seed >> 32 & _WORD

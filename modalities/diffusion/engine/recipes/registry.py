@@ -1,4 +1,4 @@
-"""Which recipe a model_index.json asks for."""
+"""The recipe of each pipeline class."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
-    """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
+    """The recipe of a pipeline class, by its name. Raises `WeightsError` if it is unknown."""
     spec = spec_of(pipeline, denoiser_of(components).config, components)
     return _RECIPES[pipeline](components, spec)

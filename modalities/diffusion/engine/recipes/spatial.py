@@ -1,7 +1,7 @@
-"""Pipelines whose model takes latents as they are, from SD 1.5 to Z-Image.
+"""Pipelines whose model takes latents as a grid, from SD 1.5 to Z-Image.
 
-Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
-diffusers' pipeline of that name yields.
+Owns the published facts of each: text encoders, arguments, spacing. A recipe gives the results of
+diffusers' pipeline of the same name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 
 class ZImage(EvenFlow):
-    """Z-Image: a chat model reads the prompt; guidance counts from the prompt's own branch."""
+    """Z-Image: a chat model encodes the prompt; guidance adds to the positive branch."""
 
     window = 512
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         asked: str = self.text_encoder().tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
@@ -44,7 +44,7 @@ class ZImage(EvenFlow):
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        asked = self.worded(prompt, is_negative=is_negative)
+        asked = self.format_prompt(prompt, is_negative=is_negative)
         text = self.text_encoder().encode(asked, length=self.window, layer=-2)
         return {"cap_feats": text.real}
 
@@ -67,7 +67,7 @@ class ZImage(EvenFlow):
 
 
 class Lumina2(EvenFlow):
-    """Lumina 2: a system prompt before the wanted prompt alone; shifted by the channels' number."""
+    """Lumina 2: a system prompt before the positive prompt; shifted by the number of channels."""
 
     _SYSTEM = (
         "You are an assistant designed to generate superior images with the superior degree of "
@@ -77,12 +77,12 @@ class Lumina2(EvenFlow):
     window = 256
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         return prompt if is_negative else f"{self._SYSTEM} <Prompt Start> {prompt}"
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        asked = self.worded(prompt, is_negative=is_negative)
+        asked = self.format_prompt(prompt, is_negative=is_negative)
         text = self.text_encoder().encode(asked, length=self.window, layer=-2)
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
@@ -96,7 +96,7 @@ class Lumina2(EvenFlow):
 
 
 class StableDiffusion3(TextRecipe):
-    """SD3 and 3.5: two CLIPs side by side, T5 after them."""
+    """SD3 and 3.5: two CLIPs concatenated in channels, followed by T5."""
 
     _LENGTH = 256
 
@@ -135,7 +135,7 @@ class StableDiffusion3(TextRecipe):
 
 
 class StableDiffusion(TextRecipe):
-    """SD 1.5: one CLIP, a UNet."""
+    """SD 1.5: one CLIP and a UNet."""
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class StableDiffusion(TextRecipe):
 
 
 class StableDiffusionXL(TextRecipe):
-    """SDXL: two CLIPs side by side; the image's size is an argument."""
+    """SDXL: two CLIPs concatenated in channels; the image size is an argument."""
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -164,17 +164,17 @@ class StableDiffusionXL(TextRecipe):
 
 
 class PixArt(TextRecipe):
-    """PixArt Sigma: T5 on the prompt in lower case."""
+    """PixArt Sigma: T5 encodes the prompt in lower case."""
 
     window = 300
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         return prompt.lower().strip()
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        asked = self.worded(prompt, is_negative=is_negative)
+        asked = self.format_prompt(prompt, is_negative=is_negative)
         text = self.text_encoder().encode(asked, length=self.window)
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
@@ -194,25 +194,25 @@ class PixArt(TextRecipe):
 
 
 class PixArtAlpha(PixArt):
-    """PixArt Alpha: a shorter prompt; the 1024 model gets the image's size."""
+    """PixArt Alpha: a shorter prompt; the 1024 model takes the image size."""
 
     window = 120
 
 
 class Sana(TextRecipe):
-    """Sana: Gemma reads the wanted prompt after the pipeline's instructions."""
+    """Sana: Gemma encodes the positive prompt after the pipeline's instructions."""
 
     _LENGTH = 300
-    window = _LENGTH - 1  # behind the instructions there is room for one less
+    window = _LENGTH - 1  # after the instructions there is room for one token less
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         return prompt.lower().strip()
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         encoder = self.text_encoder()
-        prompt = self.worded(prompt, is_negative=is_negative)
+        prompt = self.format_prompt(prompt, is_negative=is_negative)
         length = self._LENGTH
         if not is_negative:
             call = inspect.signature(diffusers.SanaPipeline.__call__).parameters
@@ -238,7 +238,7 @@ class SanaSprint(Sana):
 
 
 class AuraFlow(TextRecipe):
-    """AuraFlow: T5's hidden states, zero where the filling is."""
+    """AuraFlow: T5's hidden states, zero at padding."""
 
     window = 256
 
@@ -249,7 +249,7 @@ class AuraFlow(TextRecipe):
 
 
 class HiDream(TextRecipe):
-    """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, filled up with its end token."""
+    """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, padded with its end token."""
 
     _LENGTH = 128
     window = _LENGTH
@@ -277,14 +277,14 @@ class HiDream(TextRecipe):
 
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
-        # Shifted as for the largest image, with FLUX's line, whatever the scheduler says.
+        # Shifted as for the largest image, with FLUX's line, regardless of the scheduler.
         return Spacing(num_steps=self.num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
 
 
 class Wan(TextRecipe):
-    """Wan 2.1: a video model asked for one frame. T5's hidden states, zero where the filling is.
+    """Wan 2.1: a video model that generates one frame. T5's hidden states, zero at padding.
 
-    Raises `WeightsError` for Wan 2.2, whose two models take turns.
+    Raises `WeightsError` for Wan 2.2, which alternates between two models.
     """
 
     samples_sources = False
@@ -296,12 +296,12 @@ class Wan(TextRecipe):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
 
     @override
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
         return " ".join(html.unescape(html.unescape(prompt)).split())
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        plain = self.worded(prompt, is_negative=is_negative)
+        plain = self.format_prompt(prompt, is_negative=is_negative)
         text = self.text_encoder().encode(plain, length=self.window)
         return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
 

@@ -1,8 +1,7 @@
-"""Prompts through tokenizers and text encoders.
+"""Encoding of prompts by tokenizers and text encoders.
 
-Owns the calls every recipe makes; which encoder, length and layer is the recipe's. A prompt is
-encoded alone, or with others that are filled up to the same length: what it yields never depends on
-which others came with it.
+Owns the calls; recipes choose encoder, length and layer. A prompt is encoded alone, or with others
+padded to the same length: its result never depends on the other prompts.
 
 Legend: T tokens, C channels.
 """
@@ -23,14 +22,14 @@ from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.wire import ImageRequest
 
-_SEEN = ("pixel_values", "image_grid_thw")
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One prompt's hidden states `[T, C]`, which tokens are real `[T]`, and a whole-prompt vector.
+    """One prompt's hidden states `[T, C]`, mask of real tokens `[T]`, and pooled vector.
 
-    `pooled` is empty where the encoder has none. `host_mask` is the mask where it can be read.
+    `pooled` is empty if the encoder has none. `host_mask` is the mask on the host.
     """
 
     hidden: Tensor
@@ -47,7 +46,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """A tokenizer and the model that reads its tokens."""
+    """A tokenizer and its text encoder."""
 
     tokenizer: Any
     module: Any
@@ -61,16 +60,16 @@ class TextEncoder:
         masks: bool = True,
         layer: int | Sequence[int] | None = None,
     ) -> Encoded:
-        """Encode a prompt, cut at `length` tokens (0: the tokenizer's own limit).
+        """Encode a prompt, cut at `length` tokens (0: the tokenizer's limit).
 
-        `pads` fills up to `length`; `masks` hides the filling from the encoder. `layer` is an
-        index into the hidden states (several: side by side in the channels); `None` is the
-        encoder's own output.
+        `pads` fills up to `length`; `masks` hides the padding from the encoder. `layer` is an
+        index into the hidden states (several are concatenated in channels); `None` is the
+        encoder's output.
         """
         return self.read(self._tokens([prompt], length, pads=pads), masks=masks, layer=layer)
 
     def encode_all(self, prompts: Sequence[str], *, length: int = 0) -> list[Encoded]:
-        """Encode prompts in one run, filled up to `length`; the filling is read like words."""
+        """Encode prompts in one run, padded to `length`; the padding is not masked."""
         return self._read(self._tokens(list(prompts), length, pads=True), masks=False, layer=None)
 
     def _tokens(self, prompts: list[str], length: int, *, pads: bool) -> Mapping[str, Any]:
@@ -90,7 +89,7 @@ class TextEncoder:
         masks: bool = True,
         layer: int | Sequence[int] | None = None,
     ) -> Encoded:
-        """Encode one prompt's tokens: what a tokenizer or processor returned, a batch of one."""
+        """Encode one prompt's tokens: a tokenizer's or processor's output, a batch of one."""
         return self._read(tokens, masks=masks, layer=layer)[0]
 
     @torch.no_grad()
@@ -103,7 +102,7 @@ class TextEncoder:
             input_ids=sent(tokens["input_ids"], device),
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
-            **{name: sent(tokens[name], device) for name in _SEEN if name in tokens},
+            **{name: sent(tokens[name], device) for name in _IMAGE_INPUTS if name in tokens},
         )
         if layer is None:
             hidden = output[0]
@@ -111,11 +110,11 @@ class TextEncoder:
             hidden = output.hidden_states[layer]
         else:
             hidden = torch.cat([output.hidden_states[index] for index in layer], dim=-1)
-        rows = zip(hidden, mask, _pooled(output), tokens["attention_mask"], strict=True)
+        rows = zip(hidden, mask, _pooled_vectors(output), tokens["attention_mask"], strict=True)
         return [Encoded(*row) for row in rows]
 
 
-def _pooled(output: Any) -> Tensor:
+def _pooled_vectors(output: Any) -> Tensor:
     """The projected vectors of a CLIP with projection, else the pooled ones of a plain CLIP."""
     for name in ("text_embeds", "pooler_output"):
         vectors = getattr(output, name, None)
@@ -126,10 +125,10 @@ def _pooled(output: Any) -> Tensor:
 
 
 class TextRecipe(Recipe):
-    """A recipe with text encoders numbered as diffusers numbers them.
+    """A recipe with text encoders numbered as in diffusers.
 
-    `window`: how many tokens of a prompt the encoder reads that reads the most; 0: as many as its
-    tokenizer says.
+    `window`: the number of prompt tokens read by the encoder that reads most; 0: its tokenizer's
+    limit.
     """
 
     window: ClassVar[int] = 0
@@ -139,8 +138,8 @@ class TextRecipe(Recipe):
         """The number of the text encoder that reads the most of a prompt."""
         return 1
 
-    def worded(self, prompt: str, *, is_negative: bool) -> str:
-        """The prompt as that encoder's tokenizer gets it."""
+    def format_prompt(self, prompt: str, *, is_negative: bool) -> str:
+        """The prompt as passed to the tokenizer of encoder `reader`."""
         return prompt
 
     @override
@@ -152,12 +151,12 @@ class TextRecipe(Recipe):
     @override
     def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
         tokenizer = self.text_encoder(self.reader).tokenizer
-        asked = self.worded(prompt, is_negative=is_negative)
+        asked = self.format_prompt(prompt, is_negative=is_negative)
         num_tokens = len(tokenizer(asked, verbose=False).input_ids)
         return max(0, num_tokens - (self.window or tokenizer.model_max_length))
 
     def text_encoder(self, number: int = 1) -> TextEncoder:
-        """The tokenizer and encoder of a number, the first without one in its name."""
+        """The tokenizer and encoder of this number; the first has no number in its name."""
         suffix = "" if number == 1 else f"_{number}"
         return TextEncoder(
             self.components[f"tokenizer{suffix}"], self.components[f"text_encoder{suffix}"]
@@ -165,7 +164,7 @@ class TextRecipe(Recipe):
 
 
 class EvenFlow(TextRecipe):
-    """Noise levels evenly from 1 to 1/steps, shifted for the image's size."""
+    """Even noise levels from 1 to 1/steps, shifted for the image's size."""
 
     @override
     def spacing(self, request: ImageRequest) -> Spacing:

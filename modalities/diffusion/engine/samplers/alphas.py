@@ -1,4 +1,4 @@
-"""DDIM and LCM: samplers that read their noise levels from the training schedule, by timestep."""
+"""DDIM, LCM and SCM: samplers whose noise levels come from the timesteps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from triptych.modalities.diffusion.engine.samplers.program import (
     noise,
 )
 
-_SIGMA_DATA = 0.5  # of the consistency models LCM comes from
+_SIGMA_DATA = 0.5  # of the consistency models on which LCM is based
 
-# One step's clean sample and next sample, from the level here, the level after, and the index.
+# One step's clean and next sample, from the present level, the next level, and the index.
 _Step = Callable[[Columns, NoiseLevel, NoiseLevel, int], tuple[Vector, Vector]]
 
 
@@ -89,7 +89,7 @@ def _level(alpha_squared: float) -> NoiseLevel:
 def consistency(scheduler: Any, begin: int) -> Program:
     """SCMScheduler: jump to the clean sample, noise it for the next angle.
 
-    In units of the clean samples' deviation, where noise has deviation 1.
+    In units of the clean samples' standard deviation, in which noise has deviation 1.
     """
     columns = Columns(0)
     x, answer, fresh = columns.sample, columns.output, columns.noise

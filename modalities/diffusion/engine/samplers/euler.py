@@ -1,4 +1,4 @@
-"""Euler and Heun steps along the noise levels, for flow matching and for the older models.
+"""Euler and Heun steps along the noise levels, for flow matching and older models.
 
 Flow matching: the output is the velocity from clean sample to noise, the sample lies on the line
 between them (Lipman et al. 2022; Liu et al. 2022). The older form (Karras et al. 2022) carries the
@@ -38,9 +38,9 @@ def flow_euler(scheduler: Any, begin: int) -> Program:
 
 
 def flow_heun(scheduler: Any, begin: int) -> Program:
-    """FlowMatchHeunDiscreteScheduler: every step but the last looks ahead, then takes the mean.
+    """FlowMatchHeunDiscreteScheduler: every step except the last averages two slopes.
 
-    Two evaluations a step. What is remembered in between: where the step began, and its slope.
+    Two evaluations per step. The history between them: the step's first sample and its slope.
     """
     columns = Columns(2)
     x, v, (origin, slope) = columns.sample, columns.output, columns.history
@@ -64,7 +64,7 @@ def euler(scheduler: Any, begin: int) -> Program:
 
 
 def euler_ancestral(scheduler: Any, begin: int) -> Program:
-    """EulerAncestralDiscreteScheduler: steps past the next level, then adds noise up to it."""
+    """EulerAncestralDiscreteScheduler: step past the next level, then add noise up to it."""
     return _karras_program(scheduler, ancestral=True)
 
 

@@ -51,7 +51,7 @@ def _dpm_step(
     """The next sample from the last clean samples, newest first, and their levels, oldest first."""
     *_, here, after = around
     h = after.log_snr - here.log_snr
-    if h == 0:  # some spacings end where the last step already is
+    if h == 0:  # some spacings repeat the last noise level
         return columns.sample
     is_sde = config.algorithm_type == "sde-dpmsolver++"
     k = 2.0 if is_sde else 1.0  # the noise makes the sample forget twice as fast
@@ -87,7 +87,7 @@ def _differences(recent: list[Vector], around: list[NoiseLevel], h: float) -> tu
 def unipc(scheduler: Any, begin: int) -> Program:
     """UniPCMultistepScheduler (Zhao et al. 2023): a predictor, corrected once the output is known.
 
-    Remembered: the last outputs, newest first, and the sample that the last prediction began from.
+    The history: the last outputs, newest first, and the sample before the last prediction.
     """
     config = scheduler.config
     order, count = config.solver_order, len(scheduler.timesteps)
@@ -117,9 +117,9 @@ def unipc(scheduler: Any, begin: int) -> Program:
 def _unipc_step(
     config: Any, begin: Vector, known: list[Vector], levels: list[NoiseLevel], *, corrects: bool
 ) -> Vector:
-    """From the last level but one to the last; `known` outputs newest first.
+    """Step from the second-last level to the last; `known` outputs newest first.
 
-    The corrector's newest output is at the level it goes to, the predictor's at where it begins.
+    The corrector's newest output is at the last level, the predictor's at the second-last.
     """
     *earlier, here, after = levels
     h = after.log_snr - here.log_snr

@@ -1,10 +1,10 @@
 r"""A sampler as a table of small matrices.
 
-Owns what every sampler has in common. Knows no particular one, and no tensor.
+Owns the common form of samplers. Knows no particular one, and no tensor.
 
 Euler, Heun, DPM-Solver, UniPC, DDIM and LCM differ in their formulas, but one step of each is
-linear in the same few tensors: the sample, what the sampler remembers, the model's output and fresh
-noise. So a sampler is a matrix per step, worked out once, in float64, from the noise levels:
+linear in the same few tensors: the sample, the sampler's history, the model's output and fresh
+noise. So a sampler is a matrix per step, computed once, in float64, from the noise levels:
 
     (sample', history') = weights[step] @ (sample, history, output, noise)
 
@@ -28,27 +28,27 @@ Vector = npt.NDArray[np.float64]
 
 
 class Columns:
-    """The unit vectors of a step: what a sampler's formulas are written over."""
+    """The unit vectors of a step, over which a sampler's formulas are written."""
 
     def __init__(self, num_history: int) -> None:
         self.sample, *self.history, self.output, self.noise = np.eye(num_history + 3)
 
     def matrix(self, sample: Vector, history: Sequence[Vector] = ()) -> Vector:
-        """One step's weights: what the sample and each remembered tensor become."""
+        """One step's weights: the new sample and each new history tensor."""
         assert len(history) == len(self.history)
         return np.stack([sample, *history])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
-    """One row's way from noise to image: N evaluations of the model, H remembered tensors.
+    """One row's trajectory: N evaluations of the model, H history tensors.
 
     Legend: N evaluations, S = 1 + H states, C = S + 2 columns (states, output, noise).
     """
 
-    timesteps_N: Vector  # what the model gets, in the noise scheduler's own unit
+    timesteps_N: Vector  # passed to the model, in the noise scheduler's unit
     noise_levels_N: Vector  # share of noise in the sample, 1 pure noise: where caches extrapolate
-    input_scales_N: Vector  # what the sample is multiplied by before the model sees it
+    input_scales_N: Vector  # factor on the sample before the model sees it
     weights_NSC: Vector
     noised_N2: Vector  # a clean sample noised for a step: coefficients of (clean, unit noise)
     clean_N2: Vector  # the clean sample expected at a step: coefficients of (sample, output)
@@ -59,7 +59,7 @@ class Program:
 
     @property
     def num_states(self) -> int:
-        """The sample and the tensors remembered with it."""
+        """The number of states: the sample and its history."""
         return len(self.weights_NSC[0])
 
     def needs_noise(self, step: int) -> bool:
@@ -72,10 +72,10 @@ class Program:
 
     @cached_property
     def influence(self) -> Vector:
-        """How much of each output ends up in the final sample.
+        """The weight of each output in the final sample.
 
-        Exact for outputs that are given: the final sample is their sum with these weights, plus a
-        multiple of the first sample and of the noise.
+        Exact for given outputs: the final sample is their sum with these weights, plus a multiple
+        of the first sample and of the noise.
         """
         influence = np.empty(len(self))
         to_final_S = np.eye(self.num_states)[0]
@@ -112,9 +112,9 @@ class NoiseLevel(NamedTuple):
 
 
 def clean_sample(kind: str, sample: Vector, output: Vector, level: NoiseLevel) -> Vector:
-    """The clean sample that an output stands for.
+    """The clean sample that an output predicts.
 
-    `kind` is the noise scheduler's `prediction_type`; raises `KeyError` for one there is not.
+    `kind` is the noise scheduler's `prediction_type`; raises `KeyError` for an unknown one.
     """
     alpha, sigma = level
     match kind:
@@ -130,7 +130,7 @@ def clean_sample(kind: str, sample: Vector, output: Vector, level: NoiseLevel) -
 
 
 def noise(kind: str, sample: Vector, output: Vector, level: NoiseLevel) -> Vector:
-    """The noise that an output stands for. Raises `KeyError` like `clean_sample`."""
+    """The noise that an output predicts. Raises `KeyError` like `clean_sample`."""
     alpha, sigma = level
     match kind:
         case "epsilon":

@@ -1,8 +1,8 @@
-"""From a `scheduler_config.json` to a row's way through the noise levels.
+"""Opens the sampler of a `scheduler_config.json`.
 
-Owns the choice: a `Program` where one of ours computes the same, else diffusers' own scheduler
-object, for this row alone. The noise levels themselves are always diffusers': there are many ways
-to space them, and they are worked out once per request.
+Owns the choice: a `Program` if one computes the same, else diffusers' own scheduler object, for one
+row. Noise levels always come from diffusers: there are many ways to space them, and they are
+computed once per request.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spacing:
-    """How many steps, and where along the noise. What a scheduler does not take is left to it.
+    """Number and noise levels of steps; a scheduler ignores what it does not support.
 
     `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the image's
-    size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`. `begin`: the
-    step to begin at, where there is an image to begin with.
+    size (`dynamic_shift`), used if the configuration has `use_dynamic_shifting`. `begin`: the first
+    step, for a row that begins from an image.
     """
 
     num_steps: int
@@ -60,7 +60,7 @@ class Spacing:
 
 
 def dynamic_shift(config: Mapping[str, Any], num_tokens: int) -> float:
-    """The exponent FLUX, Qwen-Image, Z-Image and Lumina 2 shift the noise levels by.
+    """The exponent by which FLUX, Qwen-Image, Z-Image and Lumina 2 shift the noise levels.
 
     A line through (`base_image_seq_len`, `base_shift`) and (`max_image_seq_len`, `max_shift`): a
     larger image needs more noise to hide the same detail (Esser et al. 2024, 5.3.2).
@@ -75,29 +75,29 @@ def dynamic_shift(config: Mapping[str, Any], num_tokens: int) -> float:
 def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
     """The scheduler object of this configuration, its noise levels set.
 
-    Raises `WeightsError` for a class that diffusers does not have, `InvalidRequest` for a number of
-    steps that the scheduler cannot make.
+    Raises `WeightsError` for a class unknown to diffusers, `InvalidRequest` for a number of steps
+    that the scheduler does not support.
     """
     name = str(config.get("_class_name", ""))
     kind = getattr(diffusers, name, None)
     is_scheduler = isinstance(kind, type) and issubclass(kind, SchedulerMixin)
     if kind is None or not is_scheduler:
-        raise WeightsError(f"scheduler_config.json names {name!r}, which is no noise scheduler.")
+        raise WeightsError(f"scheduler_config.json names {name!r}, which is not a noise scheduler.")
     scheduler: Any = kind.from_config(dict(config))
     accepted = inspect.signature(scheduler.set_timesteps).parameters
     arguments: dict[str, Any] = {}
-    # UniPC and its like take noise levels only where these are those of flow matching.
+    # UniPC and similar schedulers take noise levels only for flow matching.
     takes_sigmas = "sigmas" in accepted and scheduler.config.get("use_flow_sigmas", True)
     if spacing.sigmas is not None and takes_sigmas:
         arguments["sigmas"] = np.array(spacing.sigmas)
     if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
         arguments["mu"] = spacing.mu
     if "intermediate_timesteps" in accepted and spacing.num_steps != 2:
-        arguments["intermediate_timesteps"] = None  # given for two steps alone
+        arguments["intermediate_timesteps"] = None  # used for two steps only
     if "sigmas" not in arguments:
         arguments["num_inference_steps"] = spacing.num_steps
     refusal = InvalidRequest(
-        f"{name} cannot make {spacing.num_steps} steps: try another number.", param="steps"
+        f"{name} does not support {spacing.num_steps} steps: try another number.", param="steps"
     )
     try:
         with np.errstate(all="ignore"):  # some spacings divide by zero for a single step
@@ -112,16 +112,16 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
 
 
 def build_program(scheduler: Any, begin: int = 0) -> Program | None:
-    """Our program of an opened scheduler, or `None` where its step is not one of ours.
+    """The `Program` of an opened scheduler, or `None` if there is none for it.
 
-    `begin`: the evaluation it begins at, with nothing remembered.
+    `begin`: the first evaluation, with an empty history.
     """
     native = _NATIVE.get(type(scheduler).__name__)
     return native(scheduler, begin) if native and _is_linear(scheduler.config) else None
 
 
 def _is_linear(config: Mapping[str, Any]) -> bool:
-    """Whether the step is a weighted sum, by a formula that is here."""
+    """Whether the step is a weighted sum, by an implemented formula."""
     is_flow = config.get("prediction_type") == "flow_prediction"
     return (
         not config.get("thresholding")

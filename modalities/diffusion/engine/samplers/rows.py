@@ -1,6 +1,6 @@
-"""Rows on their way from noise to image, advanced together whatever their samplers and steps.
+"""Rows between noise and image, advanced together with any samplers and steps.
 
-Owns a row's latents, its sampler's memory, its step and its noise. Knows no model.
+Owns a row's latents, its sampler's history, its step and its noise. Knows no model.
 
 Legend: R rows, S states of a program (the sample first).
 """
@@ -33,10 +33,10 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass(eq=False, kw_only=True)
 class SampleRow:
-    """One image being drawn. `release_row` must be called once, however it ends.
+    """One image being generated. `release_row` must be called once, however it ends.
 
-    `step` counts evaluations of the model done. Exactly one of `program` and `foreign` (diffusers'
-    scheduler object, this row's own) says how it goes on.
+    `step` counts model evaluations done. Exactly one of `program` and `foreign` (a scheduler object
+    of diffusers for this row) defines the steps.
     """
 
     pool: TensorPool
@@ -50,12 +50,12 @@ class SampleRow:
 
     @property
     def is_done(self) -> bool:
-        """Whether the sample is the finished latents."""
+        """Whether the sample holds the finished latents."""
         return self.step == len(self.timesteps)
 
     @property
     def sample(self) -> Tensor:
-        """The latents as they are now, in float32."""
+        """The present latents, in float32."""
         return self.pool.read(self.cells[:1])[0]
 
 
@@ -70,12 +70,12 @@ def start_row(
 ) -> SampleRow:
     """A row that begins at `latents` (unit noise, without a batch dimension).
 
-    With `clean`, finished latents to begin with, it begins at them, noised for the step
-    `spacing.begin`. `config` is the model's scheduler_config.json; `generator` (on the CPU) gives
-    whatever noise the sampler adds later. Errors as of `open_scheduler`.
+    With `clean`, finished latents, it begins at those, noised for the step `spacing.begin`.
+    `config` is the model's scheduler_config.json; `generator` (on the CPU) gives the noise that the
+    sampler adds later. Raises as `open_scheduler` does.
     """
     scheduler = open_scheduler(config, spacing)
-    begin = spacing.begin * scheduler.order  # some ask the model twice in a step
+    begin = spacing.begin * scheduler.order  # some evaluate the model twice per step
     program = build_program(scheduler, begin)
     pool = pools.pool(latents.shape, torch.float32, latents.device)
     cells = pool.take(program.num_states if program else 1)
@@ -100,7 +100,7 @@ def start_row(
 
 
 def noised(row: SampleRow, clean: Tensor, noise: Tensor) -> Tensor:
-    """A finished sample as it would be at the row's present step: itself, once that is the end."""
+    """A finished sample, noised to the row's present step; unchanged if the row is done."""
     if row.is_done:
         return clean
     if row.program is not None:
@@ -114,7 +114,7 @@ def noised(row: SampleRow, clean: Tensor, noise: Tensor) -> Tensor:
 
 
 def overwrite(row: SampleRow, sample: Tensor) -> None:
-    """Put another sample in the place of the row's."""
+    """Replace the row's sample."""
     row.pool.write(row.cells[:1], sample[None])
 
 
@@ -124,7 +124,7 @@ def release_row(row: SampleRow) -> None:
 
 
 def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
-    """What the model sees of rows with latents of one shape: `[R, ...]`, float32."""
+    """The model's inputs for rows with latents of one shape: `[R, ...]`, float32."""
     samples = rows[0].pool.read([row.cells[0] for row in rows])
     for index, row in enumerate(rows):
         if hasattr(row.foreign, "scale_model_input"):
@@ -139,8 +139,8 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
 def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
 
-    Rows share a batch if their latents have one shape; samplers and steps may all differ. If
-    this raises, each row has either taken its step or not begun it.
+    The latents must have one shape; samplers and steps may differ. If this raises, each row has
+    either taken its step or not begun it.
     """
     outputs = outputs.float()
     groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -155,9 +155,9 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
-    """The finished latents predicted by this step's outputs, for previews, `[R, ...]`.
+    """The finished latents predicted from this step's outputs, for previews, `[R, ...]`.
 
-    Before `advance`. A row of a foreign sampler gives its present sample.
+    Call before `advance`. A row with a foreign sampler gives its present sample.
     """
     weights_R2 = [
         [1.0, 0.0] if row.program is None else row.program.clean_N2[row.step].tolist()
@@ -172,9 +172,9 @@ def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
     before = [row.generator.get_state() for row in noisy]
     try:
-        noise = _fresh_noise(rows, noisy, outputs) if noisy else outputs  # which no row weighs
+        noise = _fresh_noise(rows, noisy, outputs) if noisy else outputs  # unused: weight zero
         write_states(rows, weights_RSC, [*read_states(rows), outputs, noise])
-    except Exception:  # taken again, the step draws the same noise
+    except Exception:  # a repeated step must sample the same noise
         for row, state in zip(noisy, before, strict=True):
             row.generator.set_state(state)
         raise
@@ -183,27 +183,27 @@ def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
 
 
 def read_states(rows: Sequence[SampleRow]) -> tuple[Tensor, ...]:
-    """What samplers of as many states each remember: S tensors `[R, ...]`."""
+    """The states of rows with S states each: S tensors `[R, ...]`."""
     return rows[0].pool.read_columns(list(zip(*[row.cells for row in rows], strict=True)))
 
 
 def write_states(
     rows: Sequence[SampleRow], weights_RSC: Sequence[Weights], columns: Sequence[Tensor]
 ) -> None:
-    """Set each row's states to the weighted sums of the columns: of all rows, or of none."""
+    """Set each row's states to weighted sums of the columns: of all rows, or of none."""
     values = [weighted_sum(weights_RC, columns) for weights_RC in zip(*weights_RSC, strict=True)]
     cells = [row.cells[state] for state in range(len(values)) for row in rows]
     rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))
 
 
 def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Tensor) -> Tensor:
-    """Each row's own noise, drawn on the CPU so that every device draws the same image."""
+    """Each row's noise, sampled on the CPU so that every device generates the same image."""
     shape = like.shape[1:]
-    drawn = [
+    noise = [
         torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)
         for row in rows
     ]
-    return sent(torch.stack(drawn), like.device)
+    return sent(torch.stack(noise), like.device)
 
 
 def _advance_foreign(row: SampleRow, output: Tensor) -> None:
@@ -217,7 +217,7 @@ def _advance_foreign(row: SampleRow, output: Tensor) -> None:
 
 
 def _levels(program: Program | None, scheduler: Any) -> list[float]:
-    """The share of noise at each evaluation; by timestep where the levels are not known."""
+    """The share of noise at each evaluation; by timestep if the levels are unknown."""
     if program is not None:
         return [float(level) for level in program.noise_levels_N]
     span = float(scheduler.config.get("num_train_timesteps", 1000))

@@ -163,7 +163,7 @@ def test_lines_are_needed(draw: Draw, lines: list[str]) -> None:
     [
         (["a hen"], "leave out prompt"),
         (["--strength", "0.5"], "leave out strength"),
-        (["-o", __file__], "draws into a folder"),
+        (["-o", __file__], "writes into a folder"),
         (["-o", "/no/such/folder"], "cannot be written"),
         (["--batch", "/no/such/file"], "cannot be read"),
         (["--adapter", "ink=much"], "ink=0.8"),

@@ -143,12 +143,12 @@ def test_the_prompt_may_be_piped_in(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-o", "a.txt"], r"call it \.png"),
-        (["-o", "/no/such/folder/a.png"], "there is no folder folder"),
+        (["-o", "a.txt"], r"use \.png"),
+        (["-o", "/no/such/folder/a.png"], "the folder folder does not exist"),
         (["-o", "."], "is a folder: name a file"),
         (["-n", "2"], r"-o image\.png"),
         (["-o", "a.png", "--size", "64"], "write WIDTHxHEIGHT"),
-        (["-o", "a.png", "--quality", "50"], "PNG keeps everything"),
+        (["-o", "a.png", "--quality", "50"], "PNG is lossless"),
         (["-o", "a.jpg", "--quality", "101"], "must be 0 to 100"),
         (["-o", "a.png", "--adapter", "ink=much"], "ink=0.8"),
         (["-o", "a.png", "-i", "/no/such.png"], "cannot be read"),
@@ -169,7 +169,7 @@ def test_a_terminal_gets_no_bytes(imagine: Imagine, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     with pytest.raises(ConfigError, match=r"-o image\.png"):
         imagine("a hen")
-    with pytest.raises(ConfigError, match="Nothing to draw"):
+    with pytest.raises(ConfigError, match="There is no prompt"):
         imagine("-o", "a.png")
 
 
@@ -186,7 +186,7 @@ def test_empty_prompt_is_refused_before_loading(
 ) -> None:
     monkeypatch.setattr(cli, "_open_pipeline", lambda *args: pytest.fail("it is loaded"))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    with pytest.raises(ConfigError, match="Nothing to draw"):
+    with pytest.raises(ConfigError, match="There is no prompt"):
         imagine(*argv, "-o", "a.png")
 
 
@@ -196,9 +196,9 @@ def test_empty_prompt_is_refused_before_loading(
         ("--size 63x64", "64x64"),
         ("--steps 0", "steps must be between"),
         ("-n 11", "n must be between"),
-        ("--guidance 1 --negative dark", "guidance is above"),
+        ("--guidance 1 --negative dark", "needs guidance above"),
         ("--sampler oiler", "euler, heun"),
-        ("--adapter steel --lora-paths ink=ink.safetensors", "are: ink"),
+        ("--adapter steel --lora-paths ink=ink.safetensors", "adapters: ink"),
         ("--strength 0.5", "strength"),
     ],
 )

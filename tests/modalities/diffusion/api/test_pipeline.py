@@ -177,7 +177,7 @@ def test_masks_are_white_or_transparent_where_the_image_may_change(
         draw("a hen", image=image(64, 64), mask=mask)
         found = Image.frombytes("L", (64, 64), asked(engine).mask)
         assert found.tobytes() == white.tobytes()
-    with pytest.raises(InvalidRequest, match="mask is no image"):
+    with pytest.raises(InvalidRequest, match="mask cannot be read as an image"):
         draw("a hen", image=image(64, 64), mask=b"nonsense")
 
 
@@ -198,7 +198,7 @@ def test_files_are_saved_in_the_format_of_their_name(
 
 def test_a_name_without_a_format_says_what_to_do(draw: ImagePipeline, tmp_path: Path) -> None:
     (found,) = draw("a hen")
-    with pytest.raises(ConfigError, match=r"call it \.png, \.jpeg, \.webp, or name the format"):
+    with pytest.raises(ConfigError, match=r"use \.png, \.jpeg, \.webp, or name the format"):
         found.save(tmp_path / "image.doc")
     found.save(tmp_path / "image.doc", kind="png")
     with Image.open(io.BytesIO(found._repr_png_())) as image:

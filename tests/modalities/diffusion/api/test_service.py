@@ -170,7 +170,7 @@ async def test_a_model_refuses_what_it_cannot_do() -> None:
     with pytest.raises(UnsupportedOption, match="negative"):
         service.generate(call(negative_prompt="rain"))
     service = make_image_service(FakeImageEngine())
-    with pytest.raises(InvalidRequest, match="guidance is above 1, and here it is 1"):
+    with pytest.raises(InvalidRequest, match="guidance above 1; here it is 1"):
         service.generate(call(negative_prompt="rain", guidance_scale=1.0))
     with pytest.raises(NotFound, match="Image models: paint"):
         service.generate(call(model="crayon"))
@@ -305,7 +305,7 @@ async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         await drawn(service, call(sources=(PNG,), call_id="b"))
     await first.aclose()
     monkeypatch.setattr(module, "MAX_SOURCE_BYTES", 1000)
-    with pytest.raises(InvalidRequest, match="together"):
+    with pytest.raises(InvalidRequest, match="in total"):
         await drawn(service, call(sources=(PNG,), call_id="c"))
 
 

@@ -168,7 +168,7 @@ def test_unknown_names_and_unfit_scales_are_the_requests_mistake(tmp_path: Path)
     assert adapters.names == ("a", "b")
     assert adapters.check([B, A, replace_scale(B, 2.0)]) == (A, AdapterUse("b", 0.5))
     assert adapters.check([replace_scale(A, 0.0)]) == ()
-    with pytest.raises(InvalidRequest, match="no adapter 'c'; there are: a, b"):
+    with pytest.raises(InvalidRequest, match="no adapter 'c'; adapters: a, b"):
         adapters.check([AdapterUse("c")])
     for scale in (float("nan"), float("inf"), 1e6):
         with pytest.raises(InvalidRequest, match="scale"):

@@ -10,9 +10,9 @@ from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.runtime.kernels.triton import lora
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
-    joined,
-    share_of,
-    stacked,
+    apply_branches,
+    make_share,
+    stack_branches,
 )
 
 CPU = torch.device("cpu")
@@ -36,9 +36,9 @@ def adapted(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         )
         for rank in RANKS
     ]
-    shares = [share_of(scales, CPU) for scales in SCALES.values()]
-    beside = [{layer: branch} for branch in stacked(branches)]
-    with joined(list(zip(beside, shares, strict=True))):
+    shares = [make_share(scales, CPU) for scales in SCALES.values()]
+    beside = [{layer: branch} for branch in stack_branches(branches)]
+    with apply_branches(list(zip(beside, shares, strict=True))):
         y: torch.Tensor = layer(x)
     return y
 

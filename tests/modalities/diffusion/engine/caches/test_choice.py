@@ -11,7 +11,7 @@ import pytest
 
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.options.config import Config, ImageOptions, ModelOptions
-from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.choice import CacheResolver
 from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,
     IntervalGate,
@@ -65,13 +65,13 @@ PLANS = (
 )
 
 
-def book(*runs: CalibratedRun, model_class: str = FLUX, **options: Any) -> CacheBook:
+def book(*runs: CalibratedRun, model_class: str = FLUX, **options: Any) -> CacheResolver:
     probes = options.pop("can_probe", True)
     images = ImageOptions(**options)
-    return CacheBook(model_class=model_class, can_probe=probes, options=images, runs=runs)
+    return CacheResolver(model_class=model_class, can_probe=probes, options=images, runs=runs)
 
 
-def gate(book: CacheBook, choice: StepCache, num_steps: int = 6, sampler: str = "") -> Any:
+def gate(book: CacheResolver, choice: StepCache, num_steps: int = 6, sampler: str = "") -> Any:
     method = book.method(choice, num_steps, sampler)
     assert method is not None
     return method.open_gate(num_steps)
@@ -274,7 +274,7 @@ def test_calibrations_beside_the_model_and_of_this_machine_are_read(
     file_of(folder, run_of(6, *PLANS), run_of(8)).write(folder / "calibration.json")
     own = file_of(folder, run_of(6, plan(0, 5)))
     own.write(cached_path(config, own.digest))
-    opened = CacheBook.open(folder, FLUX, can_probe=True, config=config)
+    opened = CacheResolver.open(folder, FLUX, can_probe=True, config=config)
     assert list(opened.runs) == [run_of(6, plan(0, 5)), run_of(8)]
 
 
@@ -320,7 +320,7 @@ def test_a_file_that_is_not_of_this_model_is_not_used(
 ) -> None:
     digest = model_digest(folder, ModelOptions()).encode()
     (folder / "calibration.json").write_bytes(content.replace(b"%s", digest))
-    assert CacheBook.open(folder, FLUX, can_probe=True, config=config).runs == []
+    assert CacheResolver.open(folder, FLUX, can_probe=True, config=config).runs == []
     assert "is not used" in caplog.text
 
 
@@ -352,6 +352,6 @@ def test_a_server_whose_cache_its_model_cannot_have_does_not_start(
 ) -> None:
     config = replace(config, images=ImageOptions(**options))
     with pytest.raises(ConfigError, match=message):
-        CacheBook.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=config)
+        CacheResolver.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=config)
     fine = replace(config, images=ImageOptions(taylorseer=True))
-    CacheBook.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=fine)
+    CacheResolver.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=fine)

@@ -13,7 +13,7 @@ from support.image_folders import save_pipeline
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.options.config import Config, ModelOptions
 from triptych.core.options.table import parse
-from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.choice import CacheResolver
 from triptych.modalities.diffusion.engine.caches.decisions import PlanGate
 from triptych.modalities.diffusion.engine.calibration import cli as calibrate_cli
 from triptych.modalities.diffusion.engine.calibration.file import (
@@ -52,8 +52,8 @@ def calibrate(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def open_book(model: Path, config: Config) -> CacheBook:
-    return CacheBook.open(model, CLASS, can_probe=True, config=config)
+def open_book(model: Path, config: Config) -> CacheResolver:
+    return CacheResolver.open(model, CLASS, can_probe=True, config=config)
 
 
 def test_plans_are_written_where_the_book_finds_them(
@@ -133,7 +133,7 @@ def test_wrong_use_says_what_to_type(
 def test_what_cannot_be_calibrated_is_refused(calibrate: Calibrate, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--size 32: write WIDTHxHEIGHT"):
         calibrate("--size", "32")
-    with pytest.raises(InvalidRequest, match="these are its samplers: euler, heun"):
+    with pytest.raises(InvalidRequest, match="its samplers are: euler, heun"):
         calibrate("--steps", "4", "--sampler", "ddim")
     with pytest.raises(InvalidRequest, match="none can be skipped"):
         calibrate("--steps", "2", "--num-images", "1")

@@ -11,7 +11,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, measured
+from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, error_model
 from triptych.modalities.diffusion.engine.calibration.planning import all_plans
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
@@ -58,7 +58,7 @@ def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
     calibration = calibrate(denoiser, rows, pools)
     assert calibration.num_runs == 3
     assert all(row.is_done for row in rows)
-    plan = all_plans(measured(calibration, rows[0]), DividedDifferences(1), 7)[7]
+    plan = all_plans(error_model(calibration, rows[0]), DividedDifferences(1), 7)[7]
     even = [step % 2 == 0 or step == 11 for step in range(12)]
     assert sum(plan) == sum(even) == 7
     errors = []
@@ -99,4 +99,4 @@ def test_rows_that_differ_and_samplers_without_influence_are_refused() -> None:
     foreign = open_row(pools, 1, num_steps=4, config=FOREIGN_CONFIGS["deis"])
     calibration = calibrate(denoiser, [foreign], pools)
     with pytest.raises(InvalidRequest, match="own samplers"):
-        measured(calibration, foreign)
+        error_model(calibration, foreign)

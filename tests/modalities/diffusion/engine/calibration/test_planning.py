@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.engine.caches.methods import planned
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.calibration.measuring import Calibration
 from triptych.modalities.diffusion.engine.calibration.planning import (
-    Measured,
+    ErrorModel,
     all_plans,
     expected_error,
 )
@@ -24,7 +24,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 STEPS = 30
 
 
-def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[Tensor, Measured]:
+def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[Tensor, ErrorModel]:
     outputs: list[Tensor] = []
 
     def watched(samples: Tensor, times: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[
     sample = finish(row, watched)
     calibration = Calibration(len(outputs))
     calibration.add(outputs)
-    return sample, Measured.of(calibration.gram, program)
+    return sample, ErrorModel.of(calibration.gram, program)
 
 
 def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) -> Tensor:
@@ -81,7 +81,7 @@ def test_predicted_error_is_first_order_exact(name: str, order: int) -> None:
     outputs = [noise(100 + step) for step in range(count)]
     calibration = Calibration(count)
     calibration.add(outputs)
-    measured = Measured(
+    measured = ErrorModel(
         gram_NN=calibration.gram, influence_N=measured.influence_N, points=measured.points
     )
     plan = tuple(step % 3 == 0 or step == count - 1 for step in range(count))
@@ -101,7 +101,7 @@ def test_predicted_error_is_first_order_exact(name: str, order: int) -> None:
 def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:
     model, name, num_computed = MixtureFlow(), "flow euler", 9
     runs = [uncached(model, 50 + seed, name, STEPS)[1] for seed in range(4)]
-    measured = Measured(
+    measured = ErrorModel(
         gram_NN=np.mean([run.gram_NN for run in runs], axis=0),
         influence_N=runs[0].influence_N,
         points=runs[0].points,

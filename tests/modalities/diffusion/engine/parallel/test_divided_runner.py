@@ -16,7 +16,7 @@ from triptych.core.errors import OutOfMemory, RankLost
 from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
-from triptych.modalities.diffusion.engine.parallel.division import Division, told
+from triptych.modalities.diffusion.engine.parallel.division import Division, follower_plan
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.plan import DenoisePlan
 
@@ -35,7 +35,7 @@ def on_two_ranks(
 
     def lead(ranks: PlanQueue) -> list[Pixels]:
         executor, runner = part(ranks.group)
-        return drive(RunnerDriver(executor, LeadingRunner(runner, ranks, told)))
+        return drive(RunnerDriver(executor, LeadingRunner(runner, ranks, follower_plan)))
 
     return lead_and_follow(2, lead, lambda group: part(group)[1], DenoisePlan)
 
