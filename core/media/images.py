@@ -1,9 +1,9 @@
-"""Images from strangers, decoded in limited child processes.
+"""Untrusted images, decoded in confined child processes.
 
-Owns which files are images, how large they may be, and what comes of transparency, turned
-cameras and moving images: white, upright, the first of them. Its bytes decide a file's kind, its
-header whether it is decoded at all. The functions run in a child of a `DecodePool`; the reader is
-what an API process calls. Knows nothing of HTTP or models. Imports no torch.
+Owns the accepted formats and sizes, and the treatment of transparency (white background), rotation
+(upright) and animation (the first image). The bytes decide a file's format, the header whether it
+is decoded at all. The functions run in a child of a `DecodePool`; `ImageReader` runs in the API
+process. Knows nothing of HTTP or models. Imports no torch.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MAGICS: Final = MappingProxyType(
         "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
     }
 )
-"""How files of each kind begin."""
+"""The first bytes of each format."""
 _MAX_SCANS: Final = 64
-"""Passes over a progressive JPEG; encoders make a dozen, each costs as much as a whole image."""
+"""Scans of a progressive JPEG; encoders write a dozen, each costs as much as a whole image."""
 _BAND_ROWS: Final = 256
 _ORIENTATION: Final = 0x0112
 _TURNS: Final = MappingProxyType(
@@ -59,24 +59,24 @@ _TURNS: Final = MappingProxyType(
         8: Image.Transpose.ROTATE_90,
     }
 )
-"""What makes an image upright, by its EXIF orientation; from 5 on width and height change."""
+"""The transposition to upright, by EXIF orientation; from 5 on width and height swap."""
 _FIRST_SIDEWAYS: Final = 5
 _MASKED: Final = (255,) * 128 + (0,) * 128
-"""What an alpha value marks: whether it is less than half opaque."""
+"""The mask value for each alpha value: 255 if less than half opaque."""
 _FINE: Final = 2**16
-"""How finely shares of a pixel are counted: none is as small as the smallest there may be."""
+"""Resolution of pixel shares: finer than the smallest share in the largest image."""
 _DAMAGE: Final = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError,
     struct.error, zlib.error,
 )  # fmt: skip
-"""What Pillow raises for files that are not what they begin as."""
+"""Exceptions of Pillow for damaged files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """What an image may be, as its header has it.
+    """Limits on an image, checked by its header.
 
-    Decoding takes up to 20 bytes a pixel, which a child must be allowed.
+    Decoding takes up to 20 bytes per pixel, which a child's memory limit must allow.
     """
 
     max_bytes: int = 25 * 2**20
@@ -85,12 +85,12 @@ class ImageLimits:
     max_pixels: int = 12_500_000
 
     def check(self, size: Size) -> None:
-        """Refuse, with `InvalidRequest`, a size out of range."""
+        """Raise `InvalidRequest` for a size out of range."""
         shown = f"The image is {size[0]}x{size[1]}"
         if min(size) < self.min_side:
-            raise InvalidRequest(f"{shown}: each side must have {self.min_side} pixels or more.")
+            raise InvalidRequest(f"{shown}: each side must have at least {self.min_side} pixels.")
         if max(size) > self.max_side:
-            raise InvalidRequest(f"{shown}: no side may have over {self.max_side} pixels.")
+            raise InvalidRequest(f"{shown}: a side may have at most {self.max_side} pixels.")
         if size[0] * size[1] > self.max_pixels:
             raise InvalidRequest(f"{shown}: it may have at most {self.max_pixels} pixels.")
 
@@ -101,8 +101,8 @@ class ImageLimits:
 def measure(data: bytes, *, limits: ImageLimits, media_type: str = "") -> Size:
     """Width and height of the upright image, from its header alone.
 
-    `media_type` is what its sender says it is. Raises `UnsupportedMedia` where it is no PNG, JPEG
-    or WebP or sent as something else, `InvalidRequest` where it is damaged or out of range.
+    `media_type` is the sender's claim. Raises `UnsupportedMedia` if it is not PNG, JPEG or WebP, or
+    was sent as something else than an image, `InvalidRequest` if it is damaged or out of range.
     """
     with _open(data, limits, media_type) as file:
         return _turned_size(file.size, _turn(file))
@@ -116,10 +116,10 @@ def read_image(
     size: Size | None = None,
     canvas: Size | None = None,
 ) -> Image.Image:
-    """The upright image in RGB, transparency as white. Raises what `measure` does.
+    """The upright image in RGB on white. Raises as `measure` does.
 
-    With a `size` it is scaled until it covers that, and cut evenly where it has another shape. It
-    fills a `canvas`, no smaller, from the upper left corner: its last row and column are repeated.
+    With a `size` it is scaled to cover that size, and its middle is cropped. A larger `canvas` is
+    filled from the upper left corner by repeating the last row and column.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _load_raster(file, size)
@@ -138,17 +138,17 @@ def read_mask(
     size: Size | None = None,
     canvas: Size | None = None,
 ) -> Image.Image:
-    """Where the image is less than half opaque: 255 in grey there, else 0.
+    """A grey mask: 255 where the image is less than half opaque, else 0.
 
-    Otherwise as `read_image`; what marks too little for a pixel of the `size` marks a whole one.
-    Raises `InvalidRequest` for one without transparency, too, and for one that is opaque
-    everywhere, or wherever it is not cut off.
+    Otherwise as `read_image`; a marked area smaller than a pixel of `size` marks a whole pixel.
+    Raises `InvalidRequest` also for an image without transparency, or opaque everywhere or in the
+    part that is not cut off.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _load_raster(file, size)
         if not file.has_transparency_data:
             raise InvalidRequest(
-                "The mask has no transparency: make transparent what to regenerate."
+                "The mask has no transparency: make the region to change transparent."
             )
         alpha = file.convert("RGBA").getchannel("A")
         mask = alpha.point(_MASKED)
@@ -172,14 +172,14 @@ def read_mask(
 def _touched_pixels(
     mask: Image.Image, size: Size, box: tuple[float, float, float, float]
 ) -> Image.Image:
-    """A mask of another size, with every pixel of which any part was marked."""
+    """Scale a mask, marking every pixel of which any part was marked."""
     fine = mask.convert("I").point(lambda value: value * _FINE + 0)
     shares = fine.resize(size, Image.Resampling.BOX, box=box)
-    return shares.convert("L").point([0] + [255] * 255)  # which cuts off what is over 255
+    return shares.convert("L").point([0] + [255] * 255)  # the conversion clips at 255
 
 
 def _fill_canvas(image: Image.Image, canvas: Size | None) -> Image.Image:
-    """An image in the upper left corner of a canvas that its edges fill."""
+    """Extend an image from the upper left corner of a canvas by its edges."""
     if canvas is None or canvas == image.size:
         return image
     (width, height), (full_width, full_height) = image.size, canvas
@@ -195,15 +195,15 @@ def _fill_canvas(image: Image.Image, canvas: Size | None) -> Image.Image:
 
 @contextmanager
 def _open(data: bytes, limits: ImageLimits, media_type: str) -> Iterator[ImageFile]:
-    """The file with its header read and checked; what reading it raises is the sender's fault."""
+    """Open a file and check its header; errors in the block count as the sender's."""
     kind = _kind(data, media_type)
     try:
         if kind == "image/webp":
-            limits.check(_webp_size(data))  # its decoder takes memory as soon as it is opened
+            limits.check(_webp_size(data))  # its decoder allocates memory when opened
         with _OPENERS[kind](io.BytesIO(data)) as file:
             limits.check(file.size)
             if kind == "image/jpeg" and data.count(b"\xff\xda") > _MAX_SCANS:
-                raise InvalidRequest(f"The JPEG file has over {_MAX_SCANS} scans; save it anew.")
+                raise InvalidRequest(f"The JPEG file has over {_MAX_SCANS} scans; save it again.")
             yield file
     except RequestError:
         raise
@@ -212,23 +212,23 @@ def _open(data: bytes, limits: ImageLimits, media_type: str) -> Iterator[ImageFi
 
 
 def _kind(data: bytes, media_type: str) -> str:
-    """The media type that the bytes show, whatever kind of image it is sent as.
+    """The media type of the bytes, whatever image type was declared.
 
-    Raises `UnsupportedMedia` for other bytes, and for an image sent as something else.
+    Raises `UnsupportedMedia` for other bytes, and for an image declared as something else.
     """
     if not data:
         raise InvalidRequest("The image is empty.")
     kind = next((kind for kind, magic in _MAGICS.items() if magic.match(data)), None)
     if kind is None:
-        raise UnsupportedMedia("The file is no PNG, JPEG or WebP image.")
+        raise UnsupportedMedia("The file is not a PNG, JPEG or WebP image.")
     declared = media_type.partition(";")[0].strip().lower()
     if declared not in _ANYTHING and not declared.startswith("image/"):
-        raise UnsupportedMedia(f"The file is {kind}, which is not what it is sent as.")
+        raise UnsupportedMedia(f"The file is {kind}, which is not the type it was sent as.")
     return kind
 
 
 def _webp_size(data: bytes) -> Size:
-    """Width and height of the canvas.
+    """Width and height of a WebP file's canvas.
 
     Format: https://developers.google.com/speed/webp/docs/riff_container
     """
@@ -246,11 +246,11 @@ def _webp_size(data: bytes) -> Size:
 _OPENERS: Final = MappingProxyType[str, type[ImageFile]](
     {"image/png": PngImageFile, "image/jpeg": JpegImageFile, "image/webp": WebPImageFile}
 )
-"""Each kind's own reader: nothing is ever tried with another's."""
+"""The reader of each format; no other is tried."""
 
 
 def _turn(file: ImageFile) -> Image.Transpose | None:
-    # The base class's: that of PNG reads the whole image, to see what follows it.
+    # The base class's method: that of PNG reads the whole image to find later chunks.
     return _TURNS.get(Image.Image.getexif(file).get(_ORIENTATION, 1))
 
 
@@ -260,11 +260,11 @@ def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
 
 
 def _load_raster(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | None, Size | None]:
-    """Load the raster; the turn to make, and the size before it."""
+    """Load the raster. Returns the transposition to upright, and the size before it."""
     turn = _turn(file)
     wanted = None if size is None else _turned_size(size, turn)
     if wanted is not None:
-        file.draft(None, wanted)  # JPEG alone: what is much too large is never made
+        file.draft(None, wanted)  # JPEG only: decodes at a reduced size
     file.load()
     return turn, wanted
 
@@ -272,7 +272,7 @@ def _load_raster(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | 
 def _flatten(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         if image.has_transparency_data:
-            raise InvalidRequest("16-bit grey with a transparent value is not read; use RGBA.")
+            raise InvalidRequest("16-bit grey with a transparent value is not supported; use RGBA.")
         return Image.frombytes("L", image.size, image.tobytes()[1::2]).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
@@ -283,9 +283,9 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def _crop_box(source: Size, target: Size) -> tuple[float, float, float, float]:
-    """The largest part in the middle of `source` that has the shape of `target`.
+    """The largest centered box in `source` with the aspect of `target`.
 
-    Rounding may put an end outside by its last bit, which Pillow refuses.
+    Clamped, because rounding may exceed the image by the last bit, which Pillow refuses.
     """
     scale = min(source[0] / target[0], source[1] / target[1])
     spans = [(full, scale * side) for full, side in zip(source, target, strict=True)]
@@ -311,7 +311,7 @@ def _bands(
     size: Sequence[int] | None,
     canvas: Sequence[int] | None,
 ) -> _Sized:
-    """The raster that `read` makes, in bands of rows: it never exists twice."""
+    """Yield the raster of `read` in bands of rows, to avoid a second whole copy."""
     wanted, full = (None if sides is None else tuple(sides) for sides in (size, canvas))
     image = read(
         data, limits=ImageLimits(**limits), media_type=media_type, size=wanted, canvas=full
@@ -329,11 +329,11 @@ DECODERS: Final[Mapping[str, Callable[..., _Sized]]] = MappingProxyType(
         "mask": partial(_bands, read_mask),
     }
 )
-"""What a `DecodePool` given this module can run."""
+"""The functions that a `DecodePool` with this module serves."""
 
 
 def prepare() -> None:
-    """Decode an image of each kind, which loads all that decoding will need."""
+    """Decode an image of each format, to load everything that decoding needs."""
     limits = ImageLimits(min_side=1)
     for kind in ("png", "jpeg", "webp"):
         file = io.BytesIO()
@@ -352,9 +352,9 @@ def prepare() -> None:
 class ImageReader:
     """Reads images through a pool, which must serve this module.
 
-    Without a pool it reads them in a thread, safe for one's own images alone. Every method
-    raises what the function of its name raises, what `DecodePool.run` raises, and `PayloadTooLarge`
-    for a file over `limits.max_bytes`.
+    Without a pool it reads them in a thread, which is safe only for trusted images. Methods raise
+    as the functions of the same names, as `DecodePool.run`, and `PayloadTooLarge` for a file over
+    `limits.max_bytes`.
     """
 
     def __init__(self, pool: DecodePool | None) -> None:
@@ -381,7 +381,7 @@ class ImageReader:
         size: Size | None = None,
         canvas: Size | None = None,
     ) -> Pixels:
-        """The image as `read_image` has it."""
+        """The result of `read_image`."""
         args = {"media_type": media_type, "size": size, "canvas": canvas}
         decoded = await self._run("image", data, limits, **args)
         width, height = decoded.value
@@ -396,7 +396,7 @@ class ImageReader:
         size: Size | None = None,
         canvas: Size | None = None,
     ) -> bytes:
-        """The mask as `read_mask` has it: height x width bytes."""
+        """The result of `read_mask`: height x width bytes."""
         args = {"media_type": media_type, "size": size, "canvas": canvas}
         decoded = await self._run("mask", data, limits, **args)
         return bytes(decoded.data)

@@ -25,7 +25,7 @@ _Message = TypeVar("_Message")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """To the child, once: the modules to serve, and the memory one request may take.
+    """Sent to the child once: the modules to serve, and the memory one request may take.
 
     `args` are passed to the `prepare` function of each module.
     """
@@ -37,11 +37,11 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class DecoderReady(msgspec.Struct, frozen=True):
-    """From the child, once: the modules are imported and the limits set."""
+    """Sent by the child once the modules are imported and the limits set."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """To the child: run a function on the `num_bytes` that follow, for at most `cpu_s` of CPU."""
+    """Sent to the child: run a function on the `num_bytes` that follow, for at most `cpu_s`."""
 
     name: str
     args: dict[str, Any]
@@ -50,19 +50,19 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class DecodedChunk(msgspec.Struct, frozen=True, tag=True):
-    """From the child, any number: `num_bytes` of the result follow."""
+    """Sent by the child, any number of times: `num_bytes` of the result follow."""
 
     num_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """From the child: the function returned."""
+    """Sent by the child after the function returned."""
 
     value: Any = None
 
 
 class DecodeFailed(msgspec.Struct, frozen=True, tag=True):
-    """From the child: the function raised. `detail` is for the log; empty for expected errors."""
+    """Sent by the child after an error. `detail` is for the log; empty for expected errors."""
 
     error: ErrorInfo
     detail: str = ""

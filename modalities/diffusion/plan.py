@@ -101,7 +101,7 @@ class ImageRowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCost:
-    """What generating one image costs.
+    """The cost of generating one image.
 
     Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
     branch; pixels to decode.

@@ -109,7 +109,7 @@ class PipelineSpec:
 
 
 def size_within(size: tuple[int, int], max_pixels: int, multiple: int) -> tuple[int, int]:
-    """A width and height, or their shape with at most so many pixels, on multiples of a side."""
+    """Scale a size to at most `max_pixels`, with sides that are multiples of `multiple`."""
     width, height = size
     if width * height <= max_pixels:
         return size

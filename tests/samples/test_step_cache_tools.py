@@ -9,7 +9,7 @@ import torch
 
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
-from triptych.modalities.diffusion.engine.calibration.planning import Measured
+from triptych.modalities.diffusion.engine.calibration.planning import ErrorModel
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
 NUM_STEPS = 20
@@ -32,7 +32,7 @@ def _known(num_steps: int) -> Any:
     levels = np.linspace(1, 0.05, num_steps)
     angles = 2 * levels
     return Calibrated(
-        measured=Measured(
+        measured=ErrorModel(
             gram_NN=np.cos(angles[:, None] - angles),
             influence_N=np.full(num_steps, 1 / num_steps),
             points=tuple(Point(step, level) for step, level in enumerate(levels)),

@@ -1,14 +1,12 @@
-"""Audio files written while their sound is still being made: one encoder object per response.
+"""Streaming audio encoders: one encoder object per response.
 
-Owns the formats and how each is put together. Knows nothing of models, requests or sockets. The
-encoder is started once and never restarted, so a chunk's edge leaves no trace in the sound, and
-the bytes returned so far always decode.
+Owns the formats and their assembly. Knows nothing of models, requests or sockets. An encoder is
+never restarted, so chunk boundaries are inaudible, and the bytes returned so far always decode.
 
-Latency is how many samples may have gone in that a decoder cannot yet give back: those that wait
-for a whole frame, and those that the codec looks ahead. A source's rate that the format does not
-take is raised to the next one that it does, which adds at most 50 samples; a rate that a listener
-asks for is kept or refused. A stream without sound is its
-header alone. Of a FLAC stream of unknown length, libsndfile alone reads nothing.
+Latency is the number of input samples that a decoder cannot yet return: those waiting for a whole
+frame, and the codec's look-ahead. A source rate that the format does not support is raised to the
+next one, which adds at most 50 samples; a requested rate is kept or refused. A stream without sound
+is only a header. libsndfile cannot read a FLAC stream of unknown length; other decoders can.
 
     format  rates                  latency, samples           what the container declares
     pcm     all; by default 24     0                          nothing
@@ -54,7 +52,7 @@ class AudioEncoder:
     def __init__(self, container: _Container, kind: _Kind, resampler: Resampler) -> None:
         self.content_type = kind.content_type
         self.sample_rate = resampler.target_rate
-        """Of what a decoder gives back (Hz); Opus always gives 48 kHz."""
+        """The rate of the decoded audio (Hz), except that Opus always decodes at 48 kHz."""
         self._container = container
         self._resampler = resampler
         self._head = container.head()
@@ -62,7 +60,7 @@ class AudioEncoder:
         self._is_finished = False
 
     def encode(self, pcm_S: Pcm) -> bytes:
-        """Take the next samples, mono, any number; return the bytes that are ready, maybe none.
+        """Encode the next mono samples, any number; return the bytes that are ready, maybe none.
 
         Samples beyond full scale are clipped; NaN and infinity become silence.
         """
@@ -79,9 +77,9 @@ class AudioEncoder:
         return self._take_head() + tail + self._container.finish()
 
     def final_head(self) -> bytes:
-        """What to write over the beginning of a finished stream, so that it states its length.
+        """The final header of a finished stream, with its length, to write over the first one.
 
-        Empty where the format states none.
+        Empty if the format states no length.
         """
         assert self._is_finished
         return self._container.final_head(self._num_samples)
@@ -105,17 +103,17 @@ def open_encoder(
 ) -> AudioEncoder:
     """Start one response in `audio_format`, one of `FORMATS`, fed with mono at `sample_rate` (Hz).
 
-    `target_rate` is the file's; by default the format's nearest. Where `num_samples` (of the
-    source) is given the header declares its length, and exactly so many must be encoded.
-    `bit_rate` (bits per second) is for mp3, opus and aac. Raises InvalidRequest for an unknown
-    format, and for a target rate that the format cannot have.
+    `target_rate` is the file's; by default the nearest of the format. With `num_samples` (of the
+    source) the header declares the length, and exactly this number must be encoded. `bit_rate`
+    (bits per second) is for mp3, opus and aac. Raises InvalidRequest for an unknown format, and for
+    a target rate that the format does not support.
     """
     if (kind := _KINDS.get(audio_format)) is None:
         msg = f"response_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="response_format")
     if target_rate is not None and kind.rates and target_rate not in kind.rates:
         rates = ", ".join(map(str, kind.rates))
-        msg = f"{audio_format} can have a sample rate of {rates} Hz; wav, flac and pcm have any."
+        msg = f"{audio_format} supports sample rates of {rates} Hz; wav, flac and pcm support any."
         raise InvalidRequest(msg, param="sample_rate")
     rate = target_rate or kind.usual_rate(sample_rate)
     resampler = Resampler(sample_rate, rate)
@@ -125,7 +123,7 @@ def open_encoder(
 
 
 def encode_clip(audio_format: str, sample_rate: int, pcm_S: Pcm) -> bytes:
-    """Write a whole clip as one file, which declares its length where the format can."""
+    """Encode a whole clip as one file, which declares its length if the format can."""
     encoder = open_encoder(audio_format, sample_rate, num_samples=len(pcm_S))
     return encoder.encode(pcm_S) + encoder.finish()
 
@@ -142,13 +140,13 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpec:
-    """What libavcodec calls an encoder, and how it is set."""
+    """An encoder of libavcodec and its settings."""
 
     name: str
     sample_format: str
     bit_rate: int | None = None
     frame_s: Fraction | None = None
-    """Seconds of a frame, where the codec leaves its size open."""
+    """Seconds of a frame, if the codec allows several sizes."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -158,7 +156,7 @@ def _to_int16(pcm_S: Pcm) -> npt.NDArray[np.int16]:
 
 
 class PacketEncoder:
-    """Packets of one mono stream at `sample_rate` (Hz)."""
+    """Encodes one mono stream at `sample_rate` (Hz) into packets."""
 
     def __init__(self, spec: CodecSpec, sample_rate: int, bit_rate: int | None) -> None:
         context = av.CodecContext.create(spec.name, "w")
@@ -173,9 +171,9 @@ class PacketEncoder:
         self.sample_rate = sample_rate
         self.frame_size = context.frame_size
         self.config = context.extradata or b""
-        """What a decoder must know before the first packet."""
+        """Configuration that a decoder needs before the first packet."""
         self.delay = 0
-        """Samples in front of the sound in the first packet, once there was one."""
+        """Samples before the sound in the first packet, known once there is one."""
         self.num_samples = 0
         self._context = context
         self._sample_format = spec.sample_format
@@ -183,7 +181,7 @@ class PacketEncoder:
         self._num_packets = self._num_in = 0
 
     def push(self, pcm_S: Pcm) -> list[bytes]:
-        """Take samples within full scale and return the packets that are ready."""
+        """Encode samples within full scale; return the packets that are ready."""
         self.num_samples += len(pcm_S)
         pending = np.concatenate([self._pending, pcm_S])
         num_whole = len(pending) - len(pending) % self.frame_size
@@ -192,13 +190,13 @@ class PacketEncoder:
         return [packet for frame_S in frames for packet in self._encode(frame_S)]
 
     def finish(self, *, pads: bool) -> list[bytes]:
-        """Return the last packets; where `pads`, silence fills the last frame."""
+        """Return the last packets; with `pads`, silence fills the last frame."""
         num_before = self._num_packets
         tail = self._pending
         if pads:
             tail = np.pad(tail, (0, -len(tail) % self.frame_size))
         packets = [*(self._encode(tail) if len(tail) else ()), *self._encode(None)]
-        # Drained codecs add silence of their own; what lies behind the sound is not sent.
+        # Drained codecs append silence, which is not sent.
         num_needed = -(-(self.num_samples + self.delay) // self.frame_size)
         assert self._num_packets >= num_needed
         return packets[: num_needed - num_before]
@@ -220,7 +218,7 @@ class PacketEncoder:
 
 
 class _Container(ABC):
-    """What is put around the sound. By default nothing in front, and nothing of its length."""
+    """A container format. By default it has no header and states no length."""
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
@@ -294,7 +292,7 @@ class _Adts(_Coded):
 
 
 class _Mp3(_Coded):  # the Info frame copies its header from the first packet
-    # Without the reservoir every frame stands alone, and comes out one frame sooner.
+    # Without the bit reservoir frames are independent, and ready one frame earlier.
     SPEC = CodecSpec(
         name="libmp3lame", sample_format="fltp", bit_rate=96_000, options={"reservoir": "0"}
     )
@@ -314,7 +312,7 @@ class _Mp3(_Coded):  # the Info frame copies its header from the first packet
         return framing.mp3_info_frame(self._first_packet, self._codec.frame_size, num_samples)
 
 
-class _OggOpus(_Coded):  # its last page states where the sound ends
+class _OggOpus(_Coded):  # its last page states the end of the sound
     SPEC = CodecSpec(name="libopus", sample_format="flt", bit_rate=64_000)
 
     def __init__(self, stream: _Stream) -> None:
@@ -327,7 +325,7 @@ class _OggOpus(_Coded):  # its last page states where the sound ends
         return self._pages.header(self._codec.config)
 
     def finish(self) -> bytes:
-        # The codec's delay leaves a packet of any sound for the last page, whose position trims it.
+        # The codec's delay leaves a packet for the last page, whose position trims the sound.
         packets = self._codec.finish(pads=True)
         split = (len(packets) - 1) // _PACKETS_PER_PAGE * _PACKETS_PER_PAGE
         end = self._scale * (self._codec.num_samples + self._codec.delay)
@@ -348,10 +346,10 @@ class _Kind:
     content_type: str
     open: Callable[[_Stream], _Container]
     rates: tuple[int, ...] = ()  # () takes all
-    fixed_rate: int | None = None  # where none is asked for
+    fixed_rate: int | None = None  # if none is requested
 
     def usual_rate(self, source_rate: int) -> int:
-        """The rate of a file of which none is asked for."""
+        """The rate of a file if none is requested."""
         if self.fixed_rate or not self.rates:
             return self.fixed_rate or source_rate
         return min((rate for rate in self.rates if rate >= source_rate), default=max(self.rates))

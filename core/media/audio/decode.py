@@ -1,7 +1,7 @@
-"""Uploaded clips, decoded in limited child processes.
+"""Uploaded clips, decoded in confined child processes.
 
-Owns both ends of that: the function that a child runs, and the reader that the API process calls.
-What is read, and when reading stops, is `intake`'s. Imports no torch.
+Owns the function that a child runs, and the reader that the API process calls. `intake` decides
+which files are read, and when reading stops. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def _decode_clip(data: bytes, *, sample_rate: int, limits: Mapping[str, Any]) ->
 
 
 DECODERS: Final = MappingProxyType({"clip": _decode_clip})
-"""What a `DecodePool` given this module can run."""
+"""The functions that a `DecodePool` with this module serves."""
 
 
 def prepare() -> None:
-    """Load all of PyAV, which imports much of itself when a file first asks for it."""
+    """Load all of PyAV, which imports many modules only when a file first needs them."""
     for module in pkgutil.walk_packages(av.__path__, "av."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -45,7 +45,7 @@ def prepare() -> None:
 class ClipReader:
     """Reads clips through a pool, which must serve this module.
 
-    Without a pool, which is for one's own files alone, it reads them on a thread.
+    Without a pool it reads them on a thread, which is safe only for trusted files.
     """
 
     def __init__(self, pool: DecodePool | None) -> None:
@@ -54,9 +54,9 @@ class ClipReader:
     async def read(
         self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
     ) -> Pcm:
-        """All of `data` as mono samples [S] at `sample_rate` (Hz).
+        """Decode all of `data` to mono samples [S] at `sample_rate` (Hz).
 
-        Raises what `intake.stream_clip` and `DecodePool.run` raise.
+        Raises as `intake.stream_clip` and `DecodePool.run` do.
         """
         if self._pool is None:
             whole = bytes(data)

@@ -1,7 +1,7 @@
-"""The beginning of a sound, raised from silence.
+"""Fades in the beginning of a sound.
 
-Owns the ramp. Knows neither containers nor models. A model trained on clips that were cut close may
-begin in the middle of a wave: that step is heard as a click.
+Owns the ramp. Knows neither containers nor models. A model trained on tightly cut clips may begin
+in the middle of a wave, and that step is heard as a click.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from triptych.core.media.audio.resampling import Pcm
 
 FADE_S = 0.005
-"""Short enough to leave a plosive as it is, long enough that no click remains."""
+"""Short enough to keep plosives, long enough to remove the click."""
 
 
 class FadeIn:
     """Fades in sounds at `sample_rate` (Hz), one after another; the first begins at once.
 
-    Half a period of a cosine. The output is as long as the input, and does not depend on how
-    that is cut.
+    The ramp is half a cosine period. The output is as long as the input, and does not depend on
+    chunk boundaries.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -27,11 +27,11 @@ class FadeIn:
         self._num_faded = 0
 
     def restart(self) -> None:
-        """Say that the next sample begins another sound."""
+        """Begin another sound with the next sample."""
         self._num_faded = 0
 
     def push(self, pcm_S: Pcm) -> Pcm:
-        """The next samples, any number of them, as they are to be heard."""
+        """Fade the next samples, any number of them."""
         gains = self._gains[self._num_faded :][: len(pcm_S)]
         self._num_faded += len(gains)
         faded_S = pcm_S.copy()

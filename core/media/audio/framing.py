@@ -1,8 +1,8 @@
-"""The few bytes around encoded audio: headers, pages and frames of the streamed containers.
+"""Headers, pages and frames around encoded audio in streamed containers.
 
-Owns the byte layouts. Knows nothing of encoders or requests. Written here and not left to a
-muxer library because those hold back a page or a buffer before they let bytes go, and leave the
-header incomplete where they cannot seek back to it.
+Owns the byte layouts. Knows nothing of encoders or requests. Muxer libraries are not used, because
+they hold back a page or a buffer of bytes, and leave the header incomplete if they cannot seek back
+to it.
 
 Sources: Ogg RFC 3533, Ogg Opus RFC 7845, FLAC RFC 9639, ADTS ISO/IEC 13818-7 6.2, WAV the RIFF
 specification of 1991, the Info tag gabriel.mp3-tech.org/mp3infotag.html.
@@ -19,13 +19,13 @@ _REVERSED = bytes(int(f"{value:08b}"[::-1], 2) for value in range(256))
 _OGG_SERIAL = 0x7472_6970
 _FIRST_PAGE, _LAST_PAGE = 2, 4
 OPUS_RATE = 48000
-"""Samples per second that Ogg Opus counts in, whatever the rate of the input (Hz)."""
-_LAME_DELAY = 576  # samples that the encoder adds in front
-_MP3_DECODER_DELAY = 529  # and every decoder before those
+"""The rate (Hz) at which Ogg Opus counts samples, for any input rate."""
+_LAME_DELAY = 576  # samples that the encoder prepends
+_MP3_DECODER_DELAY = 529  # samples that every decoder prepends to those
 
 
 def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
-    """A header for 16-bit mono; of unknown length, both sizes are the streaming mark."""
+    """A header for 16-bit mono; for unknown length, both sizes are the streaming marker."""
     num_bytes = UNKNOWN_SIZE if num_samples is None else 2 * num_samples
     riff_size = min(36 + num_bytes, UNKNOWN_SIZE)
     chunk = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)
@@ -35,14 +35,14 @@ def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
 
 
 def flac_header(stream_info: bytes, num_samples: int | None) -> bytes:
-    """The stream marker and its one metadata block; `stream_info` is the encoder's, 34 bytes."""
+    """The stream marker and one metadata block; `stream_info`: 34 bytes from the encoder."""
     low_bits = struct.unpack_from(">Q", stream_info, 10)[0] & ~((1 << 36) - 1)
     known = struct.pack(">Q", low_bits | (num_samples or 0))
     return b"fLaC" + bytes([0x80, 0, 0, 34]) + stream_info[:10] + known + stream_info[18:34]
 
 
 def adts_frame(specific_config: bytes, packet: bytes) -> bytes:
-    """One AAC packet behind its 7-byte header, made from the AudioSpecificConfig."""
+    """One AAC packet after its 7-byte header, built from the AudioSpecificConfig."""
     config = int.from_bytes(specific_config[:2], "big")
     object_type, rate_index, channels = config >> 11, config >> 7 & 15, config >> 3 & 15
     fields = 0xFFF1 << 40 | (object_type - 1) << 38 | rate_index << 34 | channels << 30
@@ -57,7 +57,7 @@ def mp3_info_frame(first_frame: bytes, frame_size: int, num_samples: int | None)
     """
     has_mpeg1_side_info = first_frame[1] & 0x08
     prefix = first_frame[:4] + bytes(17 if has_mpeg1_side_info else 9)
-    # FFmpeg passes over a tag with neither frames nor bytes in it, and plays it as sound.
+    # FFmpeg ignores a tag with neither frames nor bytes in it, and plays it as sound.
     padding, count = 0, struct.pack(">II", 2, UNKNOWN_SIZE)
     if num_samples is not None:
         num_frames = -(-(num_samples + _LAME_DELAY + _MP3_DECODER_DELAY) // frame_size)
@@ -69,7 +69,7 @@ def mp3_info_frame(first_frame: bytes, frame_size: int, num_samples: int | None)
 
 
 def _crc16(data: bytes) -> int:
-    """CRC-16/ARC."""
+    """The CRC-16/ARC checksum of `data`."""
     crc = 0
     for byte in data:
         crc ^= byte
@@ -93,7 +93,7 @@ class OggOpusPages:
     def page(
         self, packets: Sequence[bytes], granule: int, *, is_last: bool = False, flags: int = 0
     ) -> bytes:
-        """One page of whole packets, which end at `granule`; together at most 255 segments."""
+        """One page of whole packets, ending at `granule`; at most 255 segments in total."""
         lacing = b"".join(b"\xff" * (len(p) // 255) + bytes([len(p) % 255]) for p in packets)
         flags |= _LAST_PAGE if is_last else 0
         head = struct.pack("<4sBBqII", b"OggS", 0, flags, granule, _OGG_SERIAL, self._num_pages)

@@ -1,11 +1,10 @@
-"""Uploaded clips, read under caps that a file cannot talk its way around.
+"""Reads uploaded clips under limits that hold whatever a file claims.
 
-Owns what kinds of files are read, and when reading stops. Knows nothing of HTTP or models. What
-a header says is never relied on: bytes decide the kind, decoded frames decide rate, channels and
-length, and memory is bounded by the wanted output and one decoded frame. Where a header promises
-more than there is, the file was cut short, and is refused. Only the demuxer that
-the bytes call for is opened, with only the decoders that belong to it, so no playlist or
-reference to another file is ever followed.
+Owns the accepted formats, and when reading stops. Knows nothing of HTTP or models. Headers are
+never trusted: bytes decide the format, decoded frames decide rate, channels and length, and memory
+is bounded by the requested output and one decoded frame. A file that is shorter than its header
+states was cut short, and is refused. Only the demuxer of the detected format is opened, with only
+its decoders, so no playlist or reference to another file is ever followed.
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ _DECODERS: Mapping[str, str] = MappingProxyType(
         "matroska": "opus,libopus,vorbis,libvorbis,aac,mp3float,mp3,flac",
     }
 )
-"""Decoders allowed inside each kind of file. None takes the size of a frame from more
-than 16 bits of a header, which is why ALAC is not among them."""
+"""Decoders allowed in each format. None reads a frame size of more than 16 bits from a
+header, which excludes ALAC."""
 
 _SAMPLE_TYPES: Mapping[str, str] = MappingProxyType(
     {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
 )
 _SIZE_IN_DS64 = 0xFFFF_FFFF
 _MAX_IDLE_PACKETS = 1024
-"""Packets that may give no sound: 20 s of leading AAC that an edit list hides, and no flood."""
+"""Packets without sound: allows 20 s of leading AAC hidden by an edit list, but no flood."""
 _MAX_BROKEN_PACKETS = 16
 _MAX_PEAK = 100.0
-"""Of floats whose full scale is 1: louder ones are of another scale."""
+"""The largest float sample accepted at full scale 1; larger ones have another scale."""
 _LEAST_CANCELLATION = 1e-4
-"""Of the channels' energy: where their mean has less, they are in opposite phase."""
+"""Share of the channels' energy below which their mean shows opposite phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipLimits:
-    """What a clip may hold. The rates (Hz) and channels are those of the decoded frames."""
+    """Limits on a clip. The rates (Hz) and channels are those of the decoded frames."""
 
     max_bytes: int
     max_seconds: float
@@ -69,21 +68,21 @@ class ClipLimits:
 
 
 VOICE_LIMITS = ClipLimits(max_bytes=10 * 2**20, max_seconds=60)
-"""A sample to clone a voice from."""
+"""Limits of a sample for voice cloning."""
 TRANSCRIPTION_LIMITS = ClipLimits(max_bytes=25 * 2**20, max_seconds=3600)
-"""A file to transcribe; at 16 kHz it takes up to 230 MB when read whole."""
+"""Limits of a file to transcribe; at 16 kHz it takes up to 230 MB when read whole."""
 
 
 def read_clip(data: bytes, *, sample_rate: int, limits: ClipLimits) -> Pcm:
-    """Decode all of `data` to mono at `sample_rate` (Hz). Raises what `stream_clip` raises."""
+    """Decode all of `data` to mono at `sample_rate` (Hz). Raises as `stream_clip` does."""
     return np.concatenate(list(stream_clip(data, sample_rate=sample_rate, limits=limits)))
 
 
 def stream_clip(data: bytes, *, sample_rate: int, limits: ClipLimits) -> Iterator[Pcm]:
-    """Decode `data` piece by piece to mono at `sample_rate` (Hz); channels are averaged.
+    """Decode `data` in pieces to mono at `sample_rate` (Hz); channels are averaged.
 
-    Raises UnsupportedMedia for a kind of file that is not read, PayloadTooLarge at the first
-    piece beyond a limit, InvalidRequest for a file that is empty, damaged or out of range.
+    Raises UnsupportedMedia for an unsupported format, PayloadTooLarge at the first piece beyond a
+    limit, InvalidRequest for a file that is empty, damaged or out of range.
     """
     if len(data) > limits.max_bytes:
         msg = f"The audio file is larger than {limits.max_bytes / 2**20:g} MiB."
@@ -101,10 +100,10 @@ def stream_clip(data: bytes, *, sample_rate: int, limits: ClipLimits) -> Iterato
 
 
 def check_voice(pcm_S: Pcm, sample_rate: int, *, min_seconds: float = 1.0) -> None:
-    """Refuse, with InvalidRequest, a clip from which no voice can be learned.
+    """Raise InvalidRequest for a clip unsuitable for voice cloning.
 
-    It must last `min_seconds`, and as much of it must stand out from silence (-50 dBFS, in
-    blocks of 20 ms, whatever its offset).
+    It must last `min_seconds`, and half as long be louder than silence (-50 dBFS, in blocks of
+    20 ms, without their offset).
     """
     num_blocks, block_size = max(len(pcm_S) * 50 // sample_rate, 1), sample_rate // 50
     if len(pcm_S) < min_seconds * sample_rate:
@@ -117,7 +116,7 @@ def check_voice(pcm_S: Pcm, sample_rate: int, *, min_seconds: float = 1.0) -> No
 
 
 def sniff(data: bytes) -> str:
-    """Name the demuxer that the first bytes call for. Raises UnsupportedMedia for others."""
+    """The demuxer for the first bytes of a file. Raises UnsupportedMedia for other bytes."""
     head = bytes(data[:12])
     if head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE":
         return "wav"
@@ -132,7 +131,7 @@ def sniff(data: bytes) -> str:
             return "aac"
         if head[1] & 0xE6 == 0xE2:
             return "mp3"
-    msg = "The file is not audio that is read here: send wav, flac, ogg, mp3, aac, m4a or webm."
+    msg = "The file is not in a supported audio format: send wav, flac, ogg, mp3, aac, m4a or webm."
     raise UnsupportedMedia(msg, param="file")
 
 
@@ -145,7 +144,7 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
         with _open(data, kind) as container:
             if not (streams := container.streams.audio):
                 raise InvalidRequest("The file holds no audio stream.", param="file")
-            codec = streams[0].codec_context  # None of an unknown codec, whatever the type says
+            codec = streams[0].codec_context  # None for an unknown codec, despite its type
             if codec is None or codec.name not in _DECODERS[kind].split(","):
                 raise _unsupported_codec(kind, codec)
             if kind == "wav" and _is_cut_wav(data):
@@ -164,16 +163,16 @@ def _unsupported_codec(kind: str, codec: AudioCodecContext | None) -> Unsupporte
     name = f"The audio codec {codec.name}" if codec is not None else "The file's audio codec"
     known = ", ".join(_DECODERS[kind].split(","))
     return UnsupportedMedia(
-        f"{name} is not read here; in {kind} files these are: {known}. Or send flac or mp3.",
+        f"{name} is not supported; supported in {kind} files: {known}. Or send flac or mp3.",
         param="file",
     )
 
 
 def _is_cut_wav(data: bytes) -> bool:
-    """Whether the chunk of samples would reach beyond the file's end.
+    """Whether the chunk of samples extends beyond the file's end.
 
-    A promise of more than any upload may hold is none: writers that stream put 0, a largest number
-    or one of their own there. RF64 has the size in a chunk of its own.
+    Sizes larger than any upload are ignored: streaming writers put 0, a largest number or another
+    placeholder there. RF64 stores the size in a separate chunk.
     """
     start, size_64 = 12, 0
     while start + 8 <= len(data):
@@ -189,13 +188,13 @@ def _is_cut_wav(data: bytes) -> bool:
 
 
 def _num_flac_samples(data: bytes) -> int:
-    """How many samples the first block of a FLAC file promises; 0 where it does not know."""
+    """The number of samples that a FLAC file's first block states; 0 if unknown."""
     return int(struct.unpack_from(">Q", data, 18)[0]) & (2**36 - 1) if len(data) >= 26 else 0
 
 
 def _open(data: bytes, kind: str) -> av.container.InputContainer:
     options = {"codec_whitelist": _DECODERS[kind], "max_streams": "16"}
-    # Tags in other encodings than UTF-8 are common and of no interest.
+    # Tags in encodings other than UTF-8 are common and not needed.
     return av.open(io.BytesIO(data), "r", format=kind, options=options, metadata_errors="ignore")
 
 
@@ -221,7 +220,9 @@ def _resampled(
             first_rate = frame.sample_rate
             if not limits.min_sample_rate <= first_rate <= limits.max_sample_rate:
                 low, high = limits.min_sample_rate, limits.max_sample_rate
-                msg = f"The audio has {first_rate} samples per second; {low} to {high} are read."
+                msg = (
+                    f"The audio has {first_rate} samples per second; {low} to {high} are supported."
+                )
                 raise InvalidRequest(msg, param="file")
             resampler = Resampler(first_rate, sample_rate)
         if frame.sample_rate != first_rate:
@@ -237,7 +238,7 @@ def _resampled(
 def _samples(frame: av.AudioFrame) -> npt.NDArray[np.generic]:
     """A frame's samples, `[channels, samples]`.
 
-    PyAV's own `planes` goes on until a pointer is zero, and of eight channels none is.
+    PyAV's `planes` reads until a null pointer, which eight channels do not have.
     """
     num_channels, dtype = frame.layout.nb_channels, _SAMPLE_TYPES[frame.format.packed.name]
     num_planes = num_channels if frame.format.is_planar else 1
@@ -248,7 +249,7 @@ def _samples(frame: av.AudioFrame) -> npt.NDArray[np.generic]:
 
 
 def _mono(frame: av.AudioFrame) -> Pcm:
-    """The mean of the channels, in full scale of -1 to 1; the first of two in opposite phase."""
+    """The mean of the channels at full scale -1 to 1; of two in opposite phase, the first."""
     samples = _samples(frame)
     channels_CS = samples.astype(np.float32)
     if samples.dtype.kind == "f":
@@ -269,15 +270,15 @@ def _check_peak(peak: float) -> None:
         raise InvalidRequest("The audio holds values that are not finite numbers.", param="file")
     if peak > _MAX_PEAK:
         raise InvalidRequest(
-            f"The audio holds floats up to {peak:.3g}, whose full scale is 1: scale them.",
+            f"The audio has float samples up to {peak:.3g}, but full scale is 1: scale them.",
             param="file",
         )
 
 
 def _cut_short() -> InvalidRequest:
-    msg = "The audio file is cut short: its header promises more sound than there is."
+    msg = "The audio file is cut short: its header states more samples than it holds."
     return InvalidRequest(msg, param="file")
 
 
 def _damaged() -> InvalidRequest:
-    return InvalidRequest("The audio file is damaged or not what it seems.", param="file")
+    return InvalidRequest("The audio file is damaged or not of its apparent format.", param="file")

@@ -1,6 +1,6 @@
-"""Changing the sample rate of a stream without seams.
+"""Resamples a stream without seams.
 
-Owns the one resampler state of a stream. Knows neither containers nor models. The filter is
+Owns the resampler state of a stream. Knows neither containers nor models. The filter is
 libswresample's windowed sinc; it holds back at most 50 samples of the faster rate.
 """
 
@@ -22,7 +22,7 @@ _EMPTY: Pcm = np.zeros(0, np.float32)
 def audio_frame(
     samples: Pcm | npt.NDArray[np.int16], sample_format: str, sample_rate: int, start: int
 ) -> av.AudioFrame:
-    """Wrap mono `samples` [S], the first of which is sample `start` of its stream."""
+    """Wrap mono `samples` [S], beginning at sample `start` of their stream."""
     frame = av.AudioFrame.from_ndarray(samples[None], format=sample_format, layout="mono")
     frame.sample_rate, frame.pts, frame.time_base = sample_rate, start, Fraction(1, sample_rate)
     return frame
@@ -31,7 +31,7 @@ def audio_frame(
 class Resampler:
     """One mono stream from `source_rate` to `target_rate` (Hz).
 
-    The output does not depend on how the input is cut, starts where the input starts, and is
+    The output does not depend on chunk boundaries, starts where the input starts, and is
     `round(num_samples * target_rate / source_rate)` samples long. Equal rates pass through.
     """
 
@@ -46,7 +46,7 @@ class Resampler:
         self._num_in = self._num_out = 0
 
     def target_length(self, num_samples: int) -> int:
-        """Samples that come out for `num_samples` put in."""
+        """The number of output samples for `num_samples` input samples."""
         return (2 * num_samples * self.target_rate + self._source_rate) // (2 * self._source_rate)
 
     def push(self, pcm_S: Pcm) -> Pcm:

@@ -1,10 +1,9 @@
-"""Speaking faster or slower at the same pitch, for models that cannot do it themselves.
+"""Time stretch at constant pitch, for models that cannot change speed themselves.
 
 Owns the time stretch. Knows neither containers nor models. The method is WSOLA: Verhelst and
 Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for high quality
-time-scale modification of speech", ICASSP 1993. Windowed frames are laid at even steps in the
-output; each is taken near the point of the input that is due, where it best continues the frame
-before.
+time-scale modification of speech", ICASSP 1993. Windowed frames are placed at even steps in the
+output; each is taken near its due point in the input, where it best continues the last frame.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from triptych.core.media.audio.resampling import Pcm
 _STEP_S = 0.0125
 """Half a frame."""
 _SEARCH_S = 0.01
-"""To each side: together the period of the lowest voice, 50 Hz."""
+"""Search range to each side: together one period of the lowest voice, 50 Hz."""
 _DRIFT_COST = 1e-3
-"""In units of correlation: of equal candidates, the one nearest to the due point wins."""
+"""In units of correlation: prefers the candidate nearest to the due point."""
 
 
 class TimeStretch:
     """One mono stream at `sample_rate` (Hz), played `speed` times as fast, 0.25 to 4.
 
-    The output does not depend on how the input is cut and is `round(num_samples / speed)`
-    samples long. It holds back less than 48 ms of input.
+    The output does not depend on chunk boundaries and is `round(num_samples / speed)` samples
+    long. It holds back less than 48 ms of input.
     """
 
     def __init__(self, speed: float, sample_rate: int) -> None:
@@ -36,11 +35,11 @@ class TimeStretch:
         self._window = np.hanning(2 * self._step + 1)[:-1].astype(np.float32)
         distance = np.abs(np.arange(-self._search, self._search + 1)) / self._search
         self._drift_cost = _DRIFT_COST * distance
-        # Silence in front of the stream lets the first frames reach back like all others.
+        # Silence before the stream lets the first frames reach back like all others.
         self._origin = -(self._step + self._search)  # position of the buffer's first sample
         self._buffer: Pcm = np.zeros(-self._origin, np.float32)
         self._fade_out: Pcm = np.zeros(self._step, np.float32)
-        self._last = -2 * self._step  # position of the frame before
+        self._last = -2 * self._step  # position of the last frame
         self._ready: Pcm = np.zeros(0, np.float32)
         self._num_frames = self._num_in = self._num_out = 0
 
@@ -54,7 +53,7 @@ class TimeStretch:
         return self._take(self._extend(np.zeros(2 * self._search + 4 * self._step, np.float32)))
 
     def _take(self, pcm_S: Pcm) -> Pcm:
-        """What may go out: a step may reach beyond the end that the input so far would have."""
+        """The output that is due: a step may extend beyond the end for the input so far."""
         self._ready = np.concatenate([self._ready, pcm_S])
         num_due = round(self._num_in / self._speed) - self._num_out
         out_S, self._ready = self._ready[:num_due], self._ready[num_due:]
@@ -63,7 +62,7 @@ class TimeStretch:
 
     @property
     def _due(self) -> int:
-        """Where in the input the next frame begins at an even pace."""
+        """The input position of the next frame at an even pace."""
         if not self._num_frames:
             return -self._step
         return round((self._num_frames - 1) * self._step * self._speed)
@@ -80,7 +79,7 @@ class TimeStretch:
         return np.concatenate(steps)
 
     def _next_step(self) -> Pcm:
-        """Lay the next frame over the one before; the first only fades in from silence."""
+        """Overlap the next frame with the last; the first fades in from silence."""
         due = self._due
         self._last = due + self._best_shift(due)
         frame = self._frame(self._last, len(self._window)) * self._window
@@ -90,14 +89,14 @@ class TimeStretch:
         return step if self._num_frames > 1 else step[:0]
 
     def _best_shift(self, due: int) -> int:
-        """The shift from `due` whose frame is most like how the last frame went on."""
+        """The shift from `due` whose frame is most similar to the continuation of the last."""
         size = len(self._window)
         wanted = self._frame(self._last + self._step, size).astype(np.float64)
         candidates = self._frame(due - self._search, size + 2 * self._search).astype(np.float64)
         energy = np.concatenate([[0.0], np.cumsum(candidates**2)])
         norm = np.sqrt(np.maximum(energy[size:] - energy[:-size], 0) * np.dot(wanted, wanted))
-        likeness = np.correlate(candidates, wanted, "valid") / (norm + 1e-9)
-        return int(np.argmax(likeness - self._drift_cost)) - self._search
+        similarity = np.correlate(candidates, wanted, "valid") / (norm + 1e-9)
+        return int(np.argmax(similarity - self._drift_cost)) - self._search
 
     def _frame(self, start: int, size: int) -> Pcm:
         return self._buffer[start - self._origin :][:size]

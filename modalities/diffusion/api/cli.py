@@ -175,7 +175,7 @@ def _options(args: argparse.Namespace) -> GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Where images are written: to `path`, numbered if there are several; without it to stdout."""
+    """The destination of images: `path`, numbered if there are several, or stdout."""
 
     path: Path | None
     kind: ImageKind

@@ -101,7 +101,7 @@ class ImageModel:
         return self._on_grid(max(self.default_size) * _SIZE_RANGE)
 
     def size_within(self, max_pixels: int) -> Size:
-        """What it generates best of at most so many pixels."""
+        """The size nearest to the default with at most `max_pixels` pixels."""
         return size_within(self.default_size, max_pixels, self.multiple)
 
     def check_size(self, size: Size, *, max_pixels: int) -> None:

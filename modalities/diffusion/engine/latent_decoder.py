@@ -1,4 +1,4 @@
-"""From latents to pixels: the image by the autoencoder, previews by a linear map.
+"""Decodes latents to pixels: images by the autoencoder, previews by a linear map.
 
 Owns rounding, and when the autoencoder works in tiles. Knows no row and no step.
 """

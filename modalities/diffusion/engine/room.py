@@ -78,7 +78,7 @@ def _remedy(costs: GenerationCosts, images: ImageOptions, most_bytes: int) -> st
     if (missing := missing_bytes(own)) <= 0:
         return ""
     if (left_bytes := (images.image_memory_mb << 20) - missing) >= own.state_bytes:
-        return f" Lower --image-memory-mb to {left_bytes >> 20}."
+        return f" One image fits with --image-memory-mb {left_bytes >> 20}."
     fewer_bits = "Weights in fewer bits leave more for images: --quantization-encoding."
     smaller = own
     while smaller.num_pixels > own.num_pixels / _SIZE_RANGE:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.diffusers_pipelines import components
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.engine.recipes.references import Referring
+from triptych.modalities.diffusion.engine.recipes.references import ReferenceRecipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.spec import PIPELINES, downscale, spec_of
 from triptych.modalities.diffusion.wire import ImageRequest
@@ -26,7 +26,7 @@ def test_recipes_agree(name: str) -> None:
     recipe = open_recipe(name, {**components(name), "scheduler": SCHEDULER})
     spec = spec_of(name)
     assert recipe.spec == spec
-    assert isinstance(recipe, Referring) == (spec.max_references > 0)
+    assert isinstance(recipe, ReferenceRecipe) == (spec.max_references > 0)
     assert spec.is_guided(spec.default_guidance) == spec.has_negative
     side = 4 * recipe.pixel_multiple
     request = ImageRequest(prompt="", width=side, height=2 * side)

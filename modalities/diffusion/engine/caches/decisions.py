@@ -148,7 +148,7 @@ def spread_ratios(ratios: Sequence[float], num_steps: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bounds on every gate: the first step computes; the last and long skips may have to."""
+    """Bounds on every gate: at most `max_skips` in a row, and whether the last step computes."""
 
     max_skips: int = 8
     forces_last: bool = True

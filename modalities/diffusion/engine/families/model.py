@@ -117,7 +117,7 @@ class Batch:
         return Batch(samples=samples, times=times, conditioning=conditioning)
 
     def select(self, rows: Sequence[int]) -> Batch:
-        """Some of the rows, in this order."""
+        """The rows at these indices, in this order."""
         if list(rows) == list(range(len(self))):
             return self
         return Batch(

@@ -49,7 +49,7 @@ class Probed:
     first: Any = None
 
     def select(self, rows: list[int]) -> Probed:
-        """Some of the rows."""
+        """The results of the rows at these indices."""
         return Probed(
             base=select_rows(self.base, rows),
             signal=None if self.signal is None else select_rows(self.signal, rows),
@@ -323,7 +323,7 @@ def _first_attention(block: nn.Module) -> str:
 
 
 def _select_rows(output: Any, rows: list[int]) -> Any:
-    """Some rows of a block's output, whatever its structure."""
+    """The rows at these indices of a block's output, of any structure."""
     if isinstance(output, tuple):
         return tuple(_select_rows(part, rows) for part in output)
     if isinstance(output, Tensor):

@@ -94,7 +94,7 @@ class _Plan:
     def holding(
         self, weights: Weights, dtype: DtypeOf, device: torch.device, native: NativeKernels | None
     ) -> Holding:
-        """How to hold the part on a device."""
+        """The device, type and encoding to hold the part in."""
         held = self.dtype(weights, dtype)
         return Holding(device=device, dtype=held, wanted=self.encoding or AUTO, native=native)
 
@@ -145,9 +145,9 @@ def open_components(
 
 
 def outline_components(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> Components:
-    """The parts as `open_components` would load them, without weights: see `outline`.
+    """The parts as `open_components` would load them, but without weights; see `outline`.
 
-    Reads headers alone, takes no memory of a device, and raises as that does.
+    Reads only headers, takes no device memory, and raises as `open_components` does.
     """
     index = read_pipeline(Path(folder))
     parts: dict[str, Any] = dict(index.facts)
@@ -163,7 +163,7 @@ def outline_components(folder: str | Path, options: ModelOptions, *, dtype: Dtyp
 
 
 def _open_plain(plan: _Plan) -> Any:
-    """A part that has no weights."""
+    """Open a part without weights."""
     if plan.part.name == "scheduler":
         return read_json(plan.folder / "scheduler_config.json")
     return open_reader(plan.kind, plan.folder)

@@ -1,7 +1,7 @@
-"""A part without its weights: enough to know what generating will take.
+"""Parts without weights, from which the memory of generation can be estimated.
 
-Owns the shapes of what text encoders answer, by their configuration. A module of diffusers is
-itself, on torch's meta device. Knows no file.
+Owns the output shapes of text encoders, from their configuration. Modules of diffusers are built on
+torch's meta device. Knows no file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POOLING = frozenset({"BertModel", "CLIPTextModel"})
 
 
 def outline(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """A part of this class, by its config.json, as held in `dtype`. Raises `WeightsError`."""
+    """Build a part of this class from its config.json, in `dtype`. Raises `WeightsError`."""
     if not is_of_diffusers(kind):
         return TextOutline(kind, transformers_config(kind, config), dtype)
     module: nn.Module = sketch(kind, config)
@@ -34,7 +34,7 @@ def outline(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Modu
 
 
 class TextOutline(nn.Module):
-    """Answers as a text encoder of this class does, with shapes and no values."""
+    """Stands in for a text encoder: its outputs have shapes but no values."""
 
     def __init__(self, kind: Any, config: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class TextOutline(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         output_hidden_states: bool = False,
-        **seen: Tensor,
+        **image_inputs: Tensor,
     ) -> BaseModelOutputWithPooling:
-        """Hidden states of tokens `[B, T]`: also those of images that are `seen`."""
+        """Hidden states of tokens `[B, T]`, which include those of `image_inputs`."""
         hidden = self._like.new_empty(*input_ids.shape, self._width)
         pooled = self._like.new_empty(len(input_ids), self._num_pooled)
         return BaseModelOutputWithPooling(

@@ -104,7 +104,7 @@ class Recipe(ABC):
 
     @property
     def vae(self) -> Any:
-        """The autoencoder."""
+        """The pipeline's autoencoder."""
         return self.components["vae"]
 
     @property

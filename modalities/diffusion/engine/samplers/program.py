@@ -94,13 +94,13 @@ class NoiseLevel(NamedTuple):
 
     @classmethod
     def variance_preserving(cls, ratio: float) -> NoiseLevel:
-        """From the ratio of noise to signal, with alpha² + sigma² = 1."""
+        """The level with this ratio of noise to signal, and alpha² + sigma² = 1."""
         alpha = 1 / math.sqrt(ratio**2 + 1)
         return cls(alpha, ratio * alpha)
 
     @classmethod
     def flow(cls, sigma: float) -> NoiseLevel:
-        """On the straight line from clean sample to noise, alpha + sigma = 1."""
+        """The level on the line from clean sample to noise, alpha + sigma = 1."""
         return cls(1 - sigma, sigma)
 
     @property

@@ -196,7 +196,7 @@ def weight_bytes(large: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
         (20, r"Smaller images fit: --max-image-pixels \d+\. Weights in fewer bits leave", {}),
         (60, r"--max-image-pixels \d+\. ", {}),
         (76, "", {}),
-        (100, r"take less with --image-memory-mb \d+\.", {"image_memory_mb": 60}),
+        (100, r"fits with --image-memory-mb \d+\.", {"image_memory_mb": 60}),
         (200, "", {"image_memory_mb": 60}),
     ],
 )
