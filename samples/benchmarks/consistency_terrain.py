@@ -32,7 +32,7 @@ from triptych.core.weights.progress import RichProgress
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
-from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, measured
+from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, error_model
 from triptych.modalities.diffusion.engine.calibration.planning import all_plans
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
@@ -126,7 +126,7 @@ class Terrain:
         """The plan of degree 1 for so many steps."""
         with ExitStack() as stack:
             rows = self.rows(stack, num_steps, None)
-            found = measured(calibrate(self.denoiser, rows, self.pools), rows[0])
+            found = error_model(calibrate(self.denoiser, rows, self.pools), rows[0])
         return planned(all_plans(found, DividedDifferences(1), num_computed)[num_computed])
 
     def _row(

@@ -101,7 +101,7 @@ async def test_work_of_a_child_that_was_ended_from_outside_is_done_by_another(wo
 
 
 async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkeypatch):
-    monkeypatch.setattr(child, "_MAX_STILL_LOOKS", 2)
+    monkeypatch.setattr(child, "_MAX_STALLED_CHECKS", 2)
     stopped, doing = await work()
     assert await doing is not None
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE

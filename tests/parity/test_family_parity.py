@@ -283,7 +283,7 @@ def test_models_that_cannot_be_run_in_parts_say_so() -> None:
         WeightsError, match="UNet2DConditionModel has no list of blocks named blocks"
     ):
         SpanModel(module, DenoiserFamily(span=(Blocks("blocks"),)))
-    with pytest.raises(WeightsError, match="Linear is no denoising model"):
+    with pytest.raises(WeightsError, match="Unknown denoising model Linear"):
         family_of(torch.nn.Linear(1, 1))
 
 

@@ -152,7 +152,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
             raise ConfigError("The prompt on stdin is not UTF-8 text.") from error
     if not (prompt or args.image):
         raise ConfigError(
-            'There is no prompt: give one, as in `triptych imagine "a red apple" -o a.png`.'
+            'The prompt is missing: give one, as in `triptych imagine "a red apple" -o a.png`.'
         )
     return prompt
 

@@ -35,7 +35,7 @@ class ImageReference(NullIsAbsent):
     def _check(self) -> Self:
         if self.file_id is not None:
             raise UnsupportedOption(
-                "file_id is not supported for images: send image_url, a data URL.", param="file_id"
+                "file_id is not offered for images: send image_url, a data URL.", param="file_id"
             )
         if self.image_url is None:
             raise InvalidRequest("An image needs an image_url.", param="image_url")

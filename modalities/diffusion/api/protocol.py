@@ -54,7 +54,7 @@ _QUALITIES: Mapping[str, Quality] = MappingProxyType(
     }
 )
 
-_STILL = "animated images are not supported; ask for png, jpeg or webp."
+_STILL = "images are still; ask for png, jpeg or webp."
 _SIZE = RefusedField("send size, as in 1024x768.")
 _GUIDANCE = RefusedField("send guidance.")
 _LORA = RefusedField("send lora, a list of names and scales.")
@@ -78,7 +78,7 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "scheduler": RefusedField("send sampler."),
         "step": RefusedField("send steps."),
         "style": RefusedField("describe it in the prompt."),
-        "svg": RefusedField("vector images are not supported; ask for png, jpeg or webp."),
+        "svg": RefusedField("images are made of pixels; ask for png, jpeg or webp."),
         "teacache_params": _CACHE,
         "true_cfg_scale": _GUIDANCE,
         "width": _SIZE,
@@ -203,7 +203,7 @@ class GenerationFields(Strict):
             )
         if self.background == "transparent":
             raise UnsupportedOption(
-                "background transparent is not supported: ask for a plain background in the prompt"
+                "background transparent is not offered: ask for a plain background in the prompt"
                 " and cut it out.",
                 param="background",
             )

@@ -93,14 +93,14 @@ async def test_what_is_yielded_comes_back_in_order_and_what_is_returned_too():
     ("name", "kind", "reason", "is_replaced"),
     [
         ("refuse", InvalidRequest, "out of tune", False),
-        ("stumble", FatalInput, "could not be decoded; it seems to be damaged", False),
+        ("stumble", FatalInput, "could not be decoded; it may be damaged", False),
         ("bloat", PayloadTooLarge, "too much memory", False),
         ("crash", FatalInput, "crash", True),
         ("leave", FatalInput, "crash", True),
         ("babble", FatalInput, "crash", True),
         ("lie", FatalInput, "crash", True),
         ("flood", PayloadTooLarge, "holds over 4194304 bytes", True),
-        ("loop", FatalInput, "over 1 s of work", True),
+        ("loop", FatalInput, "over 1 s to decode", True),
     ],
 )
 async def test_a_bad_file_costs_its_own_request_alone(name, kind, reason, is_replaced):
@@ -115,16 +115,16 @@ async def test_a_bad_file_costs_its_own_request_alone(name, kind, reason, is_rep
 
 async def test_what_takes_for_ever_without_work_is_given_up():
     async with opened(wall_s=1.5) as pool:
-        with pytest.raises(Unavailable, match="reads files stood still") as caught:
+        with pytest.raises(Unavailable, match="reads files stalled") as caught:
             await pool.run("sleep", b"file")
         assert caught.value.retry_after_s
         await pid_of(pool)
 
 
 async def test_what_stands_still_twice_is_given_up_long_before_its_deadline(monkeypatch):
-    monkeypatch.setattr(child, "_MAX_STILL_LOOKS", 2)
+    monkeypatch.setattr(child, "_MAX_STALLED_CHECKS", 2)
     async with opened(wall_s=10_000.0) as pool:
-        with pytest.raises(Unavailable, match="stood still"):
+        with pytest.raises(Unavailable, match="stalled"):
             await pool.run("sleep", b"file")
         await pid_of(pool)
 

@@ -116,7 +116,7 @@ def _refuse_variants(checkpoint: Checkpoint) -> None:
         for mark, variant in _VARIANTS.items():
             if mark in name:
                 raise WeightsError(
-                    f"{info.file} is {variant} (tensor {name!r}), which is not supported; use"
+                    f"{info.file} is {variant} (tensor {name!r}), which is not offered; use"
                     " plain LoRA."
                 )
 

@@ -246,7 +246,7 @@ def _targets(module: Any, weights: Weights) -> list[TensorTarget]:
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without private fields and fields that choose code to run."""
     if config.get("quantization_config"):
-        raise WeightsError("quantization_config in config.json is not supported.")
+        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     return {
         name: _plain(value) if isinstance(value, dict) else value
         for name, value in config.items()

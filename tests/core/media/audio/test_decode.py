@@ -55,7 +55,7 @@ async def test_a_long_clip_comes_back_whole(reader: ClipReader) -> None:
     ("data", "limits", "kind", "message"),
     [
         (b"", VOICE_LIMITS, InvalidRequest, "empty"),
-        (b"MZ" * 100, VOICE_LIMITS, UnsupportedMedia, "not audio"),
+        (b"MZ" * 100, VOICE_LIMITS, UnsupportedMedia, "supported audio format"),
         (bytes(100), ClipLimits(max_bytes=99, max_seconds=1), PayloadTooLarge, "larger than"),
         (
             encode_clip("wav", RATE, np.ones(RATE * 2, np.float32)),

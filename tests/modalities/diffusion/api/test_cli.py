@@ -169,14 +169,14 @@ def test_a_terminal_gets_no_bytes(imagine: Imagine, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     with pytest.raises(ConfigError, match=r"-o image\.png"):
         imagine("a hen")
-    with pytest.raises(ConfigError, match="There is no prompt"):
+    with pytest.raises(ConfigError, match="The prompt is missing"):
         imagine("-o", "a.png")
 
 
 @pytest.mark.parametrize("name", sorted(UNUSED))
 def test_options_without_effect_are_unknown(imagine: Imagine, name: str) -> None:
     flag = declared()[name].flags[0]
-    with pytest.raises(ConfigError, match=f"{flag} is not an option"):
+    with pytest.raises(ConfigError, match=f"{flag} is not an option of"):
         imagine("a hen", "-o", "a.png", flag, "1")
 
 
@@ -186,7 +186,7 @@ def test_empty_prompt_is_refused_before_loading(
 ) -> None:
     monkeypatch.setattr(cli, "_open_pipeline", lambda *args: pytest.fail("it is loaded"))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    with pytest.raises(ConfigError, match="There is no prompt"):
+    with pytest.raises(ConfigError, match="The prompt is missing"):
         imagine(*argv, "-o", "a.png")
 
 

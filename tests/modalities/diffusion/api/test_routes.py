@@ -151,7 +151,7 @@ async def test_quality(quality: str, num_steps: int | None, reported: str) -> No
         ({"size": "512x128"}, "size", "3 times"),
         ({"size": "1024x1024"}, "size", "Its default size is 128x128"),
         ({"quality": "xhigh"}, "quality", "'auto', 'low'"),
-        ({"background": "transparent"}, "background", "not supported"),
+        ({"background": "transparent"}, "background", "not offered"),
         ({"output_format": "gif"}, "output_format", "'png', 'jpeg' or 'webp'"),
         ({"output_compression": 50}, "output_compression", "jpeg or webp"),
         ({"output_format": "jpeg", "output_compression": 101}, "output_compression", "100"),

@@ -278,7 +278,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = executor_of(loaded)._decoder._preview.generate(torch.randn(4, 5, 6))
+    drawn = executor_of(loaded)._decoder._preview.colours(torch.randn(4, 5, 6))
     assert drawn.shape == (3, 5, 6)
     assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()
@@ -352,5 +352,5 @@ def test_a_fitted_map_finds_the_colours() -> None:
     recipe = _Mixed()
     preview = Preview.fit(cast("Recipe", recipe))
     colours = torch.rand((3, 8, 8), generator=torch.Generator().manual_seed(5))
-    drawn = preview.generate(recipe.image_sample(colours, None))
+    drawn = preview.colours(recipe.image_sample(colours, None))
     assert float((drawn - avg_pool2d(colours, 2)).abs().max()) < 0.05

@@ -14,7 +14,7 @@ from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes import qwen
-from triptych.modalities.diffusion.engine.recipes.references import within
+from triptych.modalities.diffusion.engine.recipes.references import fit_within
 from triptych.modalities.diffusion.plan import ImageKey, ImageRowResult
 from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 
@@ -97,7 +97,7 @@ def test_a_plan_that_is_entered_midway_computes_where_it_enters() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 300), (2000, 3)])
 def test_narrow_reference_images_keep_a_width(height: int, width: int) -> None:
-    image = within(torch.rand(3, height, width), 1024, 16)
+    image = fit_within(torch.rand(3, height, width), 1024, 16)
     assert min(image.shape[1:]) >= 16
     assert not any(side % 16 for side in image.shape[1:])
 

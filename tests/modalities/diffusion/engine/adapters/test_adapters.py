@@ -204,8 +204,8 @@ def test_what_does_not_fit_is_refused_by_name(parts: dict[str, Any], tmp_path: P
     down, up = good
     wrong = {
         "lacks its lora_B": {down: good[down]},
-        "is no single number": {**good, down.replace("lora_A.weight", "alpha"): torch.ones(2)},
-        "no part of a LoRA": {**good, "unet.conv_in.weight": torch.ones(1)},
+        "is not a single number": {**good, down.replace("lora_A.weight", "alpha"): torch.ones(2)},
+        "not part of a LoRA": {**good, "unet.conv_in.weight": torch.ones(1)},
         "changes unet.nowhere": {k.replace("down_blocks", "nowhere"): v for k, v in good.items()},
         "changes text_encoder_2.": {"text_encoder_2" + k[4:]: v for k, v in good.items()},
         "is DoRA": {**good, down.replace("lora_A.weight", "dora_scale"): torch.ones(1)},
@@ -229,7 +229,7 @@ def test_a_damaged_or_unsafe_file_is_refused_by_name(parts: dict[str, Any], tmp_
         )
     pickled = file.with_suffix(".bin")
     pickled.write_bytes(b"\x80\x04")
-    with pytest.raises(WeightsError, match=r"one\.bin is no safetensors file"):
+    with pytest.raises(WeightsError, match=r"one\.bin is not a safetensors file"):
         Adapters.open(
             Config(images=ImageOptions(lora_paths=(str(pickled),))),
             Components(pipeline="StableDiffusionPipeline", parts=parts),

@@ -217,17 +217,20 @@ def test_models_that_run_as_a_whole_say_what_works(name: Any) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (StepCache(name="planned", threshold=0.1), "takes no threshold: .*teacache, first-block"),
-        (StepCache(threshold=0.1), "auto takes no threshold"),
-        (StepCache(name="off", num_computed=3), "off takes no num_computed"),
-        (StepCache(name="first-block", by_step=True), "takes no by_step"),
+        (
+            StepCache(name="planned", threshold=0.1),
+            "has no setting threshold: .*teacache, first-block",
+        ),
+        (StepCache(threshold=0.1), "auto has no setting threshold"),
+        (StepCache(name="off", num_computed=3), "off has no setting num_computed"),
+        (StepCache(name="first-block", by_step=True), "has no setting by_step"),
         (StepCache(name="taylorseer", interval=0), "interval .*at least 1"),
         (StepCache(name="taylorseer", order=9), "order .*at most 3"),
         (StepCache(name="first-block", threshold=float("nan")), "threshold .*at least 0"),
         (StepCache(name="first-block", threshold=-1.0), "threshold .*at least 0"),
         (StepCache(name="teacache", coefficients=(1.0, float("inf"))), "coefficients .*at most"),
         (StepCache(num_computed=0), "num_computed .*at least 1"),
-        (StepCache(name="fastest"), "no step cache 'fastest': it is auto, off"),  # type: ignore[arg-type]
+        (StepCache(name="fastest"), "no step cache 'fastest'; choose one of auto, off"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_mean_nothing_are_refused(choice: StepCache, message: str) -> None:

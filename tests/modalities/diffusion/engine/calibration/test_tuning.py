@@ -102,7 +102,7 @@ def test_a_sampler_of_two_runs_a_step_is_planned_by_runs() -> None:
 
 
 def test_too_few_steps_and_foreign_samplers_are_refused(sd3: Recipe) -> None:
-    with pytest.raises(InvalidRequest, match="Of 2 steps none can be skipped"):
+    with pytest.raises(InvalidRequest, match="None of 2 steps can be skipped"):
         tune(sd3, requests(num=1, num_steps=2))
     pndm = recipe_of("StableDiffusionPipeline", {"_class_name": "PNDMScheduler"})
     with pytest.raises(InvalidRequest, match="own samplers"):

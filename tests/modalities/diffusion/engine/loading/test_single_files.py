@@ -227,7 +227,7 @@ def test_a_file_with_less_says_how_to_give_it(
     whole = ldm_checkpoint(sd[1])
     save_file({name: whole[name] for name in whole if name.startswith("model.diff")}, file)
     options = ModelOptions(model=(str(file),), cache_dir=str(tmp_path / "cache"))
-    with pytest.raises(WeightsError, match=r"unet\.safetensors does not hold the whole model .*"):
+    with pytest.raises(WeightsError, match=r"unet\.safetensors does not hold a whole model .*"):
         resolve_all(options, SilentProgress(), sources=[EMBEDDED_IMAGES])
     with pytest.raises(WeightsError, match="not a known single-file model"):
         resolve_all(options, SilentProgress())

@@ -8,7 +8,7 @@ from support.rank_threads import on_ranks
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import RankPlan
 from triptych.core.runtime.devices.rank_group import RankGroup
-from triptych.modalities.diffusion.engine.parallel.division import Division, told
+from triptych.modalities.diffusion.engine.parallel.division import Division, follower_plan
 from triptych.modalities.diffusion.plan import DenoisePlan, ImageKey, ImageRow, ImageStart
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
@@ -36,14 +36,14 @@ def test_a_plan_reaches_a_rank_as_it_was_made() -> None:
         plan("denoise", rows=rows, dropped=KEYS[:1]),
     ):
         assert received(sent) == sent
-        assert told(sent) == RankPlan(sent)
+        assert follower_plan(sent) == RankPlan(sent)
 
 
 def test_it_draws_neither_previews_nor_images() -> None:
     shown = plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1, has_preview=True),))
-    assert told(shown).plan == plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1),))
+    assert follower_plan(shown).plan == plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1),))
     finished = plan("decode", rows=(ImageRow(key=KEYS[1]),), dropped=KEYS[:1])
-    assert told(finished) == RankPlan(plan("release", dropped=KEYS), is_shared=False)
+    assert follower_plan(finished) == RankPlan(plan("release", dropped=KEYS), is_shared=False)
 
 
 def test_neighbours_share_tokens_and_the_others_branches() -> None:
