@@ -42,7 +42,8 @@ class DenoiseStep(ScheduledStep):
     """A step of `kind` for the images in `rows`, which overtake the images in `overtaken`.
 
     `size` is how much the step holds at once, in images, tokens or pixels by its kind. With
-    `evaluates_ahead` one guidance branch of the only image's step is computed, without taking the step.
+    `evaluates_ahead` one guidance branch of the only image's step is computed, without taking the
+    step.
     """
 
     size: float = 0.0

@@ -49,8 +49,8 @@ class ImageJob(BatchedJob):
 class ImageState(Unit):
     """One image. `num_spans` of its `spans` are done or in flight, `step` steps are done.
 
-    With `is_half_evaluated` one guidance branch of the next span was computed ahead. An image that has to
-    start again is replaced by a new one with the same key.
+    With `is_half_evaluated` one guidance branch of the next span was computed ahead. An image that
+    has to start again is replaced by a new one with the same key.
     """
 
     entry: ImageJob
@@ -136,8 +136,8 @@ class ImageState(Unit):
 class ScheduledImage:
     """One image's part of a step: a `span` if it is denoised, a `preview` if it shows one.
 
-    With `evaluates_ahead` its span ends before the step that computes, and one branch of that step is
-    computed ahead.
+    With `evaluates_ahead` its span ends before the step that computes, and one branch of that step
+    is computed ahead.
     """
 
     unit: ImageState
