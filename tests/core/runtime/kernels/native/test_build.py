@@ -85,7 +85,7 @@ def test_concurrent_builds_agree(tmp_path: Path) -> None:
 def test_a_linked_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
-    with pytest.raises(BuildError, match="somebody else"):
+    with pytest.raises(BuildError, match="another user"):
         build(link)
 
 
@@ -124,7 +124,7 @@ def test_a_level_is_honoured_or_refused(folder: Path, monkeypatch: pytest.Monkey
     kernels = NativeKernels.open("auto", folder, "portable")
     assert kernels is not None
     assert kernels.level == "portable"
-    with pytest.raises(DeviceError, match="--cpu-kernels turns off"):
+    with pytest.raises(DeviceError, match="--cpu-isa has no effect"):
         NativeKernels.open("torch", folder, "portable")
     monkeypatch.setattr(build_module, "_macros", lambda *_: frozenset())
     with pytest.raises(DeviceError, match="no avx2: use --cpu-isa portable"):
