@@ -1,6 +1,6 @@
 """Vision in chat: models that write text about images.
 
-Owns how such a model is recognized and what opens its halves. Loads neither.
+Owns how such a model is recognized and which functions open its halves. Loads neither.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
 
 
-def sees(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a config.json has a vision encoder beside a language model."""
+def has_vision(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a vision encoder and a language model."""
     return isinstance(config.get("vision_config"), dict)
 
 
@@ -22,7 +22,7 @@ _HERE = "triptych.modalities.vlm"
 _COMMANDS = (
     Command(
         "chat",
-        "Talk to a model in the terminal, about images too where it sees.",
+        "Chat with a model in the terminal, with images if it supports vision.",
         f"{_HERE}.api.cli",
         (
             "triptych chat",
@@ -51,7 +51,7 @@ _COMMANDS = (
 VISION = Modality(
     role="vision",
     task=("chat", "chats", "/v1/chat/completions"),
-    matches=sees,
+    matches=has_vision,
     wire=(
         "triptych.core.engine_api.tokens:TokenRequest",
         "triptych.core.engine_api.tokens:TokenDelta",

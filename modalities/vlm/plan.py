@@ -1,8 +1,8 @@
-"""Plan and result of reading images. Plain data, no tensors.
+"""The plan and result of encoding images. Plain data, no tensors.
 
-Owns the hand-over between the scheduler and the runners of vision models. Features stay on
-the device, in a cache by digest that both sides know: a step that encodes leaves them there,
-referenced once for the plan, and the scheduler passes that reference on to the jobs that wait.
+Owns the hand-over between the scheduler and the runners of vision models. Features stay on the
+device, in a cache by digest that scheduler and runner share: an encoding step inserts them with one
+reference for the plan, and the scheduler passes that reference on to the waiting jobs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from triptych.core.engine_api.prompt_content import PromptContent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodePlan(Plan):
-    """Features of some images, all different, none of which is in the cache.
+    """A step that encodes images, all different, none of which is in the cache.
 
-    Its result has a row for each: the error that kept its features out of the cache, or `None` for
-    those that are there now, with a reference to them.
+    The result has a row per image: the error that kept its features out of the cache, or `None` for
+    features in the cache, with a reference to them.
     """
 
     images: tuple[PromptContent, ...]
@@ -28,16 +28,16 @@ class EncodePlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPlan(TokenPlan):
-    """What the ranks of a divided model are told of a plan of either kind.
+    """The form in which the ranks of a divided model receive a plan of either kind.
 
-    Images come without their numbers, which rank 0 hands round as they are encoded.
+    Images come without their data, which rank 0 broadcasts as they are encoded.
     """
 
     images: tuple[PromptContent, ...] = ()
 
     @classmethod
     def of(cls, plan: EncodePlan) -> SharedPlan:
-        """To be told."""
+        """Convert an `EncodePlan` to be sent."""
         return cls(
             step_id=plan.step_id,
             model=plan.model,
@@ -47,7 +47,7 @@ class SharedPlan(TokenPlan):
         )
 
     def received(self) -> TokenPlan | EncodePlan:
-        """To be run."""
+        """Convert back to the plan to run."""
         if not self.images:
             return self
         return EncodePlan(

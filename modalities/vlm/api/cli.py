@@ -1,6 +1,6 @@
-"""`triptych see`: images and a question at a terminal; and `triptych chat` with vision models.
+"""`triptych see`, and `triptych chat` with vision models.
 
-Owns what `see` reads. Everything else is the pipeline's, and that of chat.
+Owns how `see` reads its operands. The rest is the pipelines'.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def add_see_arguments(parser: argparse.ArgumentParser) -> None:
         "operands",
         nargs="*",
         metavar="IMAGE ... [QUESTION]",
-        help='PNG, JPEG or WebP files ("-": what is piped in), then what to ask',
+        help='PNG, JPEG or WebP files ("-" is stdin), then a question',
     )
-    parser.add_argument("--system", help="instructions that precede the question")
+    parser.add_argument("--system", help="system message before the question")
     chat.add_common(parser, "vision")
 
 
 def run_see(args: argparse.Namespace) -> int:
-    """Answer a question about images, as the answer comes."""
+    """Answer a question about images, and stream the answer."""
     images, question = _read_operands(args.operands)
     parts = [{"type": "image", "image": image} for image in images]
     messages = [
@@ -55,7 +55,7 @@ def run_see(args: argparse.Namespace) -> int:
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Talk, with images where the model sees; it must where there are some to begin with."""
+    """Chat in the terminal; initial images require a vision model."""
     pipeline = VisionPipeline if args.image else VisionChatPipeline
     return chat.run_chat(args, pipeline.from_arguments)
 
@@ -65,14 +65,14 @@ def _open_pipeline(args: argparse.Namespace) -> VisionPipeline:
 
 
 def _read_operands(operands: list[str]) -> tuple[list[ImageInput], str]:
-    """The images, which come first, and the question."""
+    """Split the operands into images, which come first, and the question."""
     num_images = 0
     while num_images < len(operands) and _is_image(operands[num_images]):
         num_images += 1
     named, words = operands[:num_images], operands[num_images:]
     if not named and sys.stdin.isatty():
         raise ConfigError(
-            'Nothing to look at: name an image, as in `triptych see cat.png "What is this?"`.'
+            'No image given: name a file, as in `triptych see cat.png "What is this?"`.'
         )
     images = [_image(name) for name in named or [_STDIN]]
     default = _QUESTION if len(images) == 1 else _QUESTION_OF_SEVERAL
@@ -84,16 +84,16 @@ def _is_image(operand: str) -> bool:
         return True
     try:
         return Path(operand).expanduser().is_file()
-    except OSError:  # a question can be longer than any file's name
+    except OSError:  # a question may exceed the maximum length of a file name
         return False
 
 
 def _image(name: str) -> ImageInput:
     if name != _STDIN:
-        file = image_source(Path(name)).file  # read now: a mistake costs no load of a model
+        file = image_source(Path(name)).file  # read now, before the model is loaded
         assert file is not None
         return bytes(file.data)
     data = sys.stdin.buffer.read()
     if not data:
-        raise ConfigError("Nothing was piped in.")
+        raise ConfigError("stdin is empty.")
     return data

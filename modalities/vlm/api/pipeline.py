@@ -1,6 +1,6 @@
-"""Images and questions from Python: load a vision model, show it images, ask.
+"""Images and questions from Python: load a vision model, pass images, ask.
 
-Owns the `VisionPipeline` object: the same engine and text service as the server, in this process.
+Owns the `VisionPipeline` object: the same engine and text service as the server's, in this process.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
 from triptych.modalities.vlm.modality import VISION
 
 ImageInput: TypeAlias = Image.Image | str | Path | bytes
-"""An image: an image, a file's path, what is in the file, or a URL."""
+"""An image: a PIL image, a file's path, a file's contents, or a URL."""
 
 _URLS = ("data:", "http://", "https://")
 
 
 class VisionChatPipeline(ChatPipeline):
-    """A chat model in this process that sees, if the model does.
+    """A chat model in this process, with images if the model supports vision.
 
-    A message's content may hold parts `{"type": "image", "image": IMAGE}` beside those of text.
+    A message's content may hold parts `{"type": "image", "image": IMAGE}` among those of text.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (VISION, CHAT)
@@ -45,7 +45,7 @@ class VisionChatPipeline(ChatPipeline):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], LlmService]:
-        if not _sees(resolved):
+        if not _has_vision(resolved):
             return super()._open_service(resolved, config)
         images = ImageProcessorCache.from_config(InProcessPreparation(resolved), config)
         facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
@@ -84,35 +84,35 @@ class VisionPipeline(VisionChatPipeline):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], LlmService]:
-        if not _sees(resolved):
-            raise ConfigError(f"{resolved.name} reads text alone: name a model that sees.")
+        if not _has_vision(resolved):
+            raise ConfigError(f"{resolved.name} has no vision encoder: name a vision model.")
         return super()._open_service(resolved, config)
 
     def __call__(self, conversation: Any, question: str = "", **options: Any) -> Any:
-        """Answer a question about one or several images; without one, a conversation or more."""
-        return super().__call__(_asked(conversation, question), **options)
+        """Answer a question about images; without one, answer one or more conversations."""
+        return super().__call__(_as_conversation(conversation, question), **options)
 
     async def acall(self, conversation: Any, question: str = "", **options: Any) -> Any:
         """Async twin of calling the pipeline."""
-        return await super().acall(_asked(conversation, question), **options)
+        return await super().acall(_as_conversation(conversation, question), **options)
 
     def stream(self, conversation: Any, question: str = "", **options: Any) -> Iterator[str]:
         """Answer piece by piece. Leaving the loop early cancels the rest."""
-        return super().stream(_asked(conversation, question), **options)
+        return super().stream(_as_conversation(conversation, question), **options)
 
     def astream(
         self, conversation: Any, question: str = "", **options: Any
     ) -> AsyncGenerator[str, None]:
         """Async twin of `stream`."""
-        return super().astream(_asked(conversation, question), **options)
+        return super().astream(_as_conversation(conversation, question), **options)
 
 
-def _sees(resolved: ResolvedModel) -> bool:
+def _has_vision(resolved: ResolvedModel) -> bool:
     return modality_of(resolved, (VISION, CHAT)) is VISION
 
 
-def _asked(images: Any, question: str) -> Any:
-    """The conversation of a question about images; without a question, it is one already."""
+def _as_conversation(images: Any, question: str) -> Any:
+    """The conversation of a question about images; without a question, `images` is one already."""
     if not question:
         return images
     several = images if isinstance(images, list | tuple) else [images]
@@ -121,7 +121,7 @@ def _asked(images: Any, question: str) -> Any:
 
 
 def image_source(image: ImageInput | None) -> ImageSource:
-    """Where an image comes from. Raises `ConfigError` for a file that cannot be read."""
+    """The source of an image. Raises `ConfigError` for a file that cannot be read."""
     if isinstance(image, bytes):
         return ImageSource(file=Fetched(image, ""))
     if isinstance(image, Image.Image):
@@ -131,7 +131,9 @@ def image_source(image: ImageInput | None) -> ImageSource:
     if isinstance(image, str) and image.lower().startswith(_URLS):
         return ImageSource(image)
     if not isinstance(image, str | Path):
-        raise InvalidRequest("An image is a PIL image, a path, bytes or a URL.", param="messages")
+        raise InvalidRequest(
+            "An image must be a PIL image, a path, bytes or a URL.", param="messages"
+        )
     try:
         return ImageSource(file=Fetched(Path(image).expanduser().read_bytes(), ""))
     except OSError as error:

@@ -1,10 +1,10 @@
-"""From a caller's image file to what its model takes, and what the API must know of the model.
+"""From an image file to its model's inputs, and the facts about a model that the API needs.
 
-Owns the way there, through a limited child (`processing.worker`), and a bounded memory of what came
-out, by content: an image that comes again is neither decoded nor processed. transformers knows the
-defaults of every configuration, but loads torch where it finds it, which the API process must not:
-so `processing.probe`, run as a program, is asked for them, once: a later start finds the answer in
-the cache folder. Knows no prompts.
+Owns image preparation in a limited child process (`processing.worker`), and a bounded cache of its
+results by content: a repeated image is neither decoded nor processed again. transformers knows the
+defaults of every configuration, but loads torch if installed, which the API process must not: so
+the program `processing.probe` reads the facts, and the result is cached on disk for later starts.
+Knows no prompts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from triptych.modalities.vlm.prepared import FactsReply, PreparedImage, VisionFa
 
 _PROCESSING = "triptych.modalities.vlm.processing"
 _CHILD_MEMORY_BYTES = 768 * 2**20
-"""Of one image, on top of what a child holds: a processor makes several copies of it."""
+"""Memory per image, in addition to a child's own: a processor makes several copies of it."""
 _MAX_WAITING = 256
 _PROBE_TIMEOUT_S = 120.0
 
@@ -48,12 +48,12 @@ class PrepareImage(Protocol):
     """Decodes a file and processes the image for a model, off the event loop."""
 
     def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> Awaitable[PreparedImage]:
-        """Raises errors of `core.errors.RequestError`."""
+        """Raise errors of `core.errors.RequestError`."""
         ...
 
 
 class PooledPreparation:
-    """Implements `PrepareImage` with limited children: for strangers' images."""
+    """Implements `PrepareImage` with limited child processes: for untrusted images."""
 
     def __init__(self, models: Sequence[ResolvedModel], config: Config) -> None:
         self._limits = ImageLimits()
@@ -70,7 +70,7 @@ class PooledPreparation:
         self._pool.start()
 
     async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
-        """Raises what `DecodePool.run` and `prepare_image` raise."""
+        """Raise the errors of `DecodePool.run` and `prepare_image`."""
         decoded = await self._pool.run(
             "prepare",
             file.data,
@@ -82,12 +82,12 @@ class PooledPreparation:
         return await asyncio.to_thread(decode_msgpack, decoded.data, PreparedImage)
 
     async def close(self) -> None:
-        """End the children."""
+        """End the child processes."""
         await self._pool.close()
 
 
 class InProcessPreparation:
-    """Implements `PrepareImage` in a thread of this process: for one's own images alone."""
+    """Implements `PrepareImage` in a thread of this process: for trusted images only."""
 
     def __init__(self, model: ResolvedModel) -> None:
         opened = load(f"{_PROCESSING}.processor:ImageProcessor")
@@ -95,7 +95,7 @@ class InProcessPreparation:
         self._processor = opened.open(model.folder, model=model.digest)
 
     async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
-        """Raises what `prepare_image` raises."""
+        """Raise the errors of `prepare_image`."""
         return await asyncio.to_thread(
             self._prepare,
             self._processor,
@@ -118,18 +118,18 @@ class ImageProcessorCache:
 
     @classmethod
     def from_config(cls, prepare: PrepareImage, config: Config) -> Self:
-        """With the bounds of a configuration."""
+        """Open a cache with the configured limits."""
         return cls(prepare, max_bytes=config.vision.prepared_images_mb * 2**20)
 
     @property
     def num_bytes(self) -> int:
-        """What is kept."""
+        """Bytes of the cached images."""
         return self._num_bytes
 
     async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
     ) -> PreparedImage:
-        """The image as `model` takes it, apart for each tenant. Raises what preparing raises."""
+        """The image as input of `model`, cached per tenant. Raises the errors of preparation."""
         key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -143,23 +143,23 @@ class ImageProcessorCache:
             return await asyncio.shield(run.task)
         finally:
             run.num_waiting -= 1
-            if not run.num_waiting:  # it is done, or not wanted any more
+            if not run.num_waiting:  # done, or no longer needed
                 run.task.cancel()
                 self._running.pop(key, None)
 
     async def _keep(self, key: bytes, work: Awaitable[PreparedImage]) -> PreparedImage:
-        made = await work
-        self._kept[key] = made
-        self._num_bytes += made.num_bytes
+        prepared = await work
+        self._kept[key] = prepared
+        self._num_bytes += prepared.num_bytes
         while self._num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
-        return made
+        return prepared
 
 
 @dataclass(slots=True)
 class _Run:
-    """An image being prepared, and how many wait for it."""
+    """An image being prepared, and the number of its waiting callers."""
 
     task: asyncio.Task[PreparedImage]
     num_waiting: int = 0
@@ -171,17 +171,17 @@ def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
     return digest.digest()
 
 
-def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[VisionFacts, ...]:
-    """The facts of each model, asked for unless an earlier start did. Raises as `ask_facts` does.
+def load_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[VisionFacts, ...]:
+    """The facts of each model, from the cache or from `probe_facts`, whose errors it raises.
 
-    They are of this content, and of these versions. A folder that cannot be written to is no error.
+    The cache key covers the folders' contents and the versions. An unwritable folder is no error.
     """
     file = WeightsCache.open(cache_dir).facts / f"{_origin(models)}.json"
     with suppress(OSError, msgspec.MsgspecError):
         facts = decode_json(file.read_bytes(), FactsReply).facts
         if len(facts) == len(models):
             return facts
-    facts = ask_facts([model.folder for model in models])
+    facts = probe_facts([model.folder for model in models])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, [msgspec.json.encode(FactsReply(facts))], is_durable=False)
@@ -189,21 +189,21 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
 
 
 def _origin(models: Sequence[ResolvedModel]) -> str:
-    """A digest of all that facts follow from: a model's own leaves out what its processor reads."""
+    """A digest of all inputs of the facts; `model.digest` does not cover the processor's files."""
     content = [
-        (model.digest, [(file.name, sha256_file(file)) for file in _described(model)])
+        (model.digest, [(file.name, sha256_file(file)) for file in _config_files(model)])
         for model in models
     ]
     known = (version("triptych"), version("transformers"), content)
     return hashlib.sha256(msgspec.msgpack.encode(known)).hexdigest()
 
 
-def _described(model: ResolvedModel) -> list[Path]:
+def _config_files(model: ResolvedModel) -> list[Path]:
     return sorted(Path(model.folder).glob("*.json"))
 
 
-def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
-    """The facts of each folder, in order. Raises as `read_facts` does."""
+def probe_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
+    """The facts of each folder, in order. Raises the errors of `read_facts`."""
     try:
         done = subprocess.run(
             (sys.executable, "-P", "-m", "triptych.modalities.vlm.processing.probe"),
@@ -213,10 +213,12 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise WeightsError("A model that sees takes too long to be read.") from error
+        raise WeightsError("Reading the configuration of a vision model timed out.") from error
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
-        raise WeightsError(f"A model that sees cannot be read: {lines[-1][-300:]}")
+        raise WeightsError(
+            f"The configuration of a vision model cannot be read: {lines[-1][-300:]}"
+        )
     answer = decode_json(done.stdout, FactsReply)
     if answer.error:
         raise WeightsError(answer.error)

@@ -1,14 +1,14 @@
-"""Prompts of conversations with images in them, for a vision model.
+"""Encodes conversations with images as prompts of a vision model.
 
-Owns the way from messages to a prompt: fetching what URLs name, the chat template, where images
-stand in what it made, and the ids of the positions that they fill:
+Owns the way from messages to a prompt: fetching URLs, the chat template, locating the images in the
+rendered text, and the ids of the positions that they fill:
 
-    parts of messages -> what the template writes, a placeholder for each image
+parts of messages -> the rendered template, with a placeholder for each image
                       -> the model's separators, and one token (`RUN`) for each run of positions
-                      -> ids, those of content in place of that token
+                      -> ids, with content ids in place of that token
 
-A conversation is encoded as one text, since tokens depend on what is beside them; no caller can
-spell the placeholder or that token. Knows nothing of HTTP; torch and transformers are not needed.
+A conversation is encoded as one text, since tokens depend on their neighbors; no caller can spell
+the placeholder or that token. Knows nothing of HTTP; needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.vlm.api.preparation import (
     ImageProcessorCache,
     PooledPreparation,
-    remembered_facts,
+    load_facts,
 )
 from triptych.modalities.vlm.prepared import PreparedImage, VisionFacts
 
 RUN = "\uf8fe"
-"""Stands for one run of image positions in a rendered conversation."""
+"""A character that represents one run of image positions in a rendered conversation."""
 _COARSE_PIXELS = 512 * 512  # OpenAI's
 _IMAGE_PART = {"type": "image"}
-"""An image as chat templates know it."""
+"""An image in the form that chat templates expect."""
 _PROBE = "probe"
 
 
 class VisionPromptEncoder:
     """Implements `modalities.llm.api.multimodal.PromptEncoder` for `text`, one vision model.
 
-    `placeholder` is what its chat template puts for an image. Images of one conversation take
-    `max_bytes` together, as the model takes them.
+    `placeholder` is the chat template's mark for an image. The inputs of a conversation's images
+    may take `max_bytes` in total.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class VisionPromptEncoder:
         *,
         max_bytes: int = sys.maxsize,
     ) -> VisionPromptEncoder:
-        """Raises as `TextModel.open` does."""
+        """Open a model's encoder. Raises the errors of `TextModel.open`."""
         specials = (facts.placeholder, RUN)
         text = TextModel.open(model, config.models, text_config=facts.text, specials=specials)
         return cls(text, images, config, placeholder=facts.placeholder, max_bytes=max_bytes)
@@ -100,13 +100,13 @@ class VisionPromptEncoder:
         tenant: str = "",
         **template_kwargs: Any,
     ) -> TokenRequest:
-        """A conversation with images in it; see `llm.api.multimodal.PromptEncoder`."""
+        """Encode a conversation with images; see `llm.api.multimodal.PromptEncoder`."""
         images = await self._prepare(images_of(messages), tenant)
         self._check_size(images)
         given = [messages, list(tools)]
         escaped, tools = await self.text.escape(given)
         forms = self._forms = self._forms or await self._find_forms()
-        shown = [self._shown(message, *forms) for message in escaped]
+        shown = [self._to_template(message, *forms) for message in escaped]
         rendered = await self.text.render(shown, tools=tools, **template_kwargs)
         texts = rendered.split(self._placeholder)
         if len(texts) - 1 != len(images):
@@ -126,10 +126,10 @@ class VisionPromptEncoder:
     async def _prepare(
         self, sources: Sequence[ImageSource], tenant: str
     ) -> Sequence[PreparedImage]:
-        """The images as the model takes them, in order."""
+        """Fetch and prepare the images, in order."""
         if len(sources) > self._options.max_images:
             raise InvalidRequest(
-                f"A chat holds at most {self._options.max_images} images here, not {len(sources)}.",
+                f"A chat may hold at most {self._options.max_images} images, not {len(sources)}.",
                 param="messages",
             )
         tasks = [asyncio.create_task(self._prepare_one(source, tenant)) for source in sources]
@@ -157,16 +157,16 @@ class VisionPromptEncoder:
         num_bytes = sum(image.num_bytes for image in images)
         if num_bytes > self._max_bytes:
             raise PayloadTooLarge(
-                f"The {len(images)} images of this chat take {num_bytes / 2**20:.0f} MiB as the"
-                f" model takes them; {self._max_bytes / 2**20:.0f} MiB may be sent with a request."
-                ' Show fewer of them, or smaller ones ("detail": "low").',
+                f"The {len(images)} images of this chat take {num_bytes / 2**20:.0f} MiB of model"
+                f" input; the limit of a request is {self._max_bytes / 2**20:.0f} MiB."
+                ' Send fewer images, or smaller ones ("detail": "low").',
                 param="messages",
             )
 
     def _fill(
         self, ids: Sequence[int], images: Sequence[PreparedImage], tenant: str
     ) -> TokenRequest:
-        """Put the images' own ids where their runs are."""
+        """Replace the run tokens by the images' content ids."""
         runs = iter(
             (index, length)
             for index, image in enumerate(images)
@@ -193,8 +193,10 @@ class VisionPromptEncoder:
         )
         return TokenRequest(prompt_ids=tuple(filled), contents=tuple(contents), tenant=tenant)
 
-    def _shown(self, message: Message, takes_parts: bool, takes_strings: bool) -> dict[str, Any]:
-        """A message in the form that the template takes: as parts, or as one string."""
+    def _to_template(
+        self, message: Message, takes_parts: bool, takes_strings: bool
+    ) -> dict[str, Any]:
+        """Convert a message to the template's form: parts, or one string."""
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else content
         has_image = not all(isinstance(part, str) for part in parts)
@@ -208,7 +210,7 @@ class VisionPromptEncoder:
         return {**message, "content": "".join(words)}
 
     async def _find_forms(self) -> tuple[bool, bool]:
-        """Whether the template takes parts with images, and whether strings: it renders both."""
+        """Whether the template supports parts with images, and whether strings: renders both."""
         image = [_IMAGE_PART, {"type": "text", "text": _PROBE}]
         shown = [await self._probe(content) for content in (image, _PROBE)]
         return shown[0].count(self._placeholder) == 1, _PROBE in shown[1]
@@ -216,19 +218,19 @@ class VisionPromptEncoder:
     async def _probe(self, content: Any) -> str:
         try:
             return await self.text.render([{"role": "user", "content": content}])
-        except InvalidRequest:  # a template that takes no such content
+        except InvalidRequest:  # the template does not support this content
             return ""
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """No routes of its own: what chat needs to take images, one pool of children for all of them.
+    """Register the prompt encoders of chat with images; adds no routes.
 
-    Raises `WeightsError` where a model's folder is not fit.
+    All models share one pool of child processes. Raises `WeightsError` for an unfit folder.
     """
     models, config = setup.models["vision"], setup.config
     if not models:
         return ApiPart()
-    facts = remembered_facts(models, config.models.cache_dir)
+    facts = load_facts(models, config.models.cache_dir)
     prepare = PooledPreparation(models, config)
     setup.exit_stack.push_async_callback(prepare.close)
     images = ImageProcessorCache.from_config(prepare, config)

@@ -1,1 +1,1 @@
-"""Families of models that see, and their configurations: transformers without torch."""
+"""Families of vision models, and their configurations: uses transformers without torch."""

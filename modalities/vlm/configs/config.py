@@ -1,8 +1,7 @@
-"""What a model's folder says about images, in transformers' terms.
+"""A model folder's configurations for images, as transformers' objects.
 
-Owns the reading of its two configurations: the model's own and its image processor's. Classes come
-from the installed transformers by their names; nothing of a checkpoint is ever executed. Torch is
-not needed.
+Owns reading the model's own configuration and its image processor's. Classes come from the
+installed transformers by name; no code of a checkpoint is ever executed. Needs no torch.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ def read_config(config: Mapping[str, Any]) -> Any:
     model_type = config.get("model_type")
     kind = _kind_of(model_type)
     if config.get("quantization_config"):
-        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+        raise WeightsError("config.json has a quantization_config, which is not supported.")
     known = set(kind.__dataclass_fields__) | set(kind.attribute_map)
-    if "text_config" not in config:  # older files have its fields beside the others
+    if "text_config" not in config:  # older files have its fields at the top level
         text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
         known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
-    with library_errors(f"config.json is not usable as {model_type}"):
+    with library_errors(f"config.json is invalid as {model_type}"):
         return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
 
 
 def _kind_of(model_type: Any) -> Any:
-    """The class of configurations of models that have a language side and a vision encoder."""
+    """The configuration class of a model type with a language model and a vision encoder."""
     if model_type == SlotConfig.model_type:
         return SlotConfig
     if model_type in CONFIG_MAPPING:
@@ -45,8 +44,8 @@ def _kind_of(model_type: Any) -> Any:
         if {"text_config", "vision_config"} <= set(kind.sub_configs):
             return kind
     raise WeightsError(
-        f"model_type {model_type!r} is no model with images that is known here:"
-        f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
+        f"model_type {model_type!r} is not a known vision model type:"
+        f" {', '.join(FAMILIES)}, or another one with a processor in transformers."
     )
 
 
@@ -56,8 +55,8 @@ def open_image_processor(folder: Path) -> Any:
     name = str(fields.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
     kind = getattr(transformers, f"{name}Pil", None)
     if not name.endswith("ImageProcessor") or kind is None:
-        raise WeightsError(f"{name or 'No'} image processor is known here.")
-    with library_errors("preprocessor_config.json is not usable"):
+        raise WeightsError(f"Unknown image processor {name or '(none named)'}.")
+    with library_errors("preprocessor_config.json is invalid"):
         return kind.from_dict(dict(fields))
 
 
@@ -69,7 +68,7 @@ def open_processor(folder: Path, image_processor: Any) -> Any:
     kind = getattr(transformers, name, None) if name.endswith("Processor") else None
     if kind is None or not (folder / "tokenizer.json").is_file():
         raise WeightsError(
-            f"{name or 'No'} processor is known here, or its tokenizer.json missing."
+            f"Unknown processor {name or '(none named)'}, or its tokenizer.json is missing."
         )
     tokens = {k: v for k, v in named[1].items() if k.endswith("_token") and isinstance(v, str)}
     extra = named[1].get("extra_special_tokens")
@@ -80,7 +79,7 @@ def open_processor(folder: Path, image_processor: Any) -> Any:
     )
     accepted = inspect.signature(kind.__init__).parameters
     plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
-    with library_errors("processor_config.json is not usable"):
+    with library_errors("processor_config.json is invalid"):
         return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
 
 
@@ -89,7 +88,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _processor_fields(folder: Path) -> Mapping[str, Any]:
-    """From `preprocessor_config.json`, or the part of `processor_config.json` in newer files."""
+    """Read `preprocessor_config.json`, or the part of `processor_config.json` in newer files."""
     if (folder / "preprocessor_config.json").is_file():
         return read_json(folder / "preprocessor_config.json")
     if (folder / "processor_config.json").is_file():

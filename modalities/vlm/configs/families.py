@@ -1,10 +1,10 @@
 """The families of vision models, and how each spells an image in a prompt.
 
-Owns the table from `model_type` to facts: how an image is processed and spelled (separators of the
-model's, and a mark for each feature), what its encoder is called with, and how its positions are
-attended to. A function that spells takes the model's configuration, its image processor and what
-that made of one image; the longer ones ask transformers' own processors. Torch is not needed;
-`config` is always transformers' own configuration object.
+Owns the table from `model_type` to facts: how an image is processed and spelled (the model's
+separators, and a mark for each feature), its encoder's inputs, and its attention mask. A spelling
+function receives the model's configuration, its image processor, and that processor's output for
+one image; the longer ones call transformers' own processors. Needs no torch; `config` is always
+transformers' own configuration object.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any
 import transformers
 
 MARK = "\uf8ff"
-"""Stands for a feature: of the private use area, and in no text of a model's own."""
+"""Marks a feature: a character of the private use area, in no model's text."""
 
-Found = Mapping[str, Any]
+Processed = Mapping[str, Any]
 
 
-def spell_llava(config: Any, images: Any, found: Found) -> str:
-    """A patch is a feature. Pixtral's tower, which some LLaVAs have, is spelled like Pixtral."""
+def spell_llava(config: Any, images: Any, processed: Processed) -> str:
+    """One feature per patch. A Pixtral tower, as in some LLaVAs, is spelled like Pixtral."""
     if is_pixtral(config):
-        return spell_pixtral(config, images, found)
-    return _ask("LlavaProcessor", images, found, _llava_fields(config))
+        return spell_pixtral(config, images, processed)
+    return _ask("LlavaProcessor", images, processed, _llava_fields(config))
 
 
-def spell_llava_next(config: Any, images: Any, found: Found) -> str:
-    """The whole image, then its tiles row by row, the filling cut off again."""
-    return _ask("LlavaNextProcessor", images, found, _llava_fields(config))
+def spell_llava_next(config: Any, images: Any, processed: Processed) -> str:
+    """The whole image, then its tiles row by row, with the padding cut off."""
+    return _ask("LlavaNextProcessor", images, processed, _llava_fields(config))
 
 
-def spell_onevision(config: Any, images: Any, found: Found) -> str:
-    """As LLaVA-NeXT, with many tiles shrunk."""
+def spell_onevision(config: Any, images: Any, processed: Processed) -> str:
+    """As LLaVA-NeXT, with large numbers of tiles reduced."""
     fields = {
         "num_image_tokens": grid_size(config.vision_config) ** 2,
         "vision_aspect_ratio": config.vision_aspect_ratio,
         "vision_feature_select_strategy": config.vision_feature_select_strategy,
     }
-    return _ask("LlavaOnevisionProcessor", images, found, fields)
+    return _ask("LlavaOnevisionProcessor", images, processed, fields)
 
 
-def spell_idefics3(config: Any, images: Any, found: Found) -> str:
+def spell_idefics3(config: Any, images: Any, processed: Processed) -> str:
     """Tiles, each after its row and column, then the whole image."""
     tag = "<global-img>"
     fields = {
@@ -54,46 +54,46 @@ def spell_idefics3(config: Any, images: Any, found: Found) -> str:
         "image_seq_len": grid_size(config.vision_config) ** 2 // config.scale_factor**2,
     }
     kind = "SmolVLMProcessor" if config.model_type == "smolvlm" else "Idefics3Processor"
-    return _ask(kind, images, found, fields)
+    return _ask(kind, images, processed, fields)
 
 
-def spell_internvl(config: Any, images: Any, found: Found) -> str:
+def spell_internvl(config: Any, images: Any, processed: Processed) -> str:
     """All tiles in one run."""
     num_patches = grid_size(config.vision_config) ** 2
     num_features = int(num_patches * config.downsample_ratio**2)
-    return f"<img>{MARK * num_features * int(found['num_patches'][0])}</img>"
+    return f"<img>{MARK * num_features * int(processed['num_patches'][0])}</img>"
 
 
-def spell_pixtral(config: Any, images: Any, found: Found) -> str:
-    """Row by row, each ended by a token of its own."""
-    height, width = (int(size) // pixtral_patch(config) for size in found["image_sizes"][0])
+def spell_pixtral(config: Any, images: Any, processed: Processed) -> str:
+    """Row by row, each ended by a special token."""
+    height, width = (int(size) // pixtral_patch(config) for size in processed["image_sizes"][0])
     row = MARK * width
     return "[IMG_BREAK]".join([row] * height) + "[IMG_END]"
 
 
-def spell_qwen(config: Any, images: Any, found: Found) -> str:
-    """A square of patches is a feature; the tokens around it are the chat template's."""
-    return MARK * int(found["image_grid_thw"][0].prod() // images.merge_size**2)
+def spell_qwen(config: Any, images: Any, processed: Processed) -> str:
+    """A square of patches is a feature; the chat template writes the tokens around it."""
+    return MARK * int(processed["image_grid_thw"][0].prod() // images.merge_size**2)
 
 
-def spell_gemma3(config: Any, images: Any, found: Found) -> str:
+def spell_gemma3(config: Any, images: Any, processed: Processed) -> str:
     """A fixed number of features between two tokens and empty lines."""
     return f"\n\n<start_of_image>{MARK * config.mm_tokens_per_image}<end_of_image>\n\n"
 
 
-def spell_paligemma(config: Any, images: Any, found: Found) -> str:
-    """A patch is a feature; the prompt's first token comes after the images."""
+def spell_paligemma(config: Any, images: Any, processed: Processed) -> str:
+    """One feature per patch; the prompt's first token follows the images."""
     return MARK * grid_size(config.vision_config) ** 2
 
 
-def spell_slots(config: Any, images: Any, found: Found) -> str:
+def spell_slots(config: Any, images: Any, processed: Processed) -> str:
     """A fixed number of soft tokens, and a new line."""
     return MARK * int(config.vision_config.num_positions) + "\n"
 
 
-def spell_any(config: Any, processor: Any, found: Found) -> str:
-    """As transformers' own `processor` does."""
-    spelled = str(processor.replace_image_token(found, 0))
+def spell_any(config: Any, processor: Any, processed: Processed) -> str:
+    """Spell an image as transformers' own `processor` does."""
+    spelled = str(processor.replace_image_token(processed, 0))
     return spelled.replace(processor.tokenizer.decode([config.image_token_id]), MARK)
 
 
@@ -103,19 +103,19 @@ def is_pixtral(config: Any) -> bool:
 
 
 def pixtral_patch(config: Any) -> int:
-    """Pixels along one side of what becomes a feature."""
+    """Pixels along one side of a feature's square."""
     return int(config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1))
 
 
 def grid_size(vision: Any) -> int:
-    """Patches of a tower's own image, along one side."""
+    """Patches along one side of the tower's image size."""
     sizes = (vision.image_size, vision.patch_size)
     image, patch = (size if isinstance(size, int) else size[0] for size in sizes)
     return int(image // patch)
 
 
 def _llava_fields(config: Any) -> dict[str, Any]:
-    """CLIP's towers have a feature more than patches, which most models leave out again."""
+    """The processor's fields. CLIP towers have a class feature, which most models drop."""
     return {
         "patch_size": config.vision_config.patch_size,
         "vision_feature_select_strategy": config.vision_feature_select_strategy,
@@ -123,31 +123,31 @@ def _llava_fields(config: Any) -> dict[str, Any]:
     }
 
 
-def _ask(name: str, images: Any, found: Found, fields: Mapping[str, Any]) -> str:
-    """What a processor of transformers makes of it."""
-    # Its constructor wants a tokenizer, for which spelling has no use: its fields are enough.
+def _ask(name: str, images: Any, processed: Processed, fields: Mapping[str, Any]) -> str:
+    """Spell an image with a transformers processor class."""
+    # Its constructor requires a tokenizer, which spelling does not use: fields are enough.
     processor = object.__new__(getattr(transformers, name))
     processor.__dict__.update(fields, image_processor=images, image_token=MARK)
-    return str(processor.replace_image_token(found, 0))
+    return str(processor.replace_image_token(processed, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
-    """How a kind of model takes images.
+    """How a family of models handles images.
 
-    `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
-    `options` are added to the image processor's own settings; of what it makes, the encoder takes
-    `inputs`, all where none are named. Where a family `has_scaling` it is set to leave values as
-    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts an image
-    into tiles and so `has_tiles` in a further axis. The inputs of several images are joined along
-    `batch_axis`, where they can be.
+    `placeholder` is the chat template's mark for an image, `spell` returns its replacement.
+    `options` are added to the image processor's own settings. The encoder takes `inputs` from the
+    processor's output, all if none are named. If a family `has_scaling`, its processor leaves
+    values as bytes, and the encoder scales them. A processor that `nests_images` groups them by
+    prompt; one that `has_tiles` adds an axis of tiles. The inputs of several images are joined
+    along `batch_axis`, if possible.
 
-    Positions of an image see each other with `whole_spans`, those of a prompt with
-    `whole_prompts`; all others see what came before them.
+    With `whole_spans`, attention is bidirectional within an image, with `whole_prompts` within a
+    prompt; elsewhere it is causal.
     """
 
     placeholder: str
-    spell: Callable[[Any, Any, Found], str]
+    spell: Callable[[Any, Any, Processed], str]
     options: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     inputs: tuple[str, ...] = ("pixel_values",)
     has_scaling: bool = True
@@ -159,7 +159,7 @@ class VisionFamily:
 
 
 def family_of(config: Any) -> VisionFamily:
-    """The family of a configuration; `ANY` for those of none."""
+    """The family of a configuration; `ANY` for an unknown one."""
     return FAMILIES.get(config.model_type, ANY)
 
 
@@ -167,7 +167,7 @@ def _pixtral_options(config: Any) -> Mapping[str, Any]:
     return {"patch_size": pixtral_patch(config)} if is_pixtral(config) else {}
 
 
-def _llava_next(spell: Callable[[Any, Any, Found], str]) -> VisionFamily:
+def _llava_next(spell: Callable[[Any, Any, Processed], str]) -> VisionFamily:
     inputs = ("pixel_values", "image_sizes")
     return VisionFamily(placeholder="<image>", spell=spell, inputs=inputs, has_tiles=True)
 
@@ -185,7 +185,7 @@ _QWEN = VisionFamily(
 )
 
 ANY = VisionFamily(placeholder="", spell=spell_any, inputs=(), has_scaling=False, batch_axis=None)
-"""Of models that no other is about: their own processor does all there is to do."""
+"""The family of all other models: their own processor does everything."""
 
 FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(
     {

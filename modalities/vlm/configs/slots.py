@@ -1,4 +1,4 @@
-"""Configurations of the family, in transformers' terms. Torch is not needed."""
+"""Configurations of the embedded vision family, as transformers' objects. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MODEL_TYPE = "triptych_slots"
 
 
 class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
-    """How images are read, and what becomes of what is read.
+    """The configuration of the slot encoder.
 
     - `kinds`: for each kind of slot, its number of classes and of soft tokens per class.
     - `fields`: the slots' kinds. After them comes a word of at most `num_letters` letters, one of
       `num_words` known ones.
-    - `sentence`: the order of the soft tokens, as numbers of fields (their length: the word), and
-      -1 for soft tokens that are always the same.
-    - `hidden_size`: that of a tower of patches with as large activations; memory is reserved by it.
+    - `sentence`: the order of the soft tokens, as indices of fields (their count: the word), and
+      -1 for constant soft tokens.
+    - `hidden_size`: that of a patch tower with equally large activations, for reserving memory.
     """
 
     model_type = "triptych_slots_vision"
@@ -37,14 +37,14 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
     num_words: int = 2000
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Empty where the configuration has none."""
+        """Set fields that the configuration lacks to empty values."""
         self.kinds = self.kinds or {}
         self.fields, self.sentence = self.fields or [], self.sentence or []
         super().__post_init__(**kwargs)
 
     @property
     def num_positions(self) -> int:
-        """Soft tokens of an image."""
+        """The number of an image's soft tokens."""
         kinds, fields = self.kinds or {}, self.fields or []
         widths = [int(kinds[kind][1]) for kind in fields]
         sentence = self.sentence or []
@@ -52,9 +52,9 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class SlotConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The whole model: a language model's configuration beside that of its vision encoder.
+    """The whole model: the configurations of its language model and its vision encoder.
 
-    `adapter_rank` and `adapter_alpha` are those of the low-rank changes to the language model that
+    `adapter_rank` and `adapter_alpha` configure the low-rank changes to the language model that
     come with the encoder (LoRA, arXiv:2106.09685); without a rank there are none.
     """
 

@@ -1,1 +1,1 @@
-"""Vision in the engine process: encoders, their cache, the head. The place of torch."""
+"""The engine process's side of vision: encoders, their cache, the head. Uses torch."""

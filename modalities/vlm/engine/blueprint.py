@@ -1,6 +1,6 @@
-"""A vision model, known but not yet loaded: its decoder, its encoder, what each will take.
+"""A vision model before it is loaded: its decoder, its encoder, and their memory.
 
-Owns the reading of a checkpoint that holds both. The decoder is ours (`core.runtime.decoders`), the
+Owns reading a checkpoint that holds both. The decoder is ours (`core.runtime.decoders`), the
 encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
 """
 
@@ -35,7 +35,7 @@ from triptych.modalities.vlm.engine.encoder import (
     FeatureLayout,
     ImageEncoder,
     Scaling,
-    encoder_sketch,
+    construct_encoder,
     load_encoder,
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
@@ -51,11 +51,11 @@ _TEXT_MODELS = {
     "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
     "qwen3_vl_text": "Qwen3VLTextModel",
 }
-_ENCODER_SHARE = 0.2  # of the progress that is reported
+_ENCODER_SHARE = 0.2  # of the reported progress
 
 
-class AnyVisionBlueprint:
-    """What every checkpoint with images says. `kind` is the class that its encoder is part of."""
+class BaseVisionBlueprint:
+    """The common part of blueprints. `kind` is the transformers class that includes the encoder."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class AnyVisionBlueprint:
 
     @property
     def shares_encoder(self) -> bool:
-        """Whether this is one rank's part of the encoder."""
+        """Whether this rank holds a part of a divided encoder."""
         return self._group is not None
 
     @property
@@ -88,12 +88,12 @@ class AnyVisionBlueprint:
 
     @property
     def kernels(self) -> str:
-        """What multiplies by the encoder's weights."""
+        """The kernels that multiply by the encoder's weights: torch or native."""
         return "torch" if self._native is None else "native"
 
     @property
     def feature_layout(self) -> FeatureLayout:
-        """How features lie in memory."""
+        """The memory layout of features."""
         hidden = int(self._config.text_config.hidden_size)
         return FeatureLayout(num_parts=1 + self.num_late, hidden_size=hidden, dtype=self.dtype)
 
@@ -103,14 +103,14 @@ class AnyVisionBlueprint:
         return self.feature_layout.num_bytes
 
     def encoder_bytes(self) -> int:
-        """Device bytes of all but the language model."""
-        sketch = encoder_sketch(self._config, self._kind)
-        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        """Device bytes of the model without its language model."""
+        module = construct_encoder(self._config, self._kind)
+        num_values = sum(int(parameter.numel()) for parameter in module.parameters())
         return num_values * self.dtype.itemsize
 
     @cached_property
     def scaling(self) -> Scaling | None:
-        """What the encoder does to images first; none where they come scaled."""
+        """The encoder's first operation on images; none if they come scaled."""
         if not self.family.has_scaling:
             return None
         return Scaling.of(open_image_processor(self._checkpoint.folder))
@@ -129,8 +129,8 @@ class AnyVisionBlueprint:
         return image_id if image_id < vocab_size else 0
 
 
-class VisionBlueprint(AnyVisionBlueprint):
-    """What a checkpoint of one of `families.FAMILIES` needs. Raises `WeightsError` if unfit."""
+class VisionBlueprint(BaseVisionBlueprint):
+    """The blueprint of a family in `families.FAMILIES`. Raises `WeightsError` if unfit."""
 
     def __init__(
         self,
@@ -159,25 +159,25 @@ class VisionBlueprint(AnyVisionBlueprint):
         self._encoding = encoding
 
     def share_encoder(self, group: RankGroup) -> bool:
-        """Have this rank's part of the encoder from now on; whether it can be divided."""
-        if divide_layers(encoder_sketch(self._config, self._kind), group, self._unit):
+        """Divide the encoder over `group`. Returns whether it can be divided."""
+        if divide_layers(construct_encoder(self._config, self._kind), group, self._unit):
             self._group = group
         return self.shares_encoder
 
     def encoder_bytes(self) -> int:
-        """Device bytes of all but the language model."""
-        sketch, num_bytes = encoder_sketch(self._config, self._kind), 0
+        """Device bytes of the model without its language model."""
+        module, num_bytes = construct_encoder(self._config, self._kind), 0
         if self._group is not None:
-            divide_layers(sketch, self._group, self._unit)
-        for place in block_places(sketch, self._encoding):
+            divide_layers(module, self._group, self._unit)
+        for place in block_places(module, self._encoding):
             num_bytes += place.num_bytes
             place.drop()
-        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        num_values = sum(int(parameter.numel()) for parameter in module.parameters())
         return num_bytes + num_values * self.dtype.itemsize
 
     @property
     def traits(self) -> PlaceholderTraits:
-        """What becomes of the positions that images fill."""
+        """How the head treats the positions that images fill."""
         return PlaceholderTraits(
             placeholder_id=self._placeholder_id(self.text.vocab_size),
             has_axes=bool(self.text.config.rope.sections),
@@ -186,13 +186,13 @@ class VisionBlueprint(AnyVisionBlueprint):
         )
 
     def encoder_activation_bytes(self, num_patches: int) -> int:
-        """A generous guess at what a step holds: towers are widest in their MLPs."""
+        """An upper estimate of a step's memory: towers are widest in their MLPs."""
         vision = self._config.vision_config
         hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
         return num_patches * 16 * hidden * self.dtype.itemsize
 
     def build(self, report: Callable[[float], None]) -> tuple[Decoder, ImageEncoder]:
-        """Load both."""
+        """Load decoder and encoder."""
         encoder = self.build_encoder()
         report(_ENCODER_SHARE)
         share = 1 - _ENCODER_SHARE
@@ -225,14 +225,14 @@ class VisionBlueprint(AnyVisionBlueprint):
 
 
 def is_native(config: Mapping[str, Any]) -> bool:
-    """Whether our decoder knows the language side of a vision model."""
+    """Whether our decoder supports the language side of a vision model."""
     if config.get("model_type") not in FAMILIES:
         return False
     return is_native_decoder(_text_fields(read_config(config), True))
 
 
 def _kind_of(model_type: str) -> Any:
-    """The class that the encoder is part of: transformers', but for a family of our own."""
+    """The class that includes the encoder: transformers', except for our own family."""
     if model_type == SlotModel.config_class.model_type:
         return SlotModel
     return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])

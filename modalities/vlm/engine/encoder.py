@@ -1,9 +1,8 @@
 """Vision encoders: transformers' own towers and projectors, without the language model.
 
-Owns how one is loaded from a checkpoint that holds more, how images become its batch, and the
-features that come of it: bytes are scaled and normalized here, on the device, as the model's image
-processor would. Images of like shapes share a forward. Knows no family: any model that has
-`get_image_features` will do.
+Owns loading one from a checkpoint that holds more, batching images, and their features: bytes are
+scaled and normalized here, on the device, as the model's image processor would. Images of equal
+shapes share a forward pass. Knows no family: it supports any model with `get_image_features`.
 
 Shapes: N features of an image, C hidden, L layers.
 """
@@ -37,9 +36,9 @@ _LANGUAGE = ("language_model", "text_model", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One image's features; `late_LNC` are added after the first layers, where a model has it.
+    """One image's features; `late_LNC`, in some models, are added after the first layers.
 
-    Those that are `is_owned` keep nothing else alive, and nobody writes to them.
+    If `is_owned`, they keep no other memory alive, and are never written to.
     """
 
     hidden_NC: torch.Tensor
@@ -48,12 +47,12 @@ class Features:
 
     @property
     def num_bytes(self) -> int:
-        """Device bytes."""
+        """Device bytes of the features."""
         late_bytes = 0 if self.late_LNC is None else self.late_LNC.nbytes
         return int(self.hidden_NC.nbytes + late_bytes)
 
     def clone(self) -> Features:
-        """A copy that keeps nothing else alive; features that are owned are their own."""
+        """A copy that keeps no other memory alive; returns owned features themselves."""
         if self.is_owned:
             return self
         late_LNC = None if self.late_LNC is None else self.late_LNC.clone()
@@ -62,7 +61,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLayout:
-    """What the features of a model's images have in common: one, and the late ones with it."""
+    """The common layout of a model's features: the main part, and the late ones."""
 
     num_parts: int
     hidden_size: int
@@ -73,7 +72,7 @@ class FeatureLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Of one position."""
+        """Bytes of one position."""
         return self.num_parts * self.hidden_size * self.dtype.itemsize
 
 
@@ -81,21 +80,21 @@ FeatureCache = ContentCache[Features]
 
 
 def not_finite() -> NonFinite:
-    """Why an image's features are of no use."""
+    """The error of an image whose features are not finite."""
     return NonFinite("The model computed no finite values for an image.")
 
 
 def open_cache(capacity_bytes: int, max_entries: int) -> FeatureCache:
-    """A cache by image digest; with no entries it keeps only what is in use."""
+    """A cache by image digest; with `max_entries` 0 it keeps only features in use."""
     return ContentCache(capacity_bytes, copy=Features.clone, max_entries=max_entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What is left of a processor's work once sizes are right: `(bytes * factor - mean) / std`.
+    """The rest of a processor's work after resizing: `(bytes * factor - mean) / std`.
 
     In an image the channel is the third axis from the end. In flattened patches a channel's values
-    lie together; where a patch is made for `num_frames` of a film, an image fills them all.
+    are contiguous; where a patch spans `num_frames` of a video, an image is repeated for all.
     """
 
     factor: float
@@ -105,7 +104,7 @@ class Scaling:
 
     @classmethod
     def of(cls, processor: Any) -> Scaling:
-        """What transformers' image `processor` would do."""
+        """The scaling of transformers' image `processor`."""
         num_channels = len(processor.image_mean)
         return cls(
             factor=processor.rescale_factor if processor.do_rescale else 1.0,
@@ -115,7 +114,7 @@ class Scaling:
         )
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """In float32."""
+        """Scale and normalize, in float32."""
         are_patches = values.dim() == 2
         scaled: torch.Tensor = values.float().mul_(self.factor)
         if are_patches:
@@ -128,9 +127,9 @@ class Scaling:
 class ImageEncoder:
     """Calls `model.get_image_features` for batches that are joined along `batch_axis`.
 
-    Without one, and on a CPU, images are encoded one by one: there what shares a run differs in
-    its last bits. Without `scaling` they come scaled. Inputs that the model does not ask for are
-    left out. With a `group` this is one rank's part, and rank 0 alone has the images' numbers.
+    Without `batch_axis`, and on a CPU, images are encoded one by one: there, batching would change
+    the last bits. Without `scaling`, images come scaled. Inputs that the model does not accept are
+    dropped. With a `group` this is one rank's part, and only rank 0 has the images' data.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class ImageEncoder:
 
     @property
     def is_batched(self) -> bool:
-        """Whether images that come together take less time than one after the other."""
+        """Whether encoding images together is faster than one by one."""
         return self._batch_axis is not None
 
     def encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
@@ -169,16 +168,18 @@ class ImageEncoder:
 
     def _encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         output = self._model.get_image_features(**self._batch(images), return_dict=True)
-        hidden_NC = _flat(output.pooler_output)
+        hidden_NC = _flatten(output.pooler_output)
         sizes = [image.span.num_features for image in images]
         if sum(sizes) != len(hidden_NC):
-            error = InvalidRequest("An image's features do not fit its place in the prompt.")
+            error = InvalidRequest(
+                "The number of an image's features does not match its positions in the prompt."
+            )
             return [error for _ in images]
         parts = hidden_NC.split(sizes)
         late = getattr(output, "deepstack_features", None)
         if late is None:
             return [Features(part) for part in parts]
-        late_parts = torch.stack([_flat(layer) for layer in late]).split(sizes, dim=1)
+        late_parts = torch.stack([_flatten(layer) for layer in late]).split(sizes, dim=1)
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
 
     def _batch(self, images: Sequence[PromptContent]) -> dict[str, torch.Tensor]:
@@ -191,7 +192,7 @@ class ImageEncoder:
         if self._scaling is not None:
             batch[_PIXELS] = self._scaling(batch[_PIXELS])
             mask = batch.get(_MASK)
-            if mask is not None:  # a processor fills up after it has normalized
+            if mask is not None:  # a processor pads after normalizing
                 batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
                 batch[_MASK] = mask.bool()
         batch[_PIXELS] = batch[_PIXELS].to(self._dtype)
@@ -207,37 +208,37 @@ class ImageEncoder:
 
 
 def _shape(image: PromptContent, axis: int) -> tuple[Any, ...]:
-    """Equal for images that can be joined along `axis`."""
+    """A key that is equal for images that can be joined along `axis`."""
     return tuple(
         (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
         for name, array in sorted(image.inputs.items())
     )
 
 
-def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """All features in one line."""
+def _flatten(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """All features along one axis."""
     if isinstance(parts, torch.Tensor):
         return parts.flatten(0, -2)
     return torch.cat([part.flatten(0, -2) for part in parts])
 
 
-def encoder_sketch(config: Any, kind: Any) -> Any:
-    """The encoder without memory behind it."""
-    with library_errors(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
-        return _encoder_of(_without_language(kind)(_cut(config)))
+def construct_encoder(config: Any, kind: Any) -> Any:
+    """Construct the encoder on torch's meta device."""
+    with library_errors(f"config.json is invalid as {kind.__name__}"), torch.device("meta"):
+        return _encoder_of(_without_language(kind)(_shrink_language_model(config)))
 
 
 def load_encoder(
     checkpoint: Checkpoint, config: Any, kind: Any, *, dtype: torch.dtype, names: Sequence[str]
 ) -> Any:
-    """The encoder of class `kind` from the tensors `names`. Raises `WeightsError`."""
+    """Load the encoder of class `kind` from the tensors `names`. Raises `WeightsError`."""
     with transformers_loading():
         model, info = _without_language(kind).from_pretrained(
             None,
-            config=_cut(config),
+            config=_shrink_language_model(config),
             state_dict={name: checkpoint.read(name) for name in names},
             dtype=dtype,
-            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            ignore_mismatched_sizes=True,  # mismatches are reported, and refused below
             output_loading_info=True,
         )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -248,13 +249,13 @@ def load_encoder(
 
 
 def _without_language(kind: Any) -> Any:
-    """The class itself, for which it is well that the language model's tensors are missing."""
+    """The class `kind`, modified to accept a missing language model."""
     ignored = [rf"{part}" for part in _LANGUAGE]
     return type(kind.__name__, (kind,), {"_keys_to_ignore_on_load_missing": ignored})
 
 
-def _cut(config: Any) -> Any:
-    """The configuration with a language model of next to no size."""
+def _shrink_language_model(config: Any) -> Any:
+    """The configuration with a minimal language model."""
     config = copy.deepcopy(config)
     text = config.text_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 1, None
@@ -264,7 +265,7 @@ def _cut(config: Any) -> Any:
 
 
 def _encoder_of(model: Any) -> Any:
-    """What is left once the language model is gone."""
+    """The encoder, taken from the model."""
     base = model.base_model
     for name in ("language_model", "text_model"):
         if hasattr(base, name):

@@ -1,6 +1,6 @@
-"""Brings the encoder of a vision model onto the device, without the language model.
+"""Loads the encoder of a vision model onto the device, without the language model.
 
-Owns the order of what an engine of role encode loads, and which loader a role needs. Knows no
+Owns the loading order of an engine of role encode, and the choice of loader by role. Knows no
 architecture.
 """
 
@@ -19,12 +19,12 @@ from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoding import EncodingModel
-from triptych.modalities.vlm.engine.feature_memory import LeavingFeatures
+from triptych.modalities.vlm.engine.feature_memory import OutgoingFeatures
 from triptych.modalities.vlm.engine.loader import (
     RESERVED_PATCHES,
     STEP_PATCHES,
     VisionLoader,
-    undivided,
+    no_separate_encoder,
 )
 from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
 from triptych.schedulers.base import LoadedModel, ModelLoader
@@ -34,14 +34,14 @@ from triptych.schedulers.roles.pipeline_roles import open_server
 def open_vision_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
-    """What loads a vision model: all of it, or its encoder."""
+    """The loader of a vision model: of the whole model, or of its encoder."""
     encodes = PipelinePlan.checked(config).encodes
     kind = VisionEncoderLoader if encodes else VisionLoader
     return kind(resolved, config, device, ledger)
 
 
 class VisionEncoderLoader(VisionLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """Implements `schedulers.base.ModelLoader` for the encoder alone."""
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the encoder; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
@@ -51,7 +51,7 @@ class VisionEncoderLoader(VisionLoader):
             checkpoint.native = native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, memory, native)
             if not isinstance(blueprint, VisionBlueprint):
-                raise ConfigError(undivided(self.name, "--pipeline-role encode"))
+                raise ConfigError(no_separate_encoder(self.name, "--pipeline-role encode"))
             memory.reserve("vision-weights", blueprint.encoder_bytes())
             memory.reserve("activations", blueprint.encoder_activation_bytes(RESERVED_PATCHES))
             cache_bytes = self._reserve_cache(memory, blueprint)
@@ -62,14 +62,16 @@ class VisionEncoderLoader(VisionLoader):
             runner = StagedRunner(EncodingModel(encoder, layout.dtype), device)
             stack.callback(runner.close)
             max_entries = self._config.cache.max_vision_cache_entries
-            features = LeavingFeatures(layout, cache_bytes, max_entries, device)
+            features = OutgoingFeatures(layout, cache_bytes, max_entries, device)
             server = open_server(endpoint, self._feature_format(blueprint, features), features)
             stack.callback(server.close)
             close = stack.pop_all().close
         scheduler = EncodeScheduler(
             model=self.name,
             max_jobs=self._config.schedule.max_queue_size,
-            max_step_patches=STEP_PATCHES if encoder.is_batched else 1,  # else each is sent at once
+            max_step_patches=STEP_PATCHES
+            if encoder.is_batched
+            else 1,  # else each is sent immediately
         )
         sent = SentFeatures(scheduler, features, server, self.name)
         return LoadedModel(

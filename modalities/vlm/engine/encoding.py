@@ -1,7 +1,7 @@
-"""Encodes images for other engines: the model behind the plans of an engine of role encode.
+"""Encodes images for other engines: the staged model of an engine of role encode.
 
-Owns what becomes of features before they leave: one tensor for each image, in the type that the
-format of their pages says. Implements `core.runtime.engine.staged_runner.StagedModel`.
+Owns converting features before they are sent: one tensor per image, in the type of their page
+format. Implements `core.runtime.engine.staged_runner.StagedModel`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class ImageWork:
 
 
 class EncodingModel:
-    """Encodes the images of a step together, as far as their encoder does."""
+    """Encodes the images of a step, together if the encoder supports it."""
 
     def __init__(self, encoder: ImageEncoder, dtype: torch.dtype) -> None:
         self._encoder = encoder
         self._dtype = dtype
 
     def begin(self, request: PromptContent, unit: int) -> ImageWork:
-        """Take up an image."""
+        """Begin an image's work."""
         return ImageWork(request)
 
     def advance(
         self, works: Sequence[ImageWork]
     ) -> list[Callable[[], torch.Tensor | TriptychError] | TriptychError]:
-        """All that there is to do."""
+        """Encode all images of the step."""
         encoded = self._encoder.encode([work.image for work in works])
         return [part if isinstance(part, TriptychError) else self._whole(part) for part in encoded]
 
     def _whole(self, features: Features) -> Callable[[], torch.Tensor | TriptychError]:
-        """`features_DNC`, once they are known to be sound."""
+        """`features_DNC`, after the check that they are finite."""
         hidden_1NC = features.hidden_NC.unsqueeze(0)
         late_LNC = features.late_LNC
         whole_DNC = hidden_1NC if late_LNC is None else torch.cat([hidden_1NC, late_LNC])

@@ -1,10 +1,9 @@
-"""Any other image-text model that transformers knows, its language side run on our paged cache.
+"""Any other image-text model of transformers, its language side run on our paged cache.
 
-Owns what differs from `blueprint`: the whole model is transformers' own, one class for tower,
-projector and decoder. Images of no known family are encoded one by one, in their processor's
-form. What does not fit a plain paged cache is refused rather than served wrongly: positions on
-several axes, positions that see each other, features that enter late (see
-`modalities.llm.engine.fallback`).
+Owns the differences from `blueprint`: the whole model is transformers' own, one class for tower,
+projector and decoder. Images of unknown families are encoded one by one, in their processor's form.
+Models that need more than a plain paged cache are refused rather than served wrongly: positions on
+several axes, bidirectional attention, late features (see `modalities.llm.engine.fallback`).
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from triptych.modalities.llm.engine.fallback import (
     refusal,
 )
 from triptych.modalities.vlm.configs.config import read_config
-from triptych.modalities.vlm.engine.blueprint import AnyVisionBlueprint
+from triptych.modalities.vlm.engine.blueprint import BaseVisionBlueprint
 from triptych.modalities.vlm.engine.encoder import ImageEncoder
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
 
 
-class FallbackVisionBlueprint(AnyVisionBlueprint):
-    """As `blueprint.VisionBlueprint`, for models of no family in `families.FAMILIES`."""
+class FallbackVisionBlueprint(BaseVisionBlueprint):
+    """The blueprint of models whose family is not in `families.FAMILIES`."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
         name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type, "")
         kind: Any = getattr(transformers, name, None)
         if kind is None or not hasattr(kind, "get_image_features"):
-            raise WeightsError(f"{config.model_type!r} is no model with images.")
+            raise WeightsError(f"{config.model_type!r} is not a vision model type.")
         if any(word in inspect.signature(kind.forward).parameters for word in _BOTH_WAYS):
             raise WeightsError(refusal("its positions see each other, or lie on several axes"))
         super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
@@ -71,15 +70,15 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
 
     @property
     def traits(self) -> PlaceholderTraits:
-        """What becomes of the positions that images fill."""
+        """How the head treats the positions that images fill."""
         return PlaceholderTraits(placeholder_id=self._placeholder_id(self.text.vocab_size))
 
     def encoder_activation_bytes(self, num_patches: int) -> int:
-        """A generous guess: towers are about as wide as the language model."""
+        """An upper estimate: towers are about as wide as the language model."""
         return 16 * num_patches * self.feature_bytes
 
     def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, ImageEncoder]:
-        """Load through transformers, prove completeness, and try two tokens."""
+        """Load with transformers, check completeness, and try two tokens."""
         try:
             model, info = load_whole(
                 self._kind,
@@ -108,7 +107,7 @@ class FallbackVisionModel(FallbackModel):
         self._embedding = model.get_input_embeddings()
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """`x_TC`."""
+        """Embed token ids: `x_TC`."""
         x_TC: torch.Tensor = self._embedding(token_ids_T)
         return x_TC
 
@@ -119,6 +118,6 @@ class FallbackVisionModel(FallbackModel):
         step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """`hidden_TC`."""
-        assert late is None, "models whose features enter late are refused"
+        """Run the layers: `hidden_TC`."""
+        assert late is None, "models with late features are refused"
         return self._run(step, positions, inputs_embeds=x_TC.unsqueeze(0))

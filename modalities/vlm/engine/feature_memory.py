@@ -1,8 +1,8 @@
-"""Features of images as bytes, for engines that hand them to each other.
+"""Features of images as pages of bytes, for transfer between engines.
 
-Owns how features are cut into pages: their bytes as they are stored, those of the hidden states
-before those that enter late. Both classes implement `core.kv.transfer.memory.PageMemory`, and the
-protocols of `modalities.vlm.scheduling.features`. On a CPU numpy copies, as in
+Owns how features are cut into pages: their bytes as stored, hidden states before late features.
+Both classes implement `core.kv.transfer.memory.PageMemory`, and the protocols of
+`modalities.vlm.scheduling.features`. On a CPU numpy copies, as in
 `core.runtime.engine.page_memory`.
 
 Shapes: D hidden states and late ones (1 + L), N features of an image, C hidden.
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class FeaturePages:
-    """What both ends do: features in `layout`, `capacity_bytes` on their way at once."""
+    """The common part of both ends: features in `layout`, at most `capacity_bytes` in transfer."""
 
     def __init__(self, layout: FeatureLayout, capacity_bytes: int) -> None:
         self.page_bytes = PAGE_BYTES
@@ -36,19 +36,19 @@ class FeaturePages:
         self._pages: dict[int, torch.Tensor] = {}
 
     def num_bytes_of(self, num_features: int) -> int:
-        """Of the features of an image."""
+        """Bytes of an image's features."""
         return num_features * self._layout.num_bytes
 
     def num_pages_of(self, num_features: int) -> int:
-        """Pages that they are cut into."""
+        """The number of pages of an image's features."""
         return -(-self.num_bytes_of(num_features) // self.page_bytes)
 
     def num_bytes(self, page_id: int) -> int:
-        """How many a page has: the last one of an image has fewer."""
+        """Bytes of a page: an image's last page may be shorter."""
         return self._pages[page_id].nbytes
 
     def drop(self, page_ids: Sequence[int]) -> None:
-        """Forget pages that nobody reads or writes any more."""
+        """Release pages whose transfer is complete."""
         for page_id in page_ids:
             del self._pages[page_id]
 
@@ -59,8 +59,8 @@ class FeaturePages:
         return list(pages)
 
 
-class ArrivingFeatures(FeaturePages):
-    """Features that come from another engine, to the cache of this one."""
+class IncomingFeatures(FeaturePages):
+    """Features received from another engine, for the cache of this one."""
 
     def __init__(
         self, cache: FeatureCache, layout: FeatureLayout, capacity_bytes: int, device: torch.device
@@ -71,7 +71,7 @@ class ArrivingFeatures(FeaturePages):
         self._whole: dict[int, torch.Tensor] = {}
 
     def expect(self, num_features: int) -> Sequence[int]:
-        """New pages for the features of an image."""
+        """Allocate pages for the features of an image."""
         layout = self._layout
         shape = (layout.num_parts, num_features, layout.hidden_size)
         features_DNC = torch.empty(shape, dtype=layout.dtype)
@@ -80,15 +80,15 @@ class ArrivingFeatures(FeaturePages):
         return page_ids
 
     def read(self, page_id: int, buffer: memoryview) -> None:
-        """Pages here are written alone."""
-        raise AssertionError("nobody asks an engine that fetches")
+        """Refuse: pages of this end are only written."""
+        raise AssertionError("an engine that fetches features sends none")
 
     def write(self, page_id: int, buffer: memoryview) -> None:
         """Copy a page from `buffer`."""
         self._pages[page_id].numpy()[:] = np.frombuffer(buffer, dtype=np.uint8)
 
     def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
-        """Put what was written into the cache, with a reference; false where there is no room."""
+        """Insert received features into the cache, with a reference; false if memory is short."""
         try:
             features_DNC = self._whole[page_ids[0]].to(self._device)
         except torch.OutOfMemoryError:
@@ -100,13 +100,13 @@ class ArrivingFeatures(FeaturePages):
         return True
 
     def drop(self, page_ids: Sequence[int]) -> None:
-        """Forget pages that nobody writes any more."""
+        """Release pages whose transfer is complete."""
         super().drop(page_ids)
         del self._whole[page_ids[0]]
 
 
-class LeavingFeatures(FeaturePages):
-    """Features that were encoded here for others, kept by digest; an entry is one tensor, DNC."""
+class OutgoingFeatures(FeaturePages):
+    """Features encoded for other engines, cached by digest; an entry is one tensor, DNC."""
 
     def __init__(
         self, layout: FeatureLayout, capacity_bytes: int, max_entries: int, device: torch.device
@@ -119,11 +119,11 @@ class LeavingFeatures(FeaturePages):
         self._lent: dict[int, bytes] = {}
 
     def keep(self, digest: bytes, features: torch.Tensor) -> None:
-        """Put what was encoded into the cache, with a reference."""
+        """Insert encoded features into the cache, with a reference."""
         self._cache.insert(digest, features, features.nbytes)
 
     def release(self, digest: bytes) -> None:
-        """Give back a reference."""
+        """Release a reference to an image's features."""
         self._cache.release(digest)
 
     def lend(self, digest: bytes) -> Sequence[int]:
@@ -144,11 +144,11 @@ class LeavingFeatures(FeaturePages):
             self._copies.copy([torch.frombuffer(buffer, dtype=torch.uint8)], [page])
 
     def write(self, page_id: int, buffer: memoryview) -> None:
-        """Pages here are read alone."""
-        raise AssertionError("nobody sends to an engine that encodes")
+        """Refuse: pages of this end are only read."""
+        raise AssertionError("an engine that encodes images receives no features")
 
     def drop(self, page_ids: Sequence[int]) -> None:
-        """Forget pages that nobody reads any more."""
+        """Release pages whose transfer is complete."""
         super().drop(page_ids)
         if page_ids:
             self._cache.release(self._lent.pop(page_ids[0]))

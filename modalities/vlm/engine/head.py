@@ -1,7 +1,7 @@
-"""Tokens of text and positions of images: what enters a language model with vision.
+"""The token head of vision models: text tokens and image positions in one step.
 
-Owns which positions of each slot an image fills, and where they are in space. What fills them is
-found by `step_features`. A step without images goes the way of a text model's. Implements
+Owns which positions of each slot an image fills, and their coordinates. `step_features` finds the
+features. A step without images runs as a text model's. Implements
 `core.runtime.engine.token_runner.TokenHead`.
 
 Shapes: T tokens of the step, F of them filled by images, P of a prompt, C hidden, S slots.
@@ -29,10 +29,10 @@ from triptych.modalities.vlm.engine.step_features import Part, StepFeatures
 
 
 class VisionTextModel(CausalModel, Protocol):
-    """What this head asks of a model beside what text does."""
+    """The model behind a `VisionHead`, in addition to a text model's methods."""
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """`x_TC`."""
+        """Embed token ids: `x_TC`."""
         ...
 
     def run(
@@ -42,7 +42,7 @@ class VisionTextModel(CausalModel, Protocol):
         step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """`hidden_TC`; `positions` are [T], or [3, T] where a model's have three axes."""
+        """Run the layers: `hidden_TC`. `positions` are [T], or [3, T] if they have three axes."""
         ...
 
 
@@ -51,11 +51,11 @@ _NOWHERE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderTraits:
-    """What a model makes of the positions that images fill.
+    """How a model treats the positions that images fill.
 
-    `placeholder_id` stands for them in its vocabulary. With `has_axes` they are places in a grid
-    (M-RoPE, arXiv:2409.12191). With `whole_spans` those of one image see each other, with
-    `whole_prompts` all of a prompt that has images.
+    `placeholder_id` represents them in its vocabulary. With `has_axes` they have grid coordinates
+    (M-RoPE, arXiv:2409.12191). With `whole_spans`, attention is bidirectional within an image, with
+    `whole_prompts` within a prompt that has images.
     """
 
     placeholder_id: int
@@ -65,7 +65,7 @@ class PlaceholderTraits:
 
 
 class VisionHead(TextHead):
-    """Drives a `VisionTextModel`."""
+    """Runs a `VisionTextModel` on steps with images."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class VisionHead(TextHead):
         device: torch.device,
     ) -> None:
         super().__init__(model, sampler, max_batch_size=max_batch_size, device=device)
-        self._seeing = model
+        self._vision_model = model
         self._features = features
         self._traits = traits
         self._spans: dict[int, tuple[ContentSpan, ...]] = {}
-        self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
+        self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last visible position
         self._places: dict[int, Int64s] = {}  # by slot: [3, P], positions on three axes
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
-        self._filling: list[Part] = []  # in order of position
+        self._filling: list[Part] = []  # in order of positions
 
     def bind(self, row: TokenRow) -> None:
-        """As for text; and note the slot's images."""
+        """Assign the slot as for text, and record its images."""
         slot, spans = row.slot, row.contents
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
@@ -108,7 +108,7 @@ class VisionHead(TextHead):
         super().bind(row)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """Ids, places where they are not plain positions, and which tokens images fill."""
+        """Ids, positions if they are not plain, and the indices of tokens that images fill."""
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.placeholder_id
         places = self._lay_out_places(step) if self._traits.has_axes else _NOWHERE
@@ -128,7 +128,7 @@ class VisionHead(TextHead):
         return (*laid_out, _with_chunks(alone_2T, step, self._blocks))
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`."""
+        """Run the step's layers: `hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
         self._feed_back(token_ids_T, step)
         places, paged = step.positions_T, PagedStep(kv, step.batch)
@@ -137,16 +137,16 @@ class VisionHead(TextHead):
             places = flat_places.view(3, -1) if has_three else flat_places
         if not filled and places.dim() == 1:
             return self._model.forward(token_ids_T, places, paged)
-        x_TC = self._seeing.embed(token_ids_T)
+        x_TC = self._vision_model.embed(token_ids_T)
         if not filled:
-            return self._seeing.run(x_TC, places, paged)
+            return self._vision_model.run(x_TC, places, paged)
         late = self._fill(x_TC, filled[0])
         if len(filled) > 1:
             step.batch.blocks_2T = filled[1].view(2, -1)
-        return self._seeing.run(x_TC, places, paged, late)
+        return self._vision_model.run(x_TC, places, paged, late)
 
     def _lay_out_places(self, step: StepLayout) -> Int64s:
-        """Positions [T] as the model counts them, or [3, T] where prompts have images."""
+        """The model's positions: [T], or [3, T] if prompts have images."""
         shifted_T = step.host_positions_T + self._shifts_S[step.slots_B[step.row_T]]
         if not any(row.slot in self._places for row in step.rows[step.num_decode :]):
             return shifted_T
@@ -162,7 +162,7 @@ class VisionHead(TextHead):
         return blocks_2P
 
     def _fill(self, x_TC: torch.Tensor, index_F: torch.Tensor) -> LateInputs | None:
-        """Put features where they belong; what comes later is returned."""
+        """Write features to their positions; returns the late ones."""
         features = self._features.take(self._filling, x_TC)
         x_TC.index_copy_(0, index_F, features.hidden_NC)
         late_LFC = features.late_LNC
@@ -170,7 +170,7 @@ class VisionHead(TextHead):
 
 
 def _with_chunks(values_AT: Int64s, step: StepLayout, by_slot: Mapping[int, Int64s]) -> Int64s:
-    """`values_AT` with those of prompts, `[A, P]` each, in place of theirs."""
+    """Replace the prompts' columns of `values_AT` by their rows' values, `[A, P]` each."""
     for row, first in _first_tokens(step):
         if row.slot in by_slot:
             chunk_AN = by_slot[row.slot][:, row.start : row.start + row.num_tokens]
@@ -188,9 +188,9 @@ def _first_tokens(step: StepLayout) -> list[tuple[TokenRow, int]]:
 
 
 def _places(num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> tuple[Int64s, int]:
-    """Positions `[3, P]` of a prompt with images, and how much further on the rest is.
+    """Positions `[3, P]` of a prompt with images, and the offset of later positions.
 
-    Text moves on by one along all axes, an image by its rows and columns along two. What follows an
+    Text advances by one along all axes, an image by its rows and columns along two. Text after an
     image begins after the longer of the two.
     """
     positions_3P = np.empty((3, num_prompt_tokens), dtype=np.int64)
@@ -198,7 +198,7 @@ def _places(num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> tuple[Int64
     for span in spans:
         (first, length), (height, width) = span.runs[0], span.grid
         assert len(span.runs) == 1, "an image on a grid is one run"
-        assert height * width == length, "a grid has a place for every feature"
+        assert height * width == length, "a grid has one place per feature"
         positions_3P[:, done:first] = np.arange(place, place + first - done)
         place += first - done
         rows_N, columns_N = np.divmod(np.arange(length), width)

@@ -1,4 +1,4 @@
-"""Brings one vision model onto the device: memory, weights, caches, runner, scheduler.
+"""Loads a vision model onto the device: memory, weights, caches, runner, scheduler.
 
 Owns the order of these. Knows no architecture: the blueprint does.
 """
@@ -25,10 +25,10 @@ from triptych.modalities.llm.engine.loader import Follower, LlmLoader, unreporte
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, FeaturePages
+from triptych.modalities.vlm.engine.feature_memory import FeaturePages, IncomingFeatures
 from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
-from triptych.modalities.vlm.engine.runner import VisionRunner, told
-from triptych.modalities.vlm.engine.shared_room import SharedRoom
+from triptych.modalities.vlm.engine.memory_check import SharedMemoryCheck
+from triptych.modalities.vlm.engine.runner import VisionRunner, plan_message
 from triptych.modalities.vlm.engine.step_features import (
     CachedFeatures,
     FollowingFeatures,
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Ranks
 
 STEP_PATCHES = 8192
-"""Of images that are encoded together; a larger image is encoded alone."""
+"""Patches of images that are encoded together; a larger image is encoded alone."""
 RESERVED_PATCHES = 2 * STEP_PATCHES
-"""Of a step that has its memory from the start."""
+"""Patches whose activation memory is reserved at load."""
 _IMAGE_FEATURES = 1024
-"""Of an image as the cache expects them to be."""
+"""The expected number of an image's features, for sizing the cache."""
 _CACHE_SHARE = 0.1  # of the ledger, at most
 
 Blueprint = VisionBlueprint | FallbackVisionBlueprint
@@ -62,7 +62,7 @@ _FALLBACK = "triptych.modalities.vlm.engine.fallback:FallbackVisionBlueprint"
 
 
 class VisionLoader(LlmLoader):
-    """Implements `schedulers.base.ModelLoader`. Images are encoded together, by torch."""
+    """Implements `schedulers.base.ModelLoader`. Torch encodes images, several at once."""
 
     is_fixed_on_gpu: ClassVar[bool] = False
 
@@ -75,7 +75,7 @@ class VisionLoader(LlmLoader):
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(blueprint.text, stack)
             if ranks is not None:
-                assert isinstance(blueprint, VisionBlueprint), "others are refused"
+                assert isinstance(blueprint, VisionBlueprint), "other models are not divided"
                 blueprint.share_encoder(ranks.group)
             family, max_length = blueprint.family, blueprint.text.max_length
             layout = self._reserve_model(memory, blueprint)
@@ -125,7 +125,7 @@ class VisionLoader(LlmLoader):
         native: NativeKernels | None,
         group: RankGroup,
     ) -> Follower:
-        """The features of a step come from rank 0, whether or not the encoder is divided."""
+        """A follower rank. It receives features from rank 0, even if the encoder is divided."""
         from triptych.core.runtime.engine.rank_sampler import FollowingSampler
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
@@ -142,7 +142,7 @@ class VisionLoader(LlmLoader):
                 return tokens
             encoder, unused = blueprint.build_encoder(), open_cache(0, 0)
             runner = VisionRunner(tokens, encoder, unused, self._device.torch, tokens.stream)
-            runner.room = self._shared_room(blueprint, group)
+            runner.memory_check = self._memory_check(blueprint, group)
             return runner
 
         reserve = partial(self._reserve_model, memory, blueprint, encodes=encodes)
@@ -156,7 +156,7 @@ class VisionLoader(LlmLoader):
         blueprint: Blueprint,
         ranks: Ranks | None,
     ) -> Runner:
-        """Rank 0's, or the only one: the others run what is divided."""
+        """The runner of rank 0, or of the only process."""
         device, stream = self._device.torch, tokens.stream
         if ranks is None:
             return VisionRunner(tokens, encoder, features, device, stream)
@@ -164,11 +164,11 @@ class VisionLoader(LlmLoader):
             leading = ranks.leading_runner(tokens)
             return VisionRunner(leading, encoder, features, device, stream)
         shared = VisionRunner(tokens, encoder, features, device, stream)
-        shared.room = self._shared_room(blueprint, ranks.group)
-        return ranks.leading_runner(shared, told)
+        shared.memory_check = self._memory_check(blueprint, ranks.group)
+        return ranks.leading_runner(shared, plan_message)
 
-    def _shared_room(self, blueprint: Blueprint, group: RankGroup) -> SharedRoom:
-        return SharedRoom(
+    def _memory_check(self, blueprint: Blueprint, group: RankGroup) -> SharedMemoryCheck:
+        return SharedMemoryCheck(
             group=group,
             device=self._device,
             patch_bytes=blueprint.encoder_activation_bytes(1),
@@ -178,7 +178,7 @@ class VisionLoader(LlmLoader):
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
     ) -> Any:
-        """Decoder and encoder, known but not loaded."""
+        """The blueprint of decoder and encoder, before loading."""
         is_known = is_native(checkpoint.config)
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
         takes_blocks = kind is VisionBlueprint
@@ -204,7 +204,7 @@ class VisionLoader(LlmLoader):
     def _reserve_model(
         self, memory: ModelMemory, blueprint: Blueprint, *, encodes: bool = True
     ) -> KvLayout:
-        """Take what weights and steps need; returns the shape of the cache."""
+        """Reserve memory for weights and steps; returns the cache's layout."""
         options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
         if blueprint.family.whole_prompts:
@@ -220,7 +220,7 @@ class VisionLoader(LlmLoader):
         return blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
 
     def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
-        """Bytes that are kept for features."""
+        """Reserve and return the bytes of the feature cache."""
         max_entries = self._config.cache.max_vision_cache_entries
         wanted = max(max_entries * _IMAGE_FEATURES, STEP_PATCHES) * blueprint.feature_bytes
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
@@ -228,7 +228,7 @@ class VisionLoader(LlmLoader):
         return cache_bytes
 
     def _feature_format(self, blueprint: VisionBlueprint, memory: FeaturePages) -> PageFormat:
-        """What features must have in common that are encoded in one engine for another."""
+        """The page format on which two engines that exchange features must agree."""
         return PageFormat(
             content=FEATURES,
             weights=self._resolved.digest,
@@ -242,21 +242,21 @@ class VisionLoader(LlmLoader):
     def _fetch_features(
         self, scheduler: VisionScheduler, features: FeatureCache, blueprint: Blueprint
     ) -> Callable[[], None]:
-        """Have images encoded elsewhere; returns what ends that. Raises `ConfigError`."""
+        """Fetch features from encoding engines; returns the closer. Raises `ConfigError`."""
         plan = PipelinePlan.checked(self._config)
         if not isinstance(blueprint, VisionBlueprint):
-            raise ConfigError(undivided(self.name, plan.features.flag))
+            raise ConfigError(no_separate_encoder(self.name, plan.features.flag))
         capacity_bytes, device = features.capacity_bytes, self._device.torch
         layout = blueprint.feature_layout
-        memory = ArrivingFeatures(features, layout, capacity_bytes, device)
+        memory = IncomingFeatures(features, layout, capacity_bytes, device)
         client = open_client(plan.features, self._feature_format(blueprint, memory), memory)
         scheduler.image_exchange = FetchedFeatures(memory, client)
         return client.close
 
 
-def undivided(name: str, flag: str) -> str:
-    """Why a model's encoder cannot be in an engine of its own."""
+def no_separate_encoder(name: str, flag: str) -> str:
+    """The reason why a model's encoder cannot run in a separate engine."""
     return (
-        f"{flag}: {name} runs on transformers, with its encoder; leave it out, or name a model of"
-        " the decoder's families."
+        f"{flag}: {name} runs as a whole on transformers; leave the option out, or name a model of"
+        " a family with native decoders."
     )

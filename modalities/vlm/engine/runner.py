@@ -1,7 +1,7 @@
-"""Turns the plans of a vision model into device work: tokens, and features of images.
+"""Runs the plans of a vision model on the device: tokens, and features of images.
 
-Owns the dispatch, and how features get into the cache. Tokens are the business of
-`core.runtime.engine.token_runner`, images that of an encoder.
+Owns the dispatch, and inserting features into the cache. Token steps are
+`core.runtime.engine.token_runner`'s, images the encoder's.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from triptych.modalities.vlm.engine.encoder import (
     ImageEncoder,
     not_finite,
 )
-from triptych.modalities.vlm.engine.shared_room import SharedRoom
+from triptych.modalities.vlm.engine.memory_check import SharedMemoryCheck
 from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
 
 _NO_ROOM = "The images did not fit in device memory."
 
 
-def told(plan: Plan) -> RankPlan:
-    """What the other ranks of a model are told, whose encoder is divided, too."""
+def plan_message(plan: Plan) -> RankPlan:
+    """The message to the follower ranks of a model whose encoder is also divided."""
     return RankPlan(SharedPlan.of(plan) if isinstance(plan, EncodePlan) else plan)
 
 
 class VisionRunner:
     """A `Runner` for the plans of `modalities.vlm.scheduling.prompts`."""
 
-    room: SharedRoom | None = None
-    """Where the encoder is divided: what ranks find out together before they encode."""
+    memory_check: SharedMemoryCheck | None = None
+    """The ranks' common memory check before a step, if the encoder is divided."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class VisionRunner:
         self._device = device
 
     def launch(self, plan: Plan) -> PendingStep:
-        """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
+        """Start `plan`; on a CPU the work is done on return. Raises `OutOfMemory`."""
         if isinstance(plan, SharedPlan):
             plan = plan.received()
         if not isinstance(plan, EncodePlan):
             return self._tokens.launch(plan)
         try:
             with torch.inference_mode(), self._stream.current():
-                if self.room is not None and not self.room.holds(plan.images):
+                if self.memory_check is not None and not self.memory_check.has_memory(plan.images):
                     return RefusedStep(OutOfMemory(_NO_ROOM))
                 encoded = self._encoder.encode(plan.images)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
@@ -74,7 +74,7 @@ class VisionRunner:
         return PendingFeatures(plan, encoded, is_finite, self._features)
 
     def close(self) -> None:
-        """Let go of models and caches; there is no launching after this."""
+        """Release models and caches. No launches after this."""
         self._tokens.close()
         self._features.clear()
         del self._encoder
@@ -82,18 +82,18 @@ class VisionRunner:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStep:
-    """A `PendingStep` that every rank refused alike, so that none began."""
+    """A `PendingStep` that all ranks refused before it began."""
 
     error: TriptychError
 
     def result(self) -> StepResult:
-        """Raises the error, which ends the step and not the engine."""
+        """Raise the error, which ends the step and not the engine."""
         raise self.error
 
 
 @dataclass(frozen=True, slots=True)
 class PendingFeatures:
-    """Implements `core.engine_api.plan.PendingStep`."""
+    """Implements `core.engine_api.plan.PendingStep` for encoded images."""
 
     plan: EncodePlan
     encoded: Sequence[Features | TriptychError]
@@ -101,7 +101,7 @@ class PendingFeatures:
     cache: FeatureCache
 
     def result(self) -> StepResult:
-        """Wait for the features, and keep those that are sound."""
+        """Wait for the features, and cache those that are finite."""
         errors: list[TriptychError | None] = []
         flags = self.is_finite.get().tolist()
         for image, part, is_finite in zip(self.plan.images, self.encoded, flags, strict=True):

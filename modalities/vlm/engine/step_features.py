@@ -1,7 +1,7 @@
-"""The features that a step's positions are filled with.
+"""Provides the features for a step's image positions.
 
-Owns where they come from: the cache, and where a model is divided over ranks, rank 0's cache. The
-others have none, and no encoder.
+Owns their source: the cache, or, in a model that is divided over ranks, rank 0's cache. Other ranks
+have no cache and no encoder.
 
 Shapes: T tokens of the step, F of them filled by images, C hidden, L layers with late features.
 """
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
 Part = tuple[bytes, int, int]
-"""Some features of an image: its digest, from and to."""
+"""A range of an image's features: its digest, start and end."""
 
 
 class StepFeatures(Protocol):
-    """Finds the features of a step."""
+    """Provides the features of a step."""
 
     def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
-        """Those of the parts, one after the other, in the type of `x_TC`."""
+        """The features of the parts, concatenated, in the type of `x_TC`."""
         ...
 
 
 class CachedFeatures:
-    """Implements `StepFeatures`. The scheduler of a step holds references to those it needs."""
+    """Implements `StepFeatures`. A step's scheduler holds references to the features it needs."""
 
     def __init__(self, cache: FeatureCache) -> None:
         self._cache = cache
 
     def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
-        """Out of the cache."""
+        """Read the features from the cache."""
         found = [(self._look_up(digest), low, high) for digest, low, high in parts]
         hidden_FC = torch.cat([each.hidden_NC[low:high] for each, low, high in found])
         late = [
@@ -48,20 +48,20 @@ class CachedFeatures:
 
     def _look_up(self, digest: bytes) -> Features:
         features = self._cache.acquire(digest)
-        assert features is not None, "the scheduler holds what a step needs"
+        assert features is not None, "the scheduler holds references to a step's features"
         self._cache.release(digest)
         return features
 
 
 class LeadingFeatures(CachedFeatures):
-    """On rank 0: sends them to the others."""
+    """Implements `StepFeatures` on rank 0, and sends the features to the other ranks."""
 
     def __init__(self, cache: FeatureCache, group: RankGroup) -> None:
         super().__init__(cache)
         self._group = group
 
     def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
-        """Out of the cache, for all ranks."""
+        """Read the features from the cache and broadcast them."""
         features = super().take(parts, x_TC)
         sent = features.hidden_NC.unsqueeze(0)
         if features.late_LNC is not None:
@@ -77,7 +77,7 @@ class FollowingFeatures:
         self._group, self._num_late = group, num_late
 
     def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
-        """What rank 0 sends."""
+        """Receive the features from rank 0."""
         num_filled = sum(high - low for _, low, high in parts)
         shape = (1 + self._num_late, num_filled, x_TC.shape[1])
         hidden_FC, *late = self._group.broadcast(x_TC.new_empty(shape))

@@ -1,1 +1,1 @@
-"""What transformers says of a vision model, in processes without torch."""
+"""Image processing and model facts from transformers, in processes without torch."""

@@ -1,6 +1,6 @@
-"""What transformers knows of a vision model, in a process of its own, without torch.
+"""Reads transformers' facts about a vision model, in a separate process without torch.
 
-Owns the answer to `api.preparation.ask_facts`.
+Owns the answer to `api.preparation.probe_facts`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _FIELDS = ("vocab_size", "eos_token_id")
 
 
 def hide_torch() -> None:
-    """From here on no import finds torch. For processes made for it alone."""
+    """Make every later import of torch fail. For dedicated processes only."""
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     for name in _HIDDEN:
-        sys.modules[name] = cast("Any", None)  # what the import system takes for "there is none"
+        sys.modules[name] = cast("Any", None)  # the import system's mark for "not found"
 
 
 def read_facts(folder: str) -> VisionFacts:
-    """The facts of the model in `folder`. Raises `WeightsError` where it is not fit to see."""
+    """The facts of the model in `folder`. Raises `WeightsError` if it is unfit."""
     from triptych.modalities.vlm.configs.config import read_config
     from triptych.modalities.vlm.processing.processor import ImageProcessor
 
@@ -44,7 +44,7 @@ def read_facts(folder: str) -> VisionFacts:
 
 
 def main() -> None:
-    """Answer the question on stdin."""
+    """Answer the request on stdin."""
     hide_torch()
     folders = decode_json(sys.stdin.buffer.read(), list[str])
     try:

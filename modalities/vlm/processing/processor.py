@@ -1,8 +1,8 @@
-"""From a decoded image to what crosses to the engine: model pixels, and its place in a prompt.
+"""From a decoded image to the engine's input: model pixels, and the image's spelling.
 
-Owns the use of transformers' image processors for one image at a time, and what an image is
-spelled as in a prompt. Runs in processes of its own, off every event loop: needs Pillow and numpy,
-never torch. Scaling and normalizing are left to the engine (`encoder`).
+Owns the use of transformers' image processors for one image at a time, and an image's spelling in a
+prompt. Runs in separate processes, off every event loop: needs Pillow and numpy, never torch.
+Scaling and normalizing are left to the engine (`encoder`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPELLING = re.compile(f"({MARK}+)")
 class ImageProcessor:
     """Prepares images for the model in one folder. `model` is the digest of its weights.
 
-    A model of no known family needs its whole `processor`, too.
+    A model of an unknown family also needs its whole `processor`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ImageProcessor:
 
     @classmethod
     def open(cls, folder: str | Path, *, model: str) -> Self:
-        """Raises `WeightsError` where the folder's configurations are not usable."""
+        """Open a folder. Raises `WeightsError` if its configurations are invalid."""
         path = Path(folder)
         config, images = read_config(read_json(path / "config.json")), open_image_processor(path)
         is_known = family_of(config) is not ANY
@@ -62,13 +62,13 @@ class ImageProcessor:
 
     @property
     def placeholder(self) -> str:
-        """What a chat template puts where an image goes."""
+        """The chat template's mark for an image."""
         if self.family is ANY:
             return str(self._speller.image_token)
         return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
 
     def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedImage:
-        """The work of one image. Raises `InvalidRequest` where the model takes none like it."""
+        """Process one image. Raises `InvalidRequest` if the model does not support its size."""
         rgb = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
         try:
             found = self._images(
@@ -78,10 +78,10 @@ class ImageProcessor:
             )
         except ValueError as error:
             raise InvalidRequest(
-                f"The model takes no image of {pixels.width} x {pixels.height} pixels."
+                f"The model does not support images of {pixels.width} x {pixels.height} pixels."
             ) from error
         inputs = self._inputs(found)
-        # Text, and runs of marks between it.
+        # Split the spelling into text and runs of marks.
         parts = filter(None, _SPELLING.split(self.family.spell(self._config, self._speller, found)))
         digest = content_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
         return PreparedImage(
@@ -98,12 +98,12 @@ class ImageProcessor:
         pixels = arrays["pixel_values"]
         if self.family.has_scaling:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
-            if pixels.ndim == 2:  # patches for several frames of a film, all the same in an image
+            if pixels.ndim == 2:  # patches of several video frames, all equal in an image
                 images, length = self._images, len(pixels)
                 frames = (length, len(images.image_mean), images.temporal_patch_size, -1)
                 pixels = pixels.reshape(frames)[:, :, 0].reshape(length, -1)
         mask = arrays.pop(_MASK, None)
-        if mask is not None and not mask.all():  # without one, all is image
+        if mask is not None and not mask.all():  # without a mask, all pixels are image
             arrays[_MASK] = mask.astype(np.uint8)
         return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
 

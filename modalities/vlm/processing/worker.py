@@ -1,7 +1,7 @@
-"""What a child does that prepares images: decode one, and run its model's own processor.
+"""The child process that prepares images: decodes a file, and runs its model's own processor.
 
-Owns the functions that a `DecodePool` runs there. Everything is loaded before the child's walls go
-up; torch is hidden from it.
+Owns the functions that a `DecodePool` runs there. Everything is loaded before the child's limits
+are set; torch is hidden from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triptych.modalities.vlm.processing.processor import ImageProcessor
 
 _SAMPLES = ((64, 64), (320, 48), (48, 320))
-"""Images that a child processes first, whereby all is loaded that it will need."""
+"""Images that a child processes first, so that all it needs is loaded."""
 
 DECODERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -63,9 +63,9 @@ def prepare_image(
     media_type: str,
     max_pixels: int,
 ) -> PreparedImage:
-    """Decode a file, and process the image, scaled down to `max_pixels` if need be.
+    """Decode a file, and process the image, scaled down to `max_pixels` if needed.
 
-    Raises `InvalidRequest` or `UnsupportedMedia` for one that is unfit.
+    Raises `InvalidRequest` or `UnsupportedMedia` for an unfit image.
     """
     width, height = measure(data, limits=limits, media_type=media_type)
     scale = math.sqrt(max_pixels / (width * height))

@@ -1,9 +1,10 @@
-"""The encoder of the embedded vision model: from pixels to what is in each slot, to soft tokens.
+"""The encoder of the embedded vision model: from pixels to slot scores, to soft tokens.
 
-Owns both halves of the head, which are trained apart. Reader: slot scores. Projector: the expected
-token embedding of each slot. A printed word is read letter by letter, and projected as the words
-that those letters may spell. Owns, too, the changes to the language model that come with it: they
-are added in float32 as a tensor is read, so that nothing else needs to know of them.
+Owns both halves of the head, which are trained separately. Reader: slot scores. Projector: the
+expected token embedding of each slot. A printed word is read letter by letter, and projected as a
+mixture of the known words with that spelling. Also owns the low-rank changes to the language model
+that come with the encoder: they are added in float32 as a tensor is read, so that no other module
+handles them.
 
 Shapes: B images, T places of a map, D hidden, Q queries, S classes of a slot, L letters, A of the
 alphabet, W words, P positions, C hidden of the language model.
@@ -41,7 +42,7 @@ class SlotScores:
 
 
 class SlotHead(nn.Module):
-    """Looks for each slot among both maps."""
+    """Scores each slot from both feature maps."""
 
     def __init__(self, config: SlotVisionConfig) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class SlotHead(nn.Module):
         self.letters = nn.Linear(size, NUM_LETTERS)
 
     def forward(self, middle_BTC: Tensor, last_BTC: Tensor) -> SlotScores:
-        """Scores of all slots."""
+        """The scores of all slots."""
         memory_BTD = torch.cat((self.middle(middle_BTC), self.last(last_BTC)), 1) + self.places
         x_BQD = self.queries.expand(len(memory_BTD), -1, -1)
         for queries, layer in zip(self.looks, self.layers, strict=True):
@@ -86,10 +87,10 @@ class SlotHead(nn.Module):
 
 
 class SlotQueries(nn.Module):
-    """Cross-attention that leaves the memory as it is: few queries, many places.
+    """Cross-attention that does not project the memory: few queries, many places.
 
-    Queries are projected into the memory's own space, once for each head, and what they find is
-    projected back. So no work is done for each place but the two products of attention.
+    Queries are projected into the memory's own space, once per head, and the results are projected
+    back. So the only work per place is the two products of attention.
     """
 
     def __init__(self, size: int, num_heads: int) -> None:
@@ -99,7 +100,7 @@ class SlotQueries(nn.Module):
         self.out = nn.Linear(num_heads * size, size)
 
     def forward(self, x_BQD: Tensor, memory_BTD: Tensor) -> Tensor:
-        """`x` with what it found added."""
+        """Add the attention's result to `x`."""
         query = self.query(self.norm(x_BQD)).unflatten(-1, (-1, memory_BTD.shape[-1])).flatten(1, 2)
         scores = query @ memory_BTD.mT / memory_BTD.shape[-1] ** 0.5
         found = scores.softmax(-1).to(memory_BTD.dtype) @ memory_BTD
@@ -108,7 +109,7 @@ class SlotQueries(nn.Module):
 
 
 class SlotProjector(nn.Module):
-    """Slots as soft tokens."""
+    """Projects slot scores to soft tokens."""
 
     spelling: Tensor
 
@@ -127,12 +128,12 @@ class SlotProjector(nn.Module):
         self.register_buffer("spelling", spelling)
 
     def forward(self, read: SlotScores) -> Tensor:
-        """`[B, P, C]`."""
+        """The soft tokens `[B, P, C]`."""
         shares = [scores.float().softmax(-1) for scores in read.fields]
-        return self.tell([*shares, self._word_shares(read.letters_BLA)])
+        return self.project([*shares, self._word_shares(read.letters_BLA)])
 
-    def tell(self, shares: Sequence[Tensor]) -> Tensor:
-        """`[B, P, C]` of the shares of each slot's classes, `[B, S]`, the word's being last."""
+    def project(self, shares: Sequence[Tensor]) -> Tensor:
+        """`[B, P, C]` from each slot's class probabilities, `[B, S]`; the word's are last."""
         tables = [*(self.kinds[kind] for kind in self.slot_kinds), self.words]
         fixed = iter(self.fixed)
         parts = [
@@ -144,7 +145,7 @@ class SlotProjector(nn.Module):
         return torch.cat(parts, 1)
 
     def _word_shares(self, letters_BLA: Tensor) -> Tensor:
-        """How likely each known word is, `[B, W]`."""
+        """The probability of each known word, `[B, W]`."""
         scores_BLA = letters_BLA.float().log_softmax(-1)
         spelling_WL = self.spelling.long()
         places_L = torch.arange(spelling_WL.shape[1], device=spelling_WL.device)
@@ -162,7 +163,7 @@ class SlotModel(PreTrainedModel):  # type: ignore[misc]
         vision: Any = config.vision_config
         self.tower = EfficientNetLite()
         self.reader = SlotHead(vision)
-        # Tensor names of the released weights: `looks`, `teller`.
+        # Attributes with tensor names of the released weights: `looks`, `teller`.
         self.teller = SlotProjector(vision, config.get_text_config().hidden_size)
         self.post_init()
 
@@ -179,9 +180,9 @@ DOWN, UP = ".down", ".up"
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """`adapter.NAME.down` and `adapter.NAME.up` change the matrix `NAME` by their product.
+    """Adds the product of `adapter.NAME.down` and `adapter.NAME.up` to the matrix `NAME`.
 
-    LoRA, arXiv:2106.09685.
+    The adapters are LoRA's, arXiv:2106.09685.
     """
 
     def __init__(self, checkpoint: Checkpoint, scale: float) -> None:
@@ -192,7 +193,7 @@ class AdaptedCheckpoint(Checkpoint):
         self._scale = scale
 
     def read(self, name: str) -> torch.Tensor:
-        """As a checkpoint does. Raises `WeightsError`."""
+        """Read a tensor with its adapter. Raises `WeightsError`."""
         tensor = self._checkpoint.read(name)
         if f"{PREFIX}{name}{UP}" not in self._checkpoint.tensors:
             return tensor

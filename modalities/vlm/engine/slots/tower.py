@@ -1,7 +1,7 @@
-"""EfficientNet-Lite2 without its classifier: the maps that the last two strides end with.
+"""EfficientNet-Lite2 without its classifier: feature maps at strides 16 and 32.
 
-Owns the network, its batch norms folded into the convolutions, and the names its released weights
-have. From "EfficientNet-Lite" (TensorFlow TPU models), arXiv:1905.11946.
+Owns the network, its batch norms folded into the convolutions, and the names of its released
+weights. From "EfficientNet-Lite" (TensorFlow TPU models), arXiv:1905.11946.
 
 Shapes: B images, H height, W width, C channels.
 """
@@ -28,9 +28,9 @@ STAGES: Final = (
 )
 STEM_CHANNELS: Final = 32
 MIDDLE_CHANNELS: Final = STAGES[4][-1]
-"""Of the map at a sixteenth of the image's sides."""
+"""Channels of the map at stride 16."""
 LAST_CHANNELS: Final = STAGES[-1][-1]
-"""Of the map at a thirty-second."""
+"""Channels of the map at stride 32."""
 
 _NUM_MIDDLE_BLOCKS: Final = sum(stage[0] for stage in STAGES[:5])
 _NORM_EPSILON: Final = 1e-3
@@ -53,7 +53,7 @@ class EfficientNetLite(nn.Module):
                 num_inputs = channels
 
     def forward(self, pixels_B3HW: Tensor) -> tuple[Tensor, Tensor]:
-        """`[B, C, H / 16, W / 16]` and `[B, C, H / 32, W / 32]`."""
+        """The maps `[B, C, H / 16, W / 16]` and `[B, C, H / 32, W / 32]`."""
         x = functional.relu6(self.stem(pixels_B3HW))
         for block in self.blocks[:_NUM_MIDDLE_BLOCKS]:
             x = block(x)
@@ -64,7 +64,7 @@ class EfficientNetLite(nn.Module):
 
 
 class Block(nn.Module):
-    """Widens, convolves each channel alone, and narrows (arXiv:1801.04381)."""
+    """An inverted residual block: widen, depthwise convolution, narrow (arXiv:1801.04381)."""
 
     def __init__(
         self, num_inputs: int, num_outputs: int, kernel: int, stride: int, expansion: int
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class SameConv(nn.Conv2d):
-    """A convolution that pads as TensorFlow's "SAME" does: more at the end where it is uneven."""
+    """A convolution with TensorFlow's "SAME" padding: the odd pixel is added at the end."""
 
     def __init__(
         self, num_inputs: int, num_outputs: int, kernel: int, stride: int = 1, groups: int = 1
@@ -92,7 +92,7 @@ class SameConv(nn.Conv2d):
         super().__init__(num_inputs, num_outputs, kernel, stride=stride, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As a convolution does."""
+        """Pad and convolve the images."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (
             max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:]
@@ -106,17 +106,19 @@ class SameConv(nn.Conv2d):
 
 
 def from_released(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The released tensors (of `efficientnet_lite_pytorch`) under our names, norms folded in."""
-    state = _folded(tensors, "_conv_stem.weight", "_bn0", "stem")
+    """Rename the released tensors (of `efficientnet_lite_pytorch`), with norms folded in."""
+    state = _fold_norm(tensors, "_conv_stem.weight", "_bn0", "stem")
     for name in tensors:
         if found := _BLOCK.fullmatch(name):
             index, part = found.groups()
             norm = f"_blocks.{index}.{_NORMS[part]}"
-            state |= _folded(tensors, name, norm, f"blocks.{index}.{part}")
+            state |= _fold_norm(tensors, name, norm, f"blocks.{index}.{part}")
     return state
 
 
-def _folded(tensors: Mapping[str, Tensor], weight: str, norm: str, name: str) -> dict[str, Tensor]:
+def _fold_norm(
+    tensors: Mapping[str, Tensor], weight: str, norm: str, name: str
+) -> dict[str, Tensor]:
     scale = tensors[f"{norm}.weight"] / torch.sqrt(tensors[f"{norm}.running_var"] + _NORM_EPSILON)
     return {
         f"{name}.weight": tensors[weight] * scale[:, None, None, None],

@@ -78,7 +78,7 @@ def test_what_is_no_image(see: VisionPipeline, tmp_path: Path) -> None:
 def test_a_model_that_reads_text_alone_is_refused(tmp_path: Path) -> None:
     write_text_folder(tmp_path, model_type="llama")
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match="reads text alone"):
+    with pytest.raises(ConfigError, match="no vision encoder"):
         VisionPipeline.from_pretrained(str(tmp_path), progress=False)
 
 
@@ -125,7 +125,7 @@ def test_see_what_is_piped_in(
 
 def test_see_needs_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    with pytest.raises(ConfigError, match="name an image"):
+    with pytest.raises(ConfigError, match="name a file"):
         run("see", "What is this?")
 
 

@@ -23,8 +23,8 @@ from triptych.modalities.vlm.api import preparation
 from triptych.modalities.vlm.api.preparation import (
     ImageProcessorCache,
     InProcessPreparation,
-    ask_facts,
-    remembered_facts,
+    load_facts,
+    probe_facts,
 )
 from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
 from triptych.modalities.vlm.prepared import PreparedImage, VisionFacts
@@ -171,7 +171,7 @@ async def test_tenants_share_nothing_of_an_image(encoder: VisionPromptEncoder) -
 
 def test_facts_are_read_without_torch_and_are_the_same(tmp_path: Path) -> None:
     model = write_vision_folder(tmp_path)
-    assert ask_facts([model.folder]) == (read_facts(model.folder),)
+    assert probe_facts([model.folder]) == (read_facts(model.folder),)
 
 
 def test_facts_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,24 +182,24 @@ def test_facts_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         asked.append(folders)
         return facts
 
-    monkeypatch.setattr(preparation, "ask_facts", ask)
+    monkeypatch.setattr(preparation, "probe_facts", ask)
     one = ResolvedModel(name="a", reference="a", folder="here", digest="1")
     other = msgspec.structs.replace(one, digest="2")
     for model in (one, one, other, one):
-        assert remembered_facts([model], str(tmp_path)) == facts
+        assert load_facts([model], str(tmp_path)) == facts
     assert len(asked) == 2
     for each in (tmp_path / "facts").iterdir():
         each.write_bytes(b"{")
-    assert remembered_facts([one], str(tmp_path)) == facts
+    assert load_facts([one], str(tmp_path)) == facts
     assert len(asked) == 3
     described = msgspec.structs.replace(one, folder=str(tmp_path / "model"))
     (tmp_path / "model").mkdir()
     for text in (b"{}", b"{}", b'{"image_token": "<other>"}'):
         (tmp_path / "model" / "processor_config.json").write_bytes(text)
-        assert remembered_facts([described], str(tmp_path)) == facts
+        assert load_facts([described], str(tmp_path)) == facts
     assert len(asked) == 5, "what a processor is made of has changed once"
     (tmp_path / "file").write_bytes(b"")
-    assert remembered_facts([one], str(tmp_path / "file")) == facts
+    assert load_facts([one], str(tmp_path / "file")) == facts
 
 
 class Kitchen:

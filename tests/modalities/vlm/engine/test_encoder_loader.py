@@ -74,7 +74,7 @@ def test_a_model_that_runs_on_transformers_is_refused_by_name(
     ledger = Ledger(256 * MIB)
     loader = open_vision_loader(saved, config, Device.open("cpu"), ledger)
     flag = "--pipeline-role encode" if role == "encode" else "--encoder-address"
-    with pytest.raises(ConfigError, match=f"^{flag}: tiny runs on transformers"):
+    with pytest.raises(ConfigError, match=f"^{flag}: tiny runs as a whole on transformers"):
         loader.load(lambda _: None)
     assert ledger.by_owner() == {}
 

@@ -7,7 +7,7 @@ import torch
 
 from triptych.modalities.vlm.engine import feature_memory
 from triptych.modalities.vlm.engine.encoder import FeatureLayout, open_cache
-from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, LeavingFeatures
+from triptych.modalities.vlm.engine.feature_memory import IncomingFeatures, OutgoingFeatures
 
 CPU, DIGEST, NUM_FEATURES = torch.device("cpu"), b"digest", 7
 
@@ -22,9 +22,9 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 def test_features_cross_bit_for_bit(layout: FeatureLayout) -> None:
     shape = (layout.num_parts, NUM_FEATURES, layout.hidden_size)
     features_DNC = torch.randn(shape).to(layout.dtype)
-    leaving = LeavingFeatures(layout, 10**6, 4, CPU)
+    leaving = OutgoingFeatures(layout, 10**6, 4, CPU)
     cache = open_cache(10**6, 4)
-    arriving = ArrivingFeatures(cache, layout, 10**6, CPU)
+    arriving = IncomingFeatures(cache, layout, 10**6, CPU)
     leaving.keep(DIGEST, features_DNC)
     lent, expected = leaving.lend(DIGEST), arriving.expect(NUM_FEATURES)
     assert len(lent) == len(expected) == leaving.num_pages_of(NUM_FEATURES) > 1
@@ -48,7 +48,7 @@ def test_features_cross_bit_for_bit(layout: FeatureLayout) -> None:
 
 
 def test_what_is_lent_stays_until_it_is_dropped(layout: FeatureLayout) -> None:
-    leaving = LeavingFeatures(layout, 10**6, 0, CPU)  # keeps what is in use alone
+    leaving = OutgoingFeatures(layout, 10**6, 0, CPU)  # keeps what is in use alone
     features_DNC = torch.ones((layout.num_parts, NUM_FEATURES, layout.hidden_size))
     leaving.keep(DIGEST, features_DNC.to(layout.dtype))
     first, second = leaving.lend(DIGEST), leaving.lend(DIGEST)
@@ -70,7 +70,7 @@ def test_without_room_on_the_device_nothing_is_kept(
         raise torch.OutOfMemoryError("full")
 
     cache = open_cache(10**6, 4)
-    arriving = ArrivingFeatures(cache, layout, 10**6, CPU)
+    arriving = IncomingFeatures(cache, layout, 10**6, CPU)
     expected = arriving.expect(NUM_FEATURES)
     monkeypatch.setattr(torch.Tensor, "to", full)
     assert not arriving.keep(DIGEST, expected)

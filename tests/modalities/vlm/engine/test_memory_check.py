@@ -17,8 +17,8 @@ from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.modalities.vlm.engine.encoder import Features, ImageEncoder, open_cache
-from triptych.modalities.vlm.engine.runner import VisionRunner, told
-from triptych.modalities.vlm.engine.shared_room import SharedRoom
+from triptych.modalities.vlm.engine.memory_check import SharedMemoryCheck
+from triptych.modalities.vlm.engine.runner import VisionRunner, plan_message
 from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
 
 PATCH_BYTES, RESERVED, PATCH_VALUES = 1000, 10, 14 * 14 * 3
@@ -58,7 +58,7 @@ def runner_of(group: RankGroup, num_bytes: int | None) -> VisionRunner:
     cache = open_cache(2**20, 9)
     tokens: Any = None
     runner = VisionRunner(tokens, cast("ImageEncoder", encoder), cache, CPU, StepStream(CPU))
-    runner.room = SharedRoom(
+    runner.memory_check = SharedMemoryCheck(
         group=group,
         device=cast("Device", FakeDevice(num_bytes)),
         patch_bytes=PATCH_BYTES,
@@ -71,7 +71,7 @@ def encode(on_rank: Sequence[int | None], *nums_patches: int) -> list[bool]:
     """Whether images of so many patches were encoded, one after the other."""
 
     def lead(ranks: PlanQueue) -> list[bool]:
-        runner = LeadingRunner(runner_of(ranks.group, on_rank[0]), cast("Any", ranks), told)
+        runner = LeadingRunner(runner_of(ranks.group, on_rank[0]), cast("Any", ranks), plan_message)
         found = []
         for step, num_patches in enumerate(nums_patches):
             images = (image(step, num_patches),)

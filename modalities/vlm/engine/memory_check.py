@@ -1,7 +1,7 @@
-"""Whether the ranks of a divided encoder have the memory for an image, before any begins with it.
+"""The common check, before a step, that all ranks of a divided encoder have memory for it.
 
-Owns the question and its one answer. In the midst of a step no rank can give up alone: the others
-would wait for it, and the engine would have to end.
+Owns the check. During a step no rank can abort alone: the other ranks would wait for it, and the
+engine would have to end.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedRoom:
-    """Of one rank. A step of `reserved_patches` has its memory already, and nobody is asked."""
+class SharedMemoryCheck:
+    """Checks memory on one rank. A step of at most `reserved_patches` needs no check."""
 
     group: RankGroup
     device: Device
     patch_bytes: int
     reserved_patches: int
 
-    def holds(self, images: Iterable[PromptContent]) -> bool:
-        """Whether all ranks have room for a step: each asks, and gets the same answer."""
+    def has_memory(self, images: Iterable[PromptContent]) -> bool:
+        """Whether all ranks have memory for a step; collective, with the same result on each."""
         num_patches = sum(map(num_patches_of, images))
         if num_patches <= self.reserved_patches:
             return True
