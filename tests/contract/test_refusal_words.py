@@ -76,11 +76,11 @@ RAISED_DENIES = re.compile(
 )
 
 TRUE = {
-    "a conversation that is cut is none",
+    "conversations are not cut",
     "a prompt's progress is not reported",
     "an answer cites nothing",
     "answers are the same with and without a cache",
-    "answers are the same without",
+    "answers are the same without it",
     "cached pages live on the device only",
     "there are no cache diagnostics",
     "code from model repositories never runs",
@@ -91,7 +91,7 @@ TRUE = {
     "no model here turns images into vectors",
     "no model is fetched for a request",
     "no other model answers",
-    "no prompts are kept",
+    "no prompts are stored",
     "prompts are never truncated",
     "only /v1/responses stores answers",
     "post texts to /v1/score or /v1/rerank as items of a list",
@@ -99,19 +99,18 @@ TRUE = {
     "state-space models are not served yet",
     "text is the only output of this route",
     "the cache use above which no prompt starts",
-    "the model alone calls",
+    "only the model calls tools",
     "there is no search for tools",
-    "this server is the only one that answers",
+    "this server is the only provider",
     "a label that does not affect answers",
-    "nothing of a prompt is dropped",
+    "no part of a prompt is dropped",
     "which no answer depends on",
 }
 """Denials in the tables that are so, or deny nothing; read by a person."""
 TRUE_RAISED = {
-    "An image of this conversation is not kept any more",
-    "Nothing is cleared from a conversation here",
+    "Conversations are not shortened here",
     "Nothing is kept here",
-    "Images are not taken by a file's id",
+    "Images by file id are not offered",
     "There is no model for this route here",
     "There is no such file here",
     "dimensions is not offered with --no-pool-embeddings",

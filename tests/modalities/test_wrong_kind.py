@@ -43,12 +43,12 @@ def test_a_pipeline_names_the_one_that_runs_the_model(name: str, kind: str, tmp_
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("wav2vec2", "recognizes speech, which models of the Whisper family do"),
+        ("wav2vec2", "recognizes speech, for which models of the Whisper family are"),
         ("hubert", "recognizes speech"),
         ("moonshine", "recognizes speech"),
         ("seamless_m4t", "recognizes speech"),
         ("qwen3_vl", "sees images"),
-        ("vits", "speaks"),
+        ("vits", "speech model"),
         ("t5", "its decoder reads an encoder's states"),
         ("vit", "no language model that transformers knows"),
         ("invented", "no language model that transformers knows"),

@@ -121,7 +121,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
         {"sliding_window": 7, "num_local_experts": 4},
         "window is in its mask alone",
     ),
-    "sees what comes after": ("Ernie", {}, "masks of its own"),
+    "sees what comes after": ("Ernie", {}, "own positions or masks"),
     "counts positions otherwise": ("RobertaPreLayerNorm", {"is_decoder": True}, "positions"),
     "layers not alike": ("Gemma4Text", {"head_dim": 8}, "layers are not alike"),
 }

@@ -25,7 +25,7 @@ from triptych.modalities.llm.api.ollama.dialect import (
     OllamaRoute,
     nanoseconds,
     note_keep_alive,
-    untagged,
+    without_tag,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 from triptych.modalities.llm.api.translation import rename_errors
@@ -134,7 +134,7 @@ def _call(
             "Ollama's API returns one vector per text, but with --no-pool-embeddings there is one"
             " per token: use /v1/embeddings."
         )
-    model = service.model(untagged(body.model, service.models))
+    model = service.model(without_tag(body.model, service.models))
     num_ctx = body.options.num_ctx if body.options else None
     return EmbedCall(
         model=model.name,

@@ -20,13 +20,13 @@ from triptych.modalities.llm.api.samples import TextCall
 from triptych.modalities.llm.api.text import TextModel
 
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
-"""Sampling parameters that are not a caller's to give."""
+"""Sampling parameters that callers cannot set."""
 
 
 def sampling_params(
     model: TextModel, *, ignore_eos: bool = False, given: Mapping[str, Any]
 ) -> SamplingParams:
-    """Sampling parameters from what a caller gave over what the model recommends.
+    """Sampling parameters from a caller's fields over the model's recommended ones.
 
     Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
     exist or has the wrong type; `SamplingParams.validate` checks ranges.
@@ -104,13 +104,13 @@ def check_request(request: TokenRequest, model: TextModel) -> None:
 
 
 def _check_reasoning(request: TokenRequest) -> None:
-    """Where reasoning is ended, nothing may prevent its end from being sampled."""
+    """Refuse settings under which the end of reasoning could not be sampled at its budget."""
     rules, sampling = request.reasoning, request.sampling
     if rules is None or rules.max_tokens is None or not sampling.min_tokens:
         return
     if {*rules.closes, *rules.ending} & set(sampling.stop_token_ids):
         raise InvalidRequest(
-            "stop_token_ids has a token that ends reasoning, and min_tokens keeps such tokens from"
-            " being sampled, but there is a budget of reasoning: leave one of the three out.",
+            "stop_token_ids has a token that ends reasoning, and min_tokens keeps it from being"
+            " sampled, but thinking_budget needs it: leave one of the three out.",
             param="min_tokens",
         )

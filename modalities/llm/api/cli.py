@@ -1,6 +1,6 @@
 """`triptych chat` and `triptych generate`: the chat pipeline at a terminal.
 
-Owns what these commands print and read. Everything else is the pipeline's.
+Owns the input and output of these commands. Everything else is the pipeline's.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _IMAGE = "/image "
 
 
 def add_common(parser: argparse.ArgumentParser, *roles: Role) -> None:
-    """Declare what commands that answer have in common, for models of `roles`."""
+    """Declare the common options of commands that answer, for models of `roles`."""
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+    sampling.add_argument("--max-tokens", type=int, help="max tokens of an answer")
     sampling.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
     sampling.add_argument("--top-p", type=float, help="nucleus sampling")
     sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
-    sampling.add_argument("--stop", action="append", default=[], help="end at this text; repeat")
-    form = parser.add_argument_group("form of the answer").add_mutually_exclusive_group()
+    sampling.add_argument("--stop", action="append", default=[], help="stop text; repeat")
+    form = parser.add_argument_group("response format").add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON object")
     form.add_argument("--json-schema", metavar="FILE", help="JSON that a schema describes")
     form.add_argument("--regex", metavar="PATTERN", help="text that a regular expression matches")
@@ -51,7 +51,7 @@ def add_common(parser: argparse.ArgumentParser, *roles: Role) -> None:
 
 
 def call_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What the arguments say of a call."""
+    """The call options in the arguments."""
     options = {
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
@@ -64,7 +64,7 @@ def call_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _form(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The form of the answer that the arguments prescribe."""
+    """The response format in the arguments."""
     asked = {
         "json_object": args.json or None,
         "json": args.json_schema and _read_form("--json-schema", args.json_schema),
@@ -89,10 +89,10 @@ def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych chat`."""
-    parser.add_argument("prompt", nargs="*", help="ask this, or else what is piped in, and leave")
-    parser.add_argument("--system", help="instructions that precede the conversation")
+    parser.add_argument("prompt", nargs="*", help="answer this prompt (or piped input) and exit")
+    parser.add_argument("--system", help="system prompt")
     parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="show this first; repeat"
+        "--image", action="append", default=[], metavar="FILE", help="image to send first; repeat"
     )
     add_common(parser, "chat", "vision")
 
@@ -101,17 +101,17 @@ def run_chat(
     args: argparse.Namespace,
     open_pipeline: Callable[[argparse.Namespace], ChatPipeline] | None = None,
 ) -> int:
-    """Talk: one answer for an argument or piped input, a conversation on a terminal.
+    """Answer an argument or piped input once, or hold a conversation on a terminal.
 
-    Images are taken where `open_pipeline` opens a pipeline that takes them.
+    Images are taken if the pipeline that `open_pipeline` opens takes them.
     """
     opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     prompt = " ".join(args.prompt) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
     if not prompt and not sys.stdin.isatty():
-        raise ConfigError("Nothing to say: give a prompt, or pipe one in.")
+        raise ConfigError("No prompt: give one as an argument, or pipe one in.")
     with (open_pipeline or _open_pipeline)(args) as pipeline:
         if prompt:
-            messages = [*opening, _said(prompt, args.image)]
+            messages = [*opening, _read_turn(prompt, args.image)]
             for piece in pipeline.stream(messages, **call_options(args)):
                 show(piece)
             show("\n")
@@ -120,8 +120,8 @@ def run_chat(
     return 0
 
 
-def _said(text: str, images: Sequence[str]) -> Message:
-    """What the user says, and shows."""
+def _read_turn(text: str, images: Sequence[str]) -> Message:
+    """A user's message with its images."""
     if not images:
         return {"role": "user", "content": text}
     parts: list[dict[str, str]] = [{"type": "image", "image": image} for image in images]
@@ -129,7 +129,7 @@ def _said(text: str, images: Sequence[str]) -> Message:
 
 
 def show(text: str) -> None:
-    """Print a piece of an answer at once."""
+    """Print a piece of an answer immediately."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -147,9 +147,9 @@ def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Nam
             continue
         if line.startswith(_IMAGE):
             images.append(line.removeprefix(_IMAGE).strip())
-            console.print("[dim]It goes with what you say next.[/]")
+            console.print("[dim]It is sent with your next message.[/]")
             continue
-        messages.append(_said(line, images))
+        messages.append(_read_turn(line, images))
         images = []
         try:
             answer = _answer(pipeline, messages, args)
@@ -161,7 +161,7 @@ def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Nam
 
 
 def _answer(pipeline: ChatPipeline, messages: list[Message], args: argparse.Namespace) -> str:
-    """Print the answer as it comes; Ctrl-C ends the answer, not the conversation."""
+    """Print the answer while it is generated; Ctrl-C ends the answer, not the conversation."""
     pieces: list[str] = []
     with suppress(KeyboardInterrupt):
         for piece in pipeline.stream(messages, **call_options(args)):
@@ -186,7 +186,7 @@ def _lines(console: Console) -> Iterator[str]:
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych generate`."""
-    parser.add_argument("prompt", nargs="*", help="prompts, each answered on its own")
+    parser.add_argument("prompt", nargs="*", help="prompts, answered independently")
     parser.add_argument(
         "-i",
         "--input",
@@ -195,9 +195,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         ' "id" and "custom_id" come back as they are, further fields are call options'
         " (max_tokens, temperature, ...)",
     )
-    parser.add_argument(
-        "-o", "--output", help="JSONL file to write, and to go on with; default stdout"
-    )
+    parser.add_argument("-o", "--output", help="JSONL file to write or to resume; default stdout")
     parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
     add_cluster_options(parser)
     add_common(parser, "chat")
@@ -209,7 +207,7 @@ def run_generate(args: argparse.Namespace) -> int:
         raise ConfigError("--batch must be at least 1.")
     cluster = read_cluster(args)
     if cluster and not args.output:
-        raise ConfigError("--ray-address writes what comes to a file: -o answers.jsonl.")
+        raise ConfigError("--ray-address needs an output file: -o answers.jsonl.")
     options = {**call_options(args), "num_in_flight": args.batch}
     rows = _read_rows(args)
     shared = {"model": model_of(args), "options": call_options(args)}

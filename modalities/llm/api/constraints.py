@@ -1,7 +1,7 @@
-"""The fields of a request that prescribe the form of its answer.
+"""The fields of a request that constrain the format of its answer.
 
-Owns their names, those of OpenAI, vLLM, SGLang and llama.cpp, and that there is one of them at
-most. What a form means is `core.grammar`'s.
+Owns their names in OpenAI, vLLM, SGLang and llama.cpp, and the rule that a request has at most one.
+The constraints themselves are `core.grammar`'s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR
 _Choice = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choices = Annotated[list[_Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 _PatternOrNone = Annotated[str, StringConstraints(max_length=MAX_GRAMMAR_BYTES)]
-"""Clients that fill in defaults send an empty text for none."""
+"""Clients that fill in defaults send an empty text for no constraint."""
 JsonSchema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
 _SchemaOrText = Annotated[
     Annotated[JsonSchema, Tag(":schema")] | Annotated[_Pattern, Tag(":text")],
@@ -40,25 +40,25 @@ _SchemaOrText = Annotated[
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
         "disable_additional_properties": RefusedField(
-            "say additionalProperties false in the schema.", (False,)
+            "set additionalProperties to false in the schema.", (False,)
         ),
-        "disable_any_whitespace": RefusedField("white space is bounded, and JSON's.", (False,)),
-        "disable_fallback": RefusedField("there is nothing to fall back to.", (True, False)),
+        "disable_any_whitespace": RefusedField("leave it out; white space is limited.", (False,)),
+        "disable_fallback": RefusedField("leave it out; there is no fallback.", (True, False)),
         "structural_tag": RefusedField("use grammar."),
-        "whitespace_pattern": RefusedField("white space is bounded, and JSON's."),
+        "whitespace_pattern": RefusedField("leave it out; white space is limited."),
     }
 )
 
 
 class JsonSchemaFormat(Strict):
-    """A schema, perhaps with a name, which says nothing to the model."""
+    """A schema with an optional name, which the model does not see."""
 
     name: Name | None = None
     description: Text | None = None
     schema_: JsonSchema | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
         default=None,
-        description="Schemas are enforced either way; with it unknown formats are refused, too.",
+        description="Schemas are always enforced; with `true`, unknown formats are refused.",
     )
 
     @model_validator(mode="after")
@@ -69,7 +69,7 @@ class JsonSchemaFormat(Strict):
 
 
 class AnswerFormat(Strict):
-    """OpenAI's way to ask for JSON, and that of llama.cpp and Together, where `schema` is here."""
+    """OpenAI's `response_format`; llama.cpp and Together put `schema` at this level."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
@@ -90,15 +90,15 @@ class AnswerFormat(Strict):
         return self
 
     @property
-    def asked(self) -> Mapping[str, Any] | str:
-        """The schema of an answer that is no text, or the text of one."""
+    def requested_schema(self) -> Mapping[str, Any] | str:
+        """The schema of a JSON answer, as an object or as text."""
         named = None if self.json_schema is None else self.json_schema.schema_
         given = self.schema_ if named is None else named
         return ANY_OBJECT if given is None else given
 
 
 class StructuredOutputs(Strict):
-    """vLLM's way to ask for a form."""
+    """Constraints as vLLM has them."""
 
     json_: _SchemaOrText | None = Field(default=None, alias="json", description="A JSON schema.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
@@ -113,7 +113,7 @@ class StructuredOutputs(Strict):
 
 
 class ConstraintFields(Strict):
-    """The form of an answer; one of these fields at most asks for any."""
+    """The fields that constrain the format of an answer; at most one of them is set."""
 
     response_format: AnswerFormat | None = Field(
         default=None, description="JSON of any kind, or by a schema."
@@ -146,25 +146,25 @@ class ConstraintFields(Strict):
 
     @model_validator(mode="after")
     def _check_constraint(self) -> Self:
-        asked = [param for param, _, _ in self._asked()]
+        asked = [param for param, _, _ in self._constraints()]
         if len(asked) > 1:
             first, second = asked[0], asked[1]
-            forms = f"{first} and {second} are" if first != second else f"{first} asks for"
-            raise InvalidRequest(f"An answer has one form: {forms} two.", param=second)
+            fields = f"{first} and {second} are" if first != second else f"{first} has"
+            raise InvalidRequest(f"An answer has one format: {fields} two.", param=second)
         return self
 
     def constraint(self) -> Constraint | None:
-        """The form that is asked for, if there is one. Takes as long as it takes to write it."""
-        for param, kind, value in self._asked():
+        """The requested constraint, if any. Takes as long as serializing its schema."""
+        for param, kind, value in self._constraints():
             text = value if isinstance(value, str) else json.dumps(value)
             return Constraint(kind, text, param)
         return None
 
-    def _asked(self) -> Iterator[tuple[str, ConstraintKind, Any]]:
-        """Each form with the field it is in."""
+    def _constraints(self) -> Iterator[tuple[str, ConstraintKind, Any]]:
+        """Each requested constraint with the field it comes from."""
         form, vllm = self.response_format, self.structured_outputs or StructuredOutputs()
         if form is not None and form.type != "text":
-            yield "response_format", "json_schema", form.asked
+            yield "response_format", "json_schema", form.requested_schema
         if vllm.json_object:
             yield "structured_outputs", "json_schema", ANY_OBJECT
         asked: tuple[tuple[str, ConstraintKind, Any], ...] = (
@@ -185,7 +185,7 @@ class ConstraintFields(Strict):
 
 
 def constraint_of(options: Mapping[str, Any]) -> Constraint | None:
-    """The form that a call from Python asks for. Raises `InvalidRequest`."""
+    """The constraint that a call from Python asks for. Raises `InvalidRequest`."""
     given = {name: options[name] for name in ConstraintFields.model_fields if name in options}
     try:
         return ConstraintFields.model_validate(given).constraint()
@@ -196,4 +196,4 @@ def constraint_of(options: Mapping[str, Any]) -> Constraint | None:
         param = ".".join(map(str, first["loc"]))
         raise InvalidRequest(f"{param}: {first['msg']}.", param=param) from error
     except (TypeError, RecursionError) as error:
-        raise InvalidRequest(f"A schema holds plain JSON alone: {error}.") from error
+        raise InvalidRequest(f"A schema must be plain JSON: {error}.") from error

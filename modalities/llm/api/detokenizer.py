@@ -1,7 +1,7 @@
 """From token ids to text that is safe to show, one step at a time.
 
 Owns incremental decoding and stop strings: never half a character, never the beginning of a stop
-string that may yet complete. Knows nothing of engines, HTTP or tensors.
+string that may still complete. Knows nothing of engines, HTTP or tensors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Released = tuple[str, tuple[TokenLogprob, ...]]
 class StopFilter:
     """Holds back text that may be the beginning of a stop string.
 
-    Finds the stop string that begins first; the text before it is all that ever comes out, with it
-    where it `is_shown`.
+    Finds the stop string that begins first; the text ends before it, or with it if it `is_shown`.
     """
 
     def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
@@ -35,7 +34,7 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take new text in; return what is safe, and the stop string if one is complete."""
+        """Add text; return the text that is safe to show, and a complete stop string or `None`."""
         if not self._stops:
             return text, None
         pending = self._held + text
@@ -49,19 +48,19 @@ class StopFilter:
         return pending[: len(pending) - keep], None
 
     def flush(self) -> str:
-        """Release what was held: the text ended before the stop string did."""
+        """Release the held text, which is not a stop string after all."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
 
 
 class Detokenizer:
-    """Decodes one row's tokens as they come, up to the stop string that is met, if any (`stop`).
+    """Decodes one row's tokens incrementally, up to a stop string (`stop`, once found).
 
     A token's log-probability is released with the last character of its text, so that tokens of a
     stop string, which are not shown, are not reported either.
@@ -101,12 +100,12 @@ class Detokenizer:
         return self._release(safe)
 
     def flush(self) -> Released:
-        """Release everything held back. Half a character at the very end is dropped."""
+        """Release everything held back. An incomplete character at the end is dropped."""
         text, logprobs = self._release(self._filter.flush())
         return text, logprobs + self.unshown()
 
     def unshown(self) -> tuple[TokenLogprob, ...]:
-        """Give up the log-probabilities that wait: after the end, those of a stop string."""
+        """Release the pending log-probabilities, which after the end are those of a stop string."""
         rest = tuple(entry for _, _, entry in self._waiting)
         self._waiting.clear()
         return rest
@@ -115,7 +114,7 @@ class Detokenizer:
         self._num_released_chars += len(safe)
         released = self._num_released_chars
         entries = []
-        # A token cut by a stop string still counts as shown if any of its text is.
+        # A token cut by a stop string counts as shown if any of its text is shown.
         while self._waiting and (
             self._waiting[0][1] <= released if self.stop is None else self._waiting[0][0] < released
         ):

@@ -1,7 +1,6 @@
-"""How text deltas become answers of the OpenAI text API.
+"""Formats text deltas as answers of the OpenAI text API, whole and in chunks.
 
-Owns what is said where, whole and in chunks, and what of it a request asks for. Knows nothing of
-HTTP.
+Owns which fields an answer has, and which of them a request asks for. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ ReplyT = TypeVar("ReplyT", bound=ReplyHead)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDetails:
-    """What answers hold beside their text, as a request asks for it.
+    """The fields of answers in addition to their text, as requested.
 
-    `model` is the name that the caller used, `echoed` a text that answers begin with.
+    `model` is the name that the caller used, `echoed` a text that each answer begins with.
     """
 
     model: str
@@ -73,7 +72,7 @@ class AnswerDetails:
 
     @classmethod
     def of(cls, body: TextRequest) -> AnswerDetails:
-        """What `body` asks for."""
+        """The details that `body` requests."""
         return cls(
             model=body.model,
             num_top_logprobs=body.num_top_logprobs,
@@ -86,21 +85,21 @@ class AnswerDetails:
 
 
 class _Offsets:
-    """Where tokens begin in a text: a token that begins within a character, at that character."""
+    """Offsets of tokens in a text; a token that begins within a character begins at it."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
 
     def next(self, shown: bytes) -> int:
-        """Where the next token begins, of which the text has `shown`."""
+        """The offset of the next token, whose bytes in the text are `shown`."""
         offset = self._num_chars
         self._num_chars += len(self._decoder.decode(shown))
         return offset
 
 
 class ResponseFormatter(ABC):
-    """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
+    """Formats the deltas of one route. Only `usage_chunk` and `reply` have token counts."""
 
     _id: ClassVar[str]
     _reply: ClassVar[type[Chunk | ChatReply]]
@@ -123,14 +122,14 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """Events for one delta: none where there is nothing to show."""
+        """The events for one delta; none for a delta without content."""
 
     @abstractmethod
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice | CompletionChoice:
         """A whole sample, or a piece of one."""
 
     def usage_chunk(self, usage: UsageReply) -> Chunk:
-        """The last event of a stream that asked for usage: one without choices."""
+        """The last event of a stream with usage, which has no choices."""
         return self._made(self._chunk, [], usage=usage)
 
     def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
@@ -139,54 +138,56 @@ class ResponseFormatter(ABC):
         return self._made(self._reply, choices, usage=usage)
 
     def _made(self, kind: type[ReplyT], choices: Sequence[BaseModel], **more: Any) -> ReplyT:
-        """Sets `object`, too: fields that were not set are not sent."""
+        """A reply of this `kind` with `object` set: fields that were not set are not sent."""
         fields = {"object": kind.model_fields["object"].default, "choices": choices, **more}
         return kind(**self._head, **fields)
 
     def _shown(self, entries: Iterable[TokenText]) -> Iterator[TokenText]:
-        """Tokens with as many alternatives as were asked for, under the names that were."""
-        return (self._named(each, self._details.num_top_logprobs or 0) for each in entries)
+        """Tokens with the requested number of alternatives, by the requested names."""
+        return (
+            self._with_alternatives(each, self._details.num_top_logprobs or 0) for each in entries
+        )
 
-    def _named(self, entry: TokenText, num_top: int) -> TokenText:
-        top = tuple(self._named(each, 0) for each in entry.top[:num_top])
+    def _with_alternatives(self, entry: TokenText, num_top: int) -> TokenText:
+        top = tuple(self._with_alternatives(each, 0) for each in entry.top[:num_top])
         as_id = self._details.shows_tokens_as_ids
         return replace(entry, top=top, text=f"token_id:{entry.token_id}" if as_id else entry.text)
 
     def _of_prompt(self, prompt: PromptTokens | None) -> dict[str, Any]:
-        """The fields about a prompt that were asked for."""
+        """The requested fields about a prompt."""
         fields: dict[str, Any] = {}
         if prompt is not None and self._details.has_token_ids:
             fields["prompt_token_ids"] = list(prompt.token_ids)
         num_top = self._details.num_top_prompt_logprobs
         if prompt is not None and num_top is not None:
-            fields["prompt_logprobs"] = [_scored(each, num_top) for each in prompt.tokens()]
+            fields["prompt_logprobs"] = [_prompt_entry(each, num_top) for each in prompt.tokens()]
         return fields
 
     def _ids(self, deltas: Sequence[SampleDelta]) -> dict[str, Any]:
-        """The ids of what was sampled, where they were asked for."""
+        """The ids of the sampled tokens, where requested."""
         if not self._details.has_token_ids:
             return {}
         return {"token_ids": [token_id for delta in deltas for token_id in delta.sampled_ids]}
 
 
 class ChatFormatter(ResponseFormatter):
-    """Chat answers."""
+    """Formats chat answers."""
 
     _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """The role first, once it is known whether a call follows; text; why it ended."""
+        """The role (once it is known whether a call follows), the text, the finish reason."""
         if delta.prompt is not None:
             self._prompts[delta.index] = delta.prompt
-        beside = {"logprobs": self._logprobs(delta.logprobs), **self._ids([delta])}
-        has_more = bool(delta.logprobs or beside.get("token_ids"))
+        details = {"logprobs": self._logprobs(delta.logprobs), **self._ids([delta])}
+        has_more = bool(delta.logprobs or details.get("token_ids"))
         pieces = delta.shown or ((Words(""),) if has_more else ())
         if delta.index not in self._begun and (pieces or delta.finish_reason is not None):
             self._begun.add(delta.index)
             yield from self._begin(delta.index, pieces)
         for piece in pieces:
-            yield self._piece(delta.index, self._delta(delta.index, piece), **beside)
-            beside = {"logprobs": self._logprobs(()), **self._ids(())}
+            yield self._piece(delta.index, self._delta(delta.index, piece), **details)
+            details = {"logprobs": self._logprobs(()), **self._ids(())}
         if delta.finish_reason is not None:
             reason = delta.finish_reason
             yield self._piece(delta.index, MessageDelta(), finish_reason=reason, **self._ids(()))
@@ -200,7 +201,7 @@ class ChatFormatter(ResponseFormatter):
             yield self._piece(index, MessageDelta(content=self._details.echoed))
 
     def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """As of every route; the prompt, which all samples have, is in it once."""
+        """The whole answer, with the prompt of all samples once."""
         whole = super().reply(samples, usage)
         return whole.model_copy(update=self._of_prompt(samples[0][0].prompt))
 
@@ -231,8 +232,8 @@ class ChatFormatter(ResponseFormatter):
                 new = {"function": FunctionReply(arguments=text)}
         return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
 
-    def _piece(self, index: int, delta: MessageDelta, **beside: Any) -> ChatChunk:
-        fields = {"logprobs": None, "finish_reason": None, **beside}
+    def _piece(self, index: int, delta: MessageDelta, **more: Any) -> ChatChunk:
+        fields = {"logprobs": None, "finish_reason": None, **more}
         choice = ChatChunkChoice(index=index, delta=delta, **fields)
         return self._made(ChatChunk, [choice], **self._no_usage)
 
@@ -244,12 +245,12 @@ class ChatFormatter(ResponseFormatter):
 
 
 class CompletionFormatter(ResponseFormatter):
-    """Text completions."""
+    """Formats text completions."""
 
     _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """At most one event."""
+        """The event for one delta, if it has content."""
         has_ids = self._details.has_token_ids and bool(delta.prompt or delta.sampled_ids)
         has_more = delta.text or delta.logprobs or has_ids or delta.has_echo
         if has_more or delta.finish_reason is not None:
@@ -272,7 +273,7 @@ class CompletionFormatter(ResponseFormatter):
     def _logprobs(self, index: int, given: Iterable[TokenText]) -> CompletionLogprobs:
         """The first token of a prompt has no log-probability.
 
-        The lists are not validated: other threads would wait for that.
+        The lists are not validated, which would hold the interpreter for long.
         """
         found = CompletionLogprobs.model_construct(
             tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[]
@@ -281,8 +282,12 @@ class CompletionFormatter(ResponseFormatter):
             logprob, top = None, None
             if entry.logprob is not None:
                 logprob = finite_logprob(entry.logprob)
-                others = {each.text: finite_logprob(each.logprob or 0.0) for each in entry.top}
-                top = {entry.text: logprob} | others | {entry.text: logprob}  # its own is first
+                alternatives = {
+                    each.text: finite_logprob(each.logprob or 0.0) for each in entry.top
+                }
+                top = (
+                    {entry.text: logprob} | alternatives | {entry.text: logprob}
+                )  # its own is first
             found.tokens.append(entry.text)
             found.token_logprobs.append(logprob)
             found.top_logprobs.append(top)
@@ -291,7 +296,7 @@ class CompletionFormatter(ResponseFormatter):
 
 
 def _message(answer: Answer) -> AnswerMessage:
-    """A whole answer; one of calls alone has no content."""
+    """A whole answer; an answer of calls only has no content."""
     found: dict[str, Any] = {}
     if answer.reasoning:
         found |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
@@ -308,8 +313,8 @@ def _message(answer: Answer) -> AnswerMessage:
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
 
 
-def _scored(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
-    """A token of a prompt and the likeliest of those that might have been there."""
+def _prompt_entry(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
+    """A token of a prompt and its likeliest alternatives."""
     if token.logprob is None:
         return None
     top = token.top[:num_top]
@@ -325,6 +330,6 @@ def _scored(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
 
 
 def _fingerprint(model: TextModel) -> str:
-    """Changes when the weights or this program do, and with them perhaps the answers."""
+    """An id that changes with the weights or the version of this program."""
     identity = f"{version('triptych')} {model.name} {model.digest}"
     return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"

@@ -1,9 +1,9 @@
-"""From a validated request to its deltas: what every route that generates text shares.
+"""From a validated request to its deltas, for every route that generates text.
 
-Owns the order of the steps (a prompt of a conversation, the form of its answers, sampling), the
-counts and times of what is generated, and the log of texts where the operator wants it. What the
-answers look like is a route's own business: another API than OpenAI's makes a `ChatRequest` of its
-body with `chat_request` and dresses the same deltas.
+Owns the steps from a body to the service's calls, the counts and times of generated tokens, and the
+log of texts where the operator enables it. The form of the answers belongs to the routes: other
+APIs than OpenAI's make a `ChatRequest` of their body with `chat_request` and format the same
+deltas.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 def chat_request(given: Mapping[str, Any]) -> ChatRequest:
-    """The chat request of these fields. Raises `RequestValidationError`, as for a body."""
+    """The chat request with these fields. Raises `RequestValidationError`, as for a body."""
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
@@ -54,9 +54,9 @@ def chat_request(given: Mapping[str, Any]) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A call that runs: its `deltas`, as they are made, and the token counts so far.
+    """A running call: its `deltas` as they are made, and the token counts so far.
 
-    Closing the deltas cancels it.
+    Closing `deltas` cancels the call.
     """
 
     deltas: AsyncGenerator[SampleDelta, None]
@@ -64,7 +64,7 @@ class Generation:
     num_samples: int
 
     async def samples(self) -> list[list[SampleDelta]]:
-        """The deltas of each sample, when all are there."""
+        """Collect the deltas of each sample until the call ends."""
         samples: list[list[SampleDelta]] = [[] for _ in range(self.num_samples)]
         async with aclosing(self.deltas) as stream:
             async for delta in stream:
@@ -75,7 +75,7 @@ class Generation:
 async def encode_conversation(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> TokenRequest:
-    """The conversation as its model takes it; its images' files are released."""
+    """The prompt of a conversation. Releases the image files of the request."""
     urls, kept = data_urls(request), StoredFiles(request)
 
     def find(url: str) -> Fetched | None:
@@ -103,7 +103,7 @@ async def for_template(
     tool_set: ToolSet,
     files: Mapping[str, Fetched | None] = MappingProxyType({}),
 ) -> tuple[Fields, Fields]:
-    """Messages, with the `files` in their URLs, and tools of a request as encoders take them."""
+    """The messages, with `files` by their URLs, and the tools of a request, for prompt encoders."""
 
     def work() -> tuple[Fields, Fields]:
         return [message.for_template(files.get) for message in messages], tool_set.for_template()
@@ -112,7 +112,7 @@ async def for_template(
 
 
 def note_reasoning(request: Request, model: TextModel, names: Iterable[str]) -> None:
-    """Name the fields that ask for reasoning as ignored, where the model has none."""
+    """Report the fields `names`, which ask for reasoning, as ignored if the model has none."""
     if not model.answers.has_reasoning:
         note_ignored(request, *names)
 
@@ -153,25 +153,25 @@ async def begin(
     )
     requests = await service.prepare(call, prompts)
     usage = UsageTotals(call.n)
-    deltas = _observed(service.generate(call, requests), body, context, usage)
+    deltas = _observe(service.generate(call, requests), body, context, usage)
     return Generation(deltas, usage, len(requests))
 
 
 def _check_contents(body: TextRequest, prompts: Sequence[TokenRequest]) -> None:
-    """Positions that images fill have no token ids that a caller could know."""
+    """Refuse `return_token_ids` with images: their positions have no token ids."""
     if body.return_token_ids and any(prompt.contents for prompt in prompts):
         raise UnsupportedOption(
             "return_token_ids is not offered with images: leave it out.", param="return_token_ids"
         )
 
 
-async def _observed(
+async def _observe(
     deltas: AsyncGenerator[SampleDelta, None],
     body: TextRequest,
     context: Context,
     usage: UsageTotals,
 ) -> AsyncGenerator[SampleDelta, None]:
-    """Pass deltas through; count and time them, and log texts where the operator wants it."""
+    """Pass deltas through; count and time them, and log texts where the operator enables it."""
     clock = context.metrics.token_clock(body.model, context.arrived_s)
     texts: defaultdict[int, str] = defaultdict(str)
     is_logged = context.options.log_prompts

@@ -1,7 +1,7 @@
-"""Grammars of callers, compiled where they can do no harm: in a child process.
+"""Compiles grammars of callers in a child process, where they cannot harm the server.
 
-Owns what the child does with one (see `core/media/worker.py`): all that the engine will do with it
-before the first token. A grammar that comes back is one that the engine takes.
+Owns the child's work (see `core/media/worker.py`): all the steps of the engine before the first
+token. The engine accepts every grammar that the child returns.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from triptych.core.grammar.matcher import TokenMatcher
 from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 
-_MAX_COMPILE_S: Final = 0.25  # well below what the engine bears
+_MAX_COMPILE_S: Final = 0.25  # well below the engine's limit
 
 DECODERS: Mapping[str, Any] = MappingProxyType({})
 
 
 def prepare(folder: str, vocab_size: int) -> Mapping[str, Callable[..., Iterator[bytes]]]:
-    """What checks grammars over the tokens of a model; a first one has all loaded that it takes."""
+    """The check of grammars over a model's tokens, after a first one that loads all imports."""
     vocabulary = GrammarVocabulary.open(Path(folder), "the model", vocab_size)
     compiler = GrammarCompiler(vocabulary, max_compile_s=_MAX_COMPILE_S)
     first = ANY_OBJECT.encode()
@@ -41,7 +41,7 @@ def prepare(folder: str, vocab_size: int) -> Mapping[str, Callable[..., Iterator
 def _check(
     compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind, sizes: Sequence[int]
 ) -> Iterator[bytes]:
-    """Yields the grammar of a form, what is around it, and its schemas, which are the `data`."""
+    """Yield the grammar of a constraint; `data` are its text, its surroundings and its schemas."""
     ends = [*accumulate(sizes, initial=0)]
     started_s = time.thread_time()
     try:

@@ -1,7 +1,7 @@
-"""What callers prescribe, checked before a job is made of it.
+"""Checks grammars of callers in child processes before jobs are submitted.
 
-Owns the children that check, the time and memory one may take there, and the answers of the last
-checks. The event loop waits for none of it.
+Owns the child processes, their limits of time and memory, and a cache of recent results. The event
+loop never waits for a check.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GrammarChecker:
         self._kept: OrderedDict[bytes, str] = OrderedDict()
 
     async def check(self, constraint: Constraint) -> str:
-        """The grammar for the engine. Raises `RequestError` for one that is bad or too costly."""
+        """The engine's grammar. Raises a `RequestError` if it is invalid or too costly."""
         constraint.check_size()
         parts = [part.encode() for part in constraint.parts]
         sizes = [*map(len, parts)]
@@ -56,13 +56,13 @@ class GrammarChecker:
         return self._kept[key]
 
     def start(self) -> None:
-        """Begin to start a child, for which the first grammar would otherwise wait."""
+        """Start a child process, so that the first grammar does not wait for it."""
         if self._pool is None:
             self._pool = self._open_pool()
             self._pool.start(1)
 
     async def close(self) -> None:
-        """End the children."""
+        """Stop the child processes."""
         if self._pool is not None:
             await self._pool.close()
 
@@ -86,7 +86,7 @@ class GrammarChecker:
 
 
 def _about(error: RequestError, param: str) -> RequestError:
-    """The error of a check, or of one that was ended: a child's own words are about files."""
+    """The error of a failed or aborted check, about `param`; the child's error is about files."""
     if isinstance(error, FatalInput | PayloadTooLarge):
         return InvalidRequest(
             f"{param} takes over {LIMITS.cpu_s} s or {LIMITS.memory_bytes // 2**20} MiB to"

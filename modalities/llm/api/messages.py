@@ -1,6 +1,6 @@
-"""Conversations as the OpenAI API takes them: messages, and how a template makes a prompt of them.
+"""Messages and template options in the OpenAI API.
 
-Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
+Owns the values that each field may have: honoured, accepted as inert, or refused by name with the
 alternative. Knows no route and no template.
 """
 
@@ -32,7 +32,7 @@ from triptych.modalities.llm.api.tools.schema import ToolCall
 from triptych.modalities.llm.api.unsupported import MESSAGE
 
 FindFile = Callable[[str], Fetched | None]
-"""The file that a body had in a URL, where it was taken out of it."""
+"""The file of a data URL that was taken out of the body."""
 # No angle brackets or bars: a string here must never spell a special token.
 TemplateText = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9 _.,:+-]*$", max_length=64)]
 TemplateOption = Literal[
@@ -53,16 +53,16 @@ _THINKING = (
 )
 _FILE_URL = "triptych-file:\n"
 _PARTS = ("content", "output", "summary", "images", "tool_calls")
-"""Fields of messages, items and parts that are lists, by the words of every API."""
+"""Fields of messages, items and parts that are lists, in all APIs."""
 _OWN = {
     *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls"),
     *("id", "index", "parsed", "timestamp", "metadata"),
 }
-"""Fields of a message that a template has otherwise, or not at all."""
+"""Fields of a message that templates read in another form, or do not read."""
 
 
 def is_list(value: Any) -> str:
-    """The tag of a union of a list and something else."""
+    """The tag of a union of a list and a text."""
     return ":list" if isinstance(value, list) else ":text"
 
 
@@ -74,11 +74,11 @@ TextOrParts: TypeAlias = Annotated[
     ],
     Discriminator(is_list),
 ]
-"""A content, as other APIs have it."""
+"""The content type of other APIs."""
 
 
-def few_parts(value: Any) -> Any:
-    """Messages or items, of which nothing was looked at yet. Raises `InvalidRequest`."""
+def check_num_parts(value: Any) -> Any:
+    """Pass on unvalidated messages or items. Raises `InvalidRequest` for too many parts."""
     if not isinstance(value, list):
         return value
     if _num_parts(value) > limits.MAX_CONVERSATION_PARTS:
@@ -87,7 +87,7 @@ def few_parts(value: Any) -> Any:
 
 
 def _num_parts(entries: Sequence[Any]) -> int:
-    """How many parts these have, and those of parts, too: results and documents have some."""
+    """How many parts these have, including nested parts of results and documents."""
     given = [each for each in entries if isinstance(each, dict)]
     given += [each["source"] for each in given if isinstance(each.get("source"), dict)]
     fields = (each.get(name) for each in given for name in _PARTS)
@@ -95,7 +95,7 @@ def _num_parts(entries: Sequence[Any]) -> int:
 
 
 class CacheControl(Strict):
-    """How long a prompt's beginning shall be cached, as some clients mark it."""
+    """A client's mark for caching the beginning of a prompt."""
 
     type: Literal["ephemeral"]
     ttl: Label | None = None
@@ -103,7 +103,7 @@ class CacheControl(Strict):
 
 
 class TextPart(Strict):
-    """A part of a message's content that is text."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -125,12 +125,12 @@ class ImageUrl(Strict):
 
     url: Text
     detail: Literal["auto", "low", "high", "original"] | None = Field(
-        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
+        default=None, description="`low`: scaled down to 512 x 512 pixels; else unchanged."
     )
 
 
 class ImagePart(Strict):
-    """A part of a message's content that is an image."""
+    """An image part of a message's content."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -138,11 +138,11 @@ class ImagePart(Strict):
 
     @property
     def url(self) -> str:
-        """Where it is, or what stands for it in the body."""
+        """The image's URL, or its stand-in in the body."""
         return self.image_url.url
 
     def source(self, find: FindFile) -> ImageSource:
-        """The image, with what `find` knows of its URL."""
+        """The image, with the file that `find` has for its URL."""
         file = find(self.url)
         is_coarse = self.image_url.detail == "low"
         return ImageSource("" if file else self.url, file, is_coarse)
@@ -153,12 +153,12 @@ class UploadedImage(Strict):
 
     file_id: Name
     detail: Literal["auto", "low", "high", "original"] | None = Field(
-        default=None, description="As that of an image_url."
+        default=None, description="As detail of image_url."
     )
 
 
 class ImageFilePart(Strict):
-    """A part of a message's content that is an image kept here."""
+    """An image part of a message's content, stored in `/v1/files`."""
 
     type: Literal["image_file"]
     image_file: UploadedImage
@@ -166,11 +166,11 @@ class ImageFilePart(Strict):
 
     @property
     def url(self) -> str:
-        """By what `find` knows the image; no caller can send it as a URL."""
+        """The key of the image for `find`; no caller can send it as a URL."""
         return f"{_FILE_URL}{self.image_file.file_id}"
 
     def source(self, find: FindFile) -> ImageSource:
-        """The image, which `find` knows."""
+        """The image, with the file that `find` has for it."""
         return ImageSource("", find(self.url), self.image_file.detail == "low")
 
 
@@ -187,7 +187,7 @@ Part = Annotated[
 
 
 class Message(Strict):
-    """One message of a conversation. What an assistant called may stand for its `content`."""
+    """One message of a conversation. With `tool_calls` an assistant's `content` may be absent."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Annotated[
@@ -205,7 +205,7 @@ class Message(Strict):
     tool_call_id: Name | None = None
     tool_calls: (
         Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
-    ) = Field(default=None, description="What an earlier answer called.")
+    ) = Field(default=None, description="Calls in an earlier answer.")
     reasoning_content: Text | None = Field(
         default=None, description="Reasoning before the answer; the template may render it."
     )
@@ -224,40 +224,41 @@ class Message(Strict):
         if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
             value = {**value, "content": ""}
         elif isinstance(value, dict) and "content" not in value:
-            raise InvalidRequest("A message has a content.", param="messages")
+            raise InvalidRequest("A message needs a content.", param="messages")
         return without_refused(value, MESSAGE)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = () if isinstance(self.content, str) else self.content
         if self.role != "user" and any(not isinstance(part, TextPart) for part in parts):
-            raise InvalidRequest("Images are read in messages of the user.", param="messages")
+            raise InvalidRequest("Only a user's message has images.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         if len({self.reasoning, self.reasoning_content} - {None}) > 1:
             raise InvalidRequest(
-                "reasoning and reasoning_content are one and differ: send the latter alone.",
+                "reasoning and reasoning_content are the same field and differ: send only the"
+                " latter.",
                 param="messages",
             )
         return self
 
     @property
     def text(self) -> str:
-        """What of the content is text."""
+        """The text of the content."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
     def images(self) -> list[ImagePart | ImageFilePart]:
-        """What of the content is images."""
+        """The images of the content."""
         parts = () if isinstance(self.content, str) else self.content
         return [part for part in parts if not isinstance(part, TextPart)]
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
-        """The message as encoders of prompts take it; chat templates know no developers.
+        """The message as prompt encoders take it; `developer` becomes `system`.
 
-        What URLs of images hold is asked of `find`.
+        `find` returns the files of image URLs.
         """
         fields = self.model_dump(exclude_none=True, exclude=_OWN)
         if self.reasoning is not None:
@@ -276,8 +277,8 @@ class Message(Strict):
         return {"role": role, "content": content, **fields}
 
 
-def checked_tool_messages(messages: list[Message]) -> list[Message]:
-    """Raises `InvalidRequest` for a tool's message that is no result of an earlier call."""
+def check_tool_messages(messages: list[Message]) -> list[Message]:
+    """Raise `InvalidRequest` for a tool's message without an earlier call."""
     called: set[str] = set()
     for index, message in enumerate(messages):
         called.update(call.id for call in message.tool_calls or ())
@@ -293,7 +294,7 @@ def checked_tool_messages(messages: list[Message]) -> list[Message]:
 
 
 class ThinkingOption(Strict):
-    """Whether the model shall think first, and how much, as other APIs say it."""
+    """Whether and how much the model reasons, as other APIs write it."""
 
     type: Literal["enabled", "disabled"]
     budget_tokens: ThinkingBudget | None = Field(default=None, description="As thinking_budget.")
@@ -304,7 +305,7 @@ def _thinking_kind(value: Any) -> str:
 
 
 class TemplateFields(Strict):
-    """How the chat template makes a prompt of messages."""
+    """Options of the chat template."""
 
     chat_template_kwargs: TemplateOptions | None = Field(
         default=None, description="Switches of the model's chat template."
@@ -319,11 +320,11 @@ class TemplateFields(Strict):
     ) = Field(default=None, description="Both switches: enable_thinking and thinking.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None,
-        description="How much to think, where the template can say so; `none`: not at all.",
+        description="Amount of reasoning, if the template supports it; `none`: no reasoning.",
     )
     thinking_budget: ThinkingBudget | None = Field(
         default=None,
-        description="Most reasoning tokens, after which reasoning ends; -1: any number.",
+        description="Max reasoning tokens, after which reasoning ends; -1: no limit.",
     )
     thinking_token_budget: ThinkingBudget | None = Field(
         default=None, description="As thinking_budget, its name in vLLM."
@@ -332,24 +333,24 @@ class TemplateFields(Strict):
         default=None, description="As thinking_budget, its name in llama.cpp."
     )
     add_generation_prompt: bool | None = Field(
-        default=None, description="Let the template open the answer (the default)."
+        default=None, description="Let the template begin the answer (the default)."
     )
     continue_final_message: bool | None = Field(
-        default=None, description="Go on with the last message in place of an answer to it."
+        default=None, description="Continue the last message instead of answering it."
     )
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message goes on with the last message, add_generation_prompt opens"
-                " another: send one of them.",
+                "continue_final_message continues the last message, add_generation_prompt begins a"
+                " new one: send one of them.",
                 param="continue_final_message",
             )
         said = {self.enable_thinking, self._thinks} - {None}
         if said and len(said | {self._kwargs.get(name) for name in _SWITCHES} - {None}) > 1:
             raise InvalidRequest(
-                "enable_thinking, thinking and chat_template_kwargs differ: say it once.",
+                "enable_thinking, thinking and chat_template_kwargs differ: send one of them.",
                 param="enable_thinking",
             )
         self._check_budget()
@@ -359,18 +360,18 @@ class TemplateFields(Strict):
         budgets = self._budgets
         if len(budgets) > 1:
             raise InvalidRequest(
-                "thinking_budget and its other names differ: send it alone.",
+                "thinking_budget and its other names differ: send only thinking_budget.",
                 param="thinking_budget",
             )
         if any(type(budget) is not int or budget < -1 for budget in budgets):
             raise InvalidRequest(
-                "thinking_budget is a number of tokens; -1 stands for any number.",
+                "thinking_budget is a number of tokens; -1 means no limit.",
                 param="chat_template_kwargs",
             )
 
     @property
     def _budgets(self) -> set[Any]:
-        """Each that is given, by whatever name."""
+        """The different budgets that are set under any of their names."""
         thinking = self.thinking if isinstance(self.thinking, ThinkingOption) else None
         named = {self.thinking_budget, self.thinking_token_budget, self.thinking_budget_tokens}
         own = self._kwargs.get("thinking_budget")
@@ -378,7 +379,7 @@ class TemplateFields(Strict):
 
     @property
     def max_reasoning_tokens(self) -> int | None:
-        """Most reasoning tokens; -1 for any number, `None` where nothing is said."""
+        """Max reasoning tokens; -1 for no limit, `None` for the operator's."""
         return next(iter(self._budgets), None)
 
     @property
@@ -393,13 +394,13 @@ class TemplateFields(Strict):
 
     @property
     def thinking_fields(self) -> list[str]:
-        """The fields that ask for reasoning, or bound them."""
+        """The fields that ask for reasoning or limit it."""
         given = {name: getattr(self, name) for name in _THINKING}
         given["thinking"] = self._thinks
         return [name for name, value in given.items() if value not in (None, False, "none")]
 
     def template_options(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
+        """The arguments of the chat template in addition to the messages."""
         thinks = False if self._thinks is None and self.reasoning_effort == "none" else self._thinks
         switches: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
         switches["reasoning_effort"] = self.reasoning_effort

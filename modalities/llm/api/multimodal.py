@@ -1,7 +1,7 @@
-"""Conversations with images in them, as far as text knows of those.
+"""Conversations that may contain images, and the interface that makes prompts of them.
 
-Owns what a message may hold, and what makes a prompt of a conversation. Knows neither pixels nor
-encoders of images: the encoder of a vision model is opened elsewhere.
+Owns the types of messages and the protocol of prompt encoders. Knows neither pixels nor image
+encoders: the encoder of a vision model is opened elsewhere.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.media.fetch import Fetched
 
 Message = Mapping[str, Any]
-"""A `role`, a `content`, and what else a chat template may know. The content is a text, a list of
-texts and `ImageSource`s, or `None`."""
+"""A `role`, a `content`, and other fields that a chat template reads. The content is a text, a list
+of texts and `ImageSource`s, or `None`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """Where an image comes from: its `file`, or else a URL. `is_coarse`: a small one will do."""
+    """The `file` of an image, or else its URL. `is_coarse`: low resolution is enough."""
 
     url: str = ""
     file: Fetched | None = None
@@ -38,18 +38,16 @@ class PromptEncoder(Protocol):
         tenant: str = "",
         **template_kwargs: Any,
     ) -> TokenRequest:
-        """A conversation as the model takes it, yet without sampling parameters.
+        """The prompt of a conversation, without sampling parameters.
 
-        `tools` are those that its chat template shall tell it of.
-
-        Its content is found in caches by requests of the same `tenant` alone. Raises errors of
-        `core.errors.RequestError`.
+        `tools` are passed to the chat template. Only requests of the same `tenant` find the
+        prompt's content in caches. Raises a `RequestError`.
         """
         ...
 
 
 def words_of(content: str | Sequence[str] | None) -> str:
-    """A content without images, as one text."""
+    """The text of a content without images."""
     return content if isinstance(content, str) else "".join(content or ())
 
 

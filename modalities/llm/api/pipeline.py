@@ -93,9 +93,9 @@ class ChatPipeline(Pipeline[LlmService]):
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
     arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
-    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and what prescribes
-    the form of an answer: `response_format`, `structured_outputs`, or `guided_json`,
-    `guided_regex`, `guided_choice`, `guided_grammar`.
+    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and the format of the answer:
+    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
+    `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -142,7 +142,7 @@ class ChatPipeline(Pipeline[LlmService]):
 
         An entry holds `prompt` or `messages`; its other fields are call options that override
         `options`; a `model` must be this one. An entry that cannot be answered yields its error
-        and harms no other.
+        and the other entries are answered.
         """
 
         async def answer(entry: Mapping[str, Any]) -> ChatAnswer:
@@ -168,7 +168,7 @@ class ChatPipeline(Pipeline[LlmService]):
         return [reply for part in parts for reply in await self._replies(part, options)]
 
     def _num_at_once(self, options: Mapping[str, Any]) -> int:
-        """How many conversations are admitted together."""
+        """How many conversations are submitted together."""
         return max(1, self._service.max_jobs // _call_options(options).n)
 
     async def _replies(
@@ -223,7 +223,7 @@ class ChatPipeline(Pipeline[LlmService]):
         return call, await self._service.prepare(call, prompts)
 
     def _messages(self, conversation: Any) -> Sequence[Message]:
-        """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""
+        """The messages of a conversation. Raises `InvalidRequest` unless it is a text or a list."""
         if isinstance(conversation, str):
             return [{"role": "user", "content": conversation}]
         if not isinstance(conversation, Sequence) or not conversation:
@@ -257,7 +257,7 @@ class ChatPipeline(Pipeline[LlmService]):
 
 
 class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call may be given beside the fields of `SamplingParams`."""
+    """Options of a call in addition to the fields of `SamplingParams`."""
 
     max_tokens: int | None = None
     stop: str | tuple[str, ...] = ()
@@ -283,7 +283,7 @@ def _call_options(options: Mapping[str, Any]) -> _CallOptions:
 
 
 def _as_batch(conversation: Any) -> list[Any] | None:
-    """The conversations of a batch, or `None` if this is a single one."""
+    """The conversations of a batch, or `None` for a single conversation."""
     is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
     if not is_list or not conversation or isinstance(conversation[0], Mapping):
         return None

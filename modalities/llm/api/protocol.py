@@ -1,8 +1,8 @@
 """The requests of the OpenAI text API, field by field.
 
-Owns what each field may be. A field is honoured, accepted as inert (it asks for nothing that
-could change an answer here), or refused by name with the alternative; any other name is an
-unknown field. Every number is bounded and finite, every string and array has a longest length.
+Owns the values that each field may have. A field is honoured, accepted as inert (it cannot change
+an answer here), or refused by name with the alternative; any other name is an unknown field. Every
+number is bounded and finite, every string and array has a maximum length.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
     Message,
     TemplateFields,
-    checked_tool_messages,
-    few_parts,
+    check_num_parts,
+    check_tool_messages,
 )
 from triptych.modalities.llm.api.sampling_fields import (
     InertLabels,
@@ -53,7 +53,7 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 def _not_zero(length: int) -> int:
     if length == 0:
-        raise InvalidRequest("A length is at least one token; -1 stands for as many as fit.")
+        raise InvalidRequest("A length is at least one token; -1 means as many as fit.")
     return length
 
 
@@ -74,7 +74,7 @@ TokenIds = Annotated[
 
 
 def prompt_kind(value: Any) -> str:
-    """Which of the four forms a prompt has, judged by its first entry."""
+    """The form of a prompt (text, texts, tokens, token lists), from its first entry."""
     if not isinstance(value, list):
         return ":text"
     first = value[0] if value else ""
@@ -86,8 +86,8 @@ def prompt_kind(value: Any) -> str:
 Messages = Annotated[
     list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
-    BeforeValidator(few_parts),
-    AfterValidator(checked_tool_messages),
+    BeforeValidator(check_num_parts),
+    AfterValidator(check_tool_messages),
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -100,7 +100,7 @@ Prompt = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides text."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = Field(default=None, description="End with a usage chunk.")
     continuous_usage_stats: bool | None = Field(
@@ -110,19 +110,19 @@ class StreamOptions(Strict):
 
 
 class UsageOption(Strict):
-    """What OpenRouter's clients ask of token counts."""
+    """Token counts as OpenRouter's clients request them."""
 
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
 class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
-    """What chat and text completion share."""
+    """The fields of both chat and text completion."""
 
     ignored = IGNORED
     tasks = ("chat",)
 
     max_tokens: Length | None = Field(
-        default=None, description="Most tokens of one answer; -1: as many as fit."
+        default=None, description="Max tokens of one answer; -1: as many as fit."
     )
     n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Answers per prompt."
@@ -131,17 +131,17 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
         default=None,
         ge=0,
         le=limits.MAX_LOGPROBS,
-        description="Log-probabilities of the prompt, with so many alternatives per token.",
+        description="Log-probabilities of the prompt, with this number of alternatives per token.",
     )
     return_token_ids: bool | None = Field(
-        default=None, description="Also give the ids of prompt and answer."
+        default=None, description="Also return the token ids of prompt and answer."
     )
     return_tokens_as_token_ids: bool | None = Field(
-        default=None, description="Log-probabilities name tokens as `token_id:ID`."
+        default=None, description="Name tokens as `token_id:ID` in log-probabilities."
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(
-        default=None, description="Says nothing where nothing is streamed."
+        default=None, description="Without effect unless the answer is streamed."
     )
     usage: UsageOption | None = None
     cache_prompt: bool | None = inert("cache_prompt")
@@ -159,7 +159,7 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
     def _check_common(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
             raise UnsupportedOption(
-                "prompt_logprobs is not offered in streams: ask for the answer whole.",
+                "prompt_logprobs is not offered in streams: leave stream out.",
                 param="prompt_logprobs",
             )
         most = self.sampling()["max_tokens"]
@@ -169,17 +169,17 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
 
     @property
     def default_tokens(self) -> int | None:
-        """Tokens of an answer where no number is given; `None`: as many as fit."""
+        """The default of `max_tokens`; `None`: as many as fit."""
         return None
 
     @property
     def has_answer(self) -> bool:
-        """Whether anything is shown but the prompt."""
+        """Whether the reply contains more than the prompt."""
         return True
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Alternatives reported per token of an answer; `None`: no log-probabilities at all."""
+        """Alternatives reported per token of an answer; `None`: no log-probabilities."""
         return None
 
     @property
@@ -195,12 +195,12 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
 
     @property
     def has_running_usage(self) -> bool:
-        """Whether every chunk of a stream holds the token counts so far."""
+        """Whether every chunk of a stream has the token counts so far."""
         asked = self.stream_options
         return bool(asked and asked.continuous_usage_stats and asked.include_usage is not False)
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of `SamplingParams` this request gives; absent ones are `None`."""
+        """The fields of `SamplingParams` that this request sets; the others are `None`."""
         names = sorted(SAMPLING_RANGES.keys() & set(TextRequest.model_fields) - {"seed"})
         bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
         return {
@@ -216,12 +216,12 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
 
 
 def _smallest(*lengths: int | None) -> int | None:
-    """The least of several bounds; `None` where none of them bounds anything."""
+    """The least of several positive limits; `None` if there is none."""
     return min((length for length in lengths if length is not None and length > 0), default=None)
 
 
 def _largest(*numbers: int | None) -> int | None:
-    """The greatest of several numbers; `None` where there is none."""
+    """The greatest of several numbers; `None` if there is none."""
     return max((number for number in numbers if number is not None), default=None)
 
 
@@ -230,12 +230,13 @@ class ChatRequest(TextRequest, TemplateFields, InertLabels):
 
     messages: Messages
     max_completion_tokens: Length | None = Field(
-        default=None, description="As max_tokens, its newer name; of both the smaller holds."
+        default=None, description="Newer name of max_tokens; the smaller of both applies."
     )
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(
-        default=None, description="Begin each answer with the last message, if the assistant's."
+        default=None,
+        description="Begin each answer with the last message if it is the assistant's.",
     )
     store: bool | None = inert("store")
     metadata: Metadata | None = inert("metadata")
@@ -270,17 +271,17 @@ class ChatRequest(TextRequest, TemplateFields, InertLabels):
 
     @property
     def echoed(self) -> str:
-        """What each answer begins with."""
+        """The text that each answer begins with."""
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See `TextRequest`."""
+        """The property of `TextRequest`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def sampling(self) -> dict[str, Any]:
-        """As for every request, with chat's names for length."""
+        """The fields of `TextRequest.sampling`, with chat's names of the length."""
         return {
             **super().sampling(),
             "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
@@ -288,15 +289,15 @@ class ChatRequest(TextRequest, TemplateFields, InertLabels):
 
 
 ADDS_SPECIAL = Field(
-    default=None, description="Begin texts with the tokens that the model wants there (default)."
+    default=None, description="Begin texts with the model's initial tokens (the default)."
 )
 PARSES_SPECIAL = Field(
-    default=None, description="Read special tokens spelled in texts as such, not as characters."
+    default=None, description="Read special tokens spelled in texts as tokens, not as characters."
 )
 
 
-def reading_of(adds_special: bool | None, parses_special: bool | None) -> dict[str, bool]:
-    """How a text becomes tokens, as `TextModel.encode_text` takes it."""
+def encoding_options(adds_special: bool | None, parses_special: bool | None) -> dict[str, bool]:
+    """The options of `TextModel.encode_text`."""
     return {
         "add_special_tokens": adds_special is not False,
         "parse_special": bool(parses_special),
@@ -309,7 +310,7 @@ class CompletionRequest(TextRequest):
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1])] | None = Field(
         default=None,
-        description="Most tokens of one answer; -1: as many as fit; 0, with echo: none.",
+        description="Max tokens of one answer; -1: as many as fit; 0, with echo: none.",
     )
     add_special_tokens: bool | None = ADDS_SPECIAL
     parse_special: bool | None = PARSES_SPECIAL
@@ -317,13 +318,13 @@ class CompletionRequest(TextRequest):
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
     truncate_prompt_tokens: CutLength | None = Field(
         default=None,
-        description="Read only so many of a prompt's last tokens; -1: as many as fit.",
+        description="Read only this number of a prompt's last tokens; -1: as many as fit.",
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="The end of prompts that is cut off: the left by default."
+        default=None, description="The side of prompts that is cut off; left by default."
     )
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
-        default=None, description="Only as many as n."
+        default=None, description="Must be equal to n."
     )
 
     @model_validator(mode="before")
@@ -340,7 +341,7 @@ class CompletionRequest(TextRequest):
             )
         if not self.has_answer and not self.echo:
             raise InvalidRequest(
-                "max_tokens is at least one token, or 0 with echo; -1 stands for as many as fit.",
+                "max_tokens is at least one token, or 0 with echo; -1 means as many as fit.",
                 param="max_tokens",
             )
         if len(self.prompts) * (self.n or 1) > limits.MAX_ROWS:
@@ -351,32 +352,32 @@ class CompletionRequest(TextRequest):
 
     @property
     def default_tokens(self) -> int | None:
-        """OpenAI's, unless as many as fit are asked for."""
+        """OpenAI's default, unless -1 asks for as many as fit."""
         return None if self.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
 
     @property
     def has_answer(self) -> bool:
-        """See `TextRequest`."""
+        """The property of `TextRequest`."""
         return self.max_tokens != 0
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or several, each as text or as token ids."""
+        """The prompts, each as text or as token ids."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
     @property
-    def reading(self) -> dict[str, bool]:
-        """How prompts that are texts are read."""
-        return reading_of(self.add_special_tokens, self.parse_special)
+    def encoding_options(self) -> dict[str, bool]:
+        """How text prompts are tokenized."""
+        return encoding_options(self.add_special_tokens, self.parse_special)
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See `TextRequest`."""
+        """The property of `TextRequest`."""
         return self.logprobs
 
     def sampling(self) -> dict[str, Any]:
-        """As for every request; echoed prompts report their log-probabilities, too."""
+        """The fields of `TextRequest.sampling`; echoed prompts also report log-probabilities."""
         sampling = super().sampling()
         sampling["prompt_logprobs"] |= bool(self.echo) and self.logprobs is not None
         if not self.has_answer:

@@ -1,6 +1,6 @@
 """The answers of the OpenAI text API, whole and in chunks.
 
-Owns their fields. One is sent if it was set: OpenAI sends some as null and leaves others out. Knows
+Owns their fields. A field is sent if it was set: OpenAI sends some as null and omits others. Knows
 nothing of HTTP.
 """
 
@@ -21,10 +21,10 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class PromptDetails(BaseModel):
-    """Where prompt tokens came from.
+    """Kinds of prompt tokens.
 
-    Where there are images, `image_tokens` are those that they fill, and `cached_images` is how
-    many of the images did not have to be encoded.
+    With images, `image_tokens` are the tokens that they fill, and `cached_images` is the number of
+    images that were found encoded.
     """
 
     cached_tokens: int
@@ -33,7 +33,7 @@ class PromptDetails(BaseModel):
 
 
 class OutputDetails(BaseModel):
-    """What output tokens were for."""
+    """Kinds of output tokens."""
 
     reasoning_tokens: int
 
@@ -70,12 +70,12 @@ class ChatLogprobs(BaseModel):
 
 
 class PromptLogprob(TypedDict):
-    """A token of the prompt, or one that might have been; its rank where it is among the likeliest.
+    """A token of the prompt or an alternative, with its rank if it is among the likeliest.
 
-    The shape is vLLM's, as is that of all that is said of prompts.
+    The fields are vLLM's, as are all fields about prompts.
     """
 
-    # A plain dict: of hundreds of thousands of objects Python's collector would make a pause.
+    # A plain dict: hundreds of thousands of objects would cause a pause of the garbage collector.
 
     logprob: float
     rank: int | None
@@ -83,7 +83,7 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt what might have been there, by id. Nothing predicts the first."""
+"""For each token of a prompt the alternatives by id; `None` for the first, which is not scored."""
 
 
 class CompletionLogprobs(BaseModel):
@@ -96,7 +96,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class FunctionReply(BaseModel):
-    """A function and its arguments, which are JSON text; or more of that text."""
+    """A function and its arguments as JSON text, or a piece of that text."""
 
     name: str = ""
     arguments: str
@@ -173,7 +173,7 @@ class CompletionChoice(BaseModel):
 
 
 class ReplyHead(BaseModel):
-    """What every answer says of itself."""
+    """The first fields of every answer."""
 
     id: str
     created: int
@@ -212,7 +212,7 @@ Chunk = ChatChunk | CompletionReply
 
 
 class TokenPiece(BaseModel):
-    """A token with its text, or with its bytes where they are no text by themselves."""
+    """A token with its text, or with its bytes if they are not text by themselves."""
 
     id: int
     piece: str | list[int]
@@ -234,7 +234,7 @@ class Prompt(BaseModel):
 
 
 class DecodedText(Prompt):
-    """Answer of `/detokenize`: the text by the names that vLLM and llama.cpp have for it."""
+    """Answer of `/detokenize`: the text under the names of vLLM and llama.cpp."""
 
     content: str
 
@@ -247,7 +247,7 @@ class UsageTotals:
         self._last: dict[int, SampleDelta] = {}
 
     def add(self, delta: SampleDelta) -> None:
-        """Take note of a sample's latest counts."""
+        """Record a sample's latest counts."""
         self._last[delta.index] = delta
 
     def total(self) -> UsageReply:
@@ -282,17 +282,17 @@ def _token_fields(entry: TokenText) -> dict[str, Any]:
 
 
 def finite_logprob(logprob: float) -> float:
-    """JSON has no minus infinity."""
+    """A log-probability as JSON has it, without minus infinity."""
     return max(logprob, _LEAST_LOGPROB)
 
 
 def new_call_id() -> str:
-    """A new id of a call: nine letters and digits, since Mistral's templates take no other."""
+    """A new id of a call: nine letters and digits, as Mistral's templates require."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 def card_of(model: TextModel, *, sees: bool = False) -> ModelCard:
-    """How `/v1/models` shows `model`."""
+    """The entry of `model` in `/v1/models`."""
     return ModelCard(
         id=model.name,
         created=model.created,

@@ -1,8 +1,7 @@
 """The OpenAI text API: chat and completions.
 
-Owns the way from a validated request to a call of the service, and from its deltas to an answer;
-and what is plugged into what on the API's side of this modality.
-What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+Owns the way from a validated request to a call of the service and from its deltas to an answer, and
+the composition of this modality's API. Keys, limits, errors and disconnects are `core.http`'s.
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ from triptych.modalities.llm.api.unsupported import ROUTES
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
-"""The roles of models that clients of Ollama know what to do with."""
+"""The roles of models that clients of Ollama can use."""
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Chat with every model that writes text, those with encoders of images included."""
+    """The API of all text models, including those with image encoders."""
     encoders = setup.prompt_encoders
     texts = [
         open_resolved(model, TextModel.open, setup.config.models) for model in setup.models["chat"]
@@ -105,7 +104,7 @@ def _warm(texts: Sequence[TextModel]) -> None:
 
 
 def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
-    """The Responses API, with what it keeps."""
+    """The Responses API and its store."""
     answering = Answering.open(service, setup.store, setup.config.server, setup.find_link)
     setup.exit_stack.push_async_callback(answering.runs.close)
     return [responses_router(answering), conversations_router(answering)]
@@ -123,10 +122,10 @@ def llm_router(
 
 
 def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
-    """Chat and completions."""
+    """Add the routes of chat and completions."""
 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation, with images where the model sees."""
+        """Answer a conversation, with images for vision models."""
         context = Context.of(request)
         model = service.model(body.model)
         note_reasoning(request, model, body.thinking_fields)
@@ -140,12 +139,12 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         chat_completions,
         methods=["POST"],
         response_model=None,
-        responses=_streaming(ChatReply, ChatChunk),
+        responses=_stream_responses(ChatReply, ChatChunk),
         route_class_override=DataUrlRoute,
     )
 
     async def count_chat_tokens(body: ChatRequest, request: Request) -> InputTokens:
-        """Count the tokens that a conversation is for its model."""
+        """Count the prompt tokens of a conversation."""
         prompt = await encode_conversation(service, body, request, find_link)
         return InputTokens(input_tokens=len(prompt.prompt_ids))
 
@@ -159,7 +158,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
     @router.post(
         "/v1/completions",
         response_model=None,
-        responses=_streaming(CompletionReply, CompletionReply),
+        responses=_stream_responses(CompletionReply, CompletionReply),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
@@ -175,7 +174,9 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         return await _answer(generation, body, formatter, context.options)
 
 
-def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def _stream_responses(
+    reply: type[BaseModel], chunk: type[BaseModel]
+) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
@@ -225,7 +226,7 @@ async def _documents(
             if delta.prompt is not None and delta.has_echo:
                 num_tokens = len(delta.prompt.token_ids)
                 for written in await on_text_thread(
-                    num_tokens, _written, formatter, delta, running
+                    num_tokens, _written_chunks, formatter, delta, running
                 ):
                     yield written
             else:
@@ -244,7 +245,7 @@ def _chunks(
         yield chunk
 
 
-def _written(
+def _written_chunks(
     formatter: ResponseFormatter, delta: SampleDelta, running: UsageReply | None
 ) -> list[WrittenDocument]:
     return [

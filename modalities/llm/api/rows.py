@@ -1,6 +1,6 @@
 """Rows of `triptych generate`, answered by a chat pipeline: here, or in each actor of a cluster.
 
-Owns what a row's record says of its answer.
+Owns the fields of a row's result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def answer_rows(
 
 
 def _entry(row: Record) -> Record:
-    """A row as `ChatPipeline.map` takes it: OpenAI has a newer name for `max_tokens`."""
+    """A row as `ChatPipeline.map` takes it, with OpenAI's newer name of `max_tokens` replaced."""
     newer = row.get("max_completion_tokens")
     if newer is None:
         return row

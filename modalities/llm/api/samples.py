@@ -1,7 +1,7 @@
-"""One sample of an answer: what a call asks for, and what each step adds to it.
+"""One sample of an answer: the settings of its call, and the text delta of each step.
 
 Owns the way from a job's token deltas to text: detokenizing, stop strings, log-probabilities, an
-echoed prompt, the answer taken apart, counts. Knows neither how jobs run nor HTTP.
+echoed prompt, parsing of reasoning and calls, token counts. Knows neither how jobs run nor HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenReque
 from triptych.core.grammar.constraint import Constraint
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.json_text import loaded
+from triptych.modalities.llm.api.tools.json_text import load_json
 from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallArguments, CallStart, Words
 from triptych.modalities.llm.api.tools.schema import ToolSet
 
@@ -28,7 +28,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 _NO_ANSWER: Mapping[str, Any] = MappingProxyType(
     {"token_ids": (), "logprobs": (), "stop_token_id": None, "finish_reason": "length"}
 )
-"""What makes a delta one that only scores a prompt."""
+"""Replaces the answer in a delta that only scores a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TextCall:
 class TokenText:
     """One token with its text, bytes and log-probability (`None` for the first of a prompt).
 
-    `shown` are those of its bytes that the answer's text has: none of a special token.
+    `shown` are its bytes that are part of the answer's text: none for a special token.
     """
 
     token_id: int
@@ -83,11 +83,10 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUsage:
-    """Tokens of one sample so far; the output counts a stop token, which costs a step too.
+    """Token counts of one sample so far; the output includes a stop token, which also costs a step.
 
-    Prompt tokens count those that images fill, which are `num_image_tokens`. Of the images
-    `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
-    reasoning.
+    Prompt tokens include the `num_image_tokens` that images fill. `num_cached_images` images were
+    found encoded, and `num_reasoning_tokens` of the output are reasoning.
     """
 
     num_prompt_tokens: int
@@ -100,11 +99,11 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
-    """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
+    """The ids of a prompt and, where its log-probabilities were requested, its tokens.
 
-    `echo` tells the text that the sample's own begins with, and its tokens; `None` where there is
-    none. Both take long where there are many tokens, which are made one by one: all of them at once
-    would keep Python's collector busy, and everybody waiting.
+    `echo` returns the prompt's text and tokens, which precede those of the sample; `None` without
+    echo. Tokens are created lazily: many objects at once would stall the event loop in Python's
+    garbage collector.
     """
 
     token_ids: tuple[int, ...]
@@ -114,10 +113,10 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDelta(TokenUsage):
-    """What one step added to one sample (`index` = prompt index x n + sample index), and counts.
+    """The text of one step of one sample (`index` = prompt index x n + sample index), and counts.
 
-    `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`,
-    whose echo is not yet in the `text`.
+    `pieces` are the parsed text, where the call has a tool set. The first delta has the `prompt`,
+    whose echo is not part of `text`.
     """
 
     index: int
@@ -131,18 +130,18 @@ class SampleDelta(TokenUsage):
 
     @property
     def has_echo(self) -> bool:
-        """Whether the sample begins with its prompt, and this is where."""
+        """Whether this delta begins a sample with its prompt."""
         return self.prompt is not None and self.prompt.echo is not None
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
-        """The tokens that the model sampled, one that ended the sample among them."""
+        """The tokens that the model sampled, including one that ended the sample."""
         end = self.stop_reason
         return (*self.token_ids, end) if isinstance(end, int) else self.token_ids
 
     @property
     def shown(self) -> tuple[AnswerPiece, ...]:
-        """The pieces; the text is one, where it was not taken apart."""
+        """The pieces; unparsed text is one piece."""
         if self.pieces is not None:
             return self.pieces
         return (Words(self.text),) if self.text else ()
@@ -206,7 +205,7 @@ class SampleText:
         if finish is not None and self._call.scores_all:
             unshown = (*self._detokenizer.unshown(), *delta.logprobs[len(shown_ids) :])
             scored += (replace(self._token_text(entry), shown=b"") for entry in unshown)
-        pieces, finish = self._parsed(text, finish)
+        pieces, finish = self._parse(text, finish)
         if self._parser is not None and self._parser.is_in_reasoning:
             self._num_reasoning_tokens += num_tokens
         return SampleDelta(
@@ -226,12 +225,12 @@ class SampleText:
             prompt=self._take_prompt(delta),
         )
 
-    def _parsed(
+    def _parse(
         self, text: str, finish: FinishReason | None
     ) -> tuple[tuple[AnswerPiece, ...] | None, FinishReason | None]:
-        """What further text is made of; an answer with calls ends because of them.
+        """The pieces of further text, and the finish reason: `tool_calls` where there are calls.
 
-        One with a call that is not whole ends as one that was cut off: clients do not run it.
+        An incomplete call makes the reason `length`, so that clients do not run it.
         """
         if self._parser is None:
             return None, finish
@@ -253,22 +252,24 @@ class SampleText:
         return tuple(pieces), finish
 
     def _end_call(self) -> None:
-        """The latest call, if there is one, has all of its arguments."""
+        """Note that the arguments of the latest call, if any, are complete."""
         text, self._arguments = "".join(self._arguments), []
-        self._has_broken_call |= bool(text) and loaded(text) is None
+        self._has_broken_call |= bool(text) and load_json(text) is None
 
     def _take_prompt(self, delta: TokenDelta) -> PromptTokens | None:
         """The prompt, once."""
         ids, self._prompt_ids = self._prompt_ids, ()
         if not ids:
             return None
-        tokens = partial(self._scored, ids, delta.prompt_logprobs)
+        tokens = partial(self._score_prompt, ids, delta.prompt_logprobs)
         echo = partial(self._echo, ids, tokens) if self._call.echo else None
         return PromptTokens(token_ids=ids, tokens=tokens, echo=echo)
 
-    def _scored(self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]) -> Iterator[TokenText]:
+    def _score_prompt(
+        self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]
+    ) -> Iterator[TokenText]:
         if self._scores_prompt:
-            yield self._plain_token(ids[0], None)  # it has no entry of its own
+            yield self._plain_token(ids[0], None)  # nothing predicts the first token
             yield from map(self._token_text, entries)
 
     def _echo(
@@ -294,7 +295,7 @@ class SampleText:
 
 
 def _as_shown(tokens: Iterable[TokenText], text: str) -> Iterator[TokenText]:
-    """The tokens of `text` from its beginning, where some tokenizers leave out a space."""
+    """The tokens of `text`; drops a leading space that the tokenizer left out of the text."""
     has_begun = text.startswith(" ")
     for token in tokens:
         if not has_begun and token.shown.startswith(b" "):

@@ -1,7 +1,7 @@
-"""The fields of a request that say how an answer is sampled and where it ends.
+"""Request fields about sampling and the end of an answer.
 
-Owns what they may be on every route of text that has OpenAI's names for them. Which of them a
-route has besides is the route's.
+Owns the values of these fields on every text route that uses OpenAI's names. Other fields belong to
+the routes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from triptych.modalities.llm.api.messages import is_list
 
 
 def within(name: str, description: str) -> Any:
-    """An optional sampling number, in the range it has wherever it is sent."""
+    """An optional sampling number in its common range."""
     low, high = SAMPLING_RANGES[name]
     return Field(default=None, ge=low, le=high, description=description)
 
 
 def penalty(description: str) -> Any:
-    """An optional factor of tokens that were there before."""
+    """An optional penalty factor for tokens that occurred before."""
     high = SAMPLING_RANGES["repetition_penalty"][1]
     return Field(default=None, gt=0, le=high, description=description)
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request: one text or several; an empty text alone is none."""
+    """The stop strings of a request, one or several; a single empty text means none."""
     if isinstance(stop, str):
         return (stop,) if stop else ()
     return tuple(stop or ())
@@ -56,7 +56,7 @@ LogitBias = Annotated[
 
 
 class SamplingFields(Strict):
-    """How tokens are sampled, and where an answer ends."""
+    """Sampling parameters and the end of an answer."""
 
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
@@ -72,13 +72,15 @@ class SamplingFields(Strict):
     frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
     presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
     logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
-    min_tokens: int | None = within("min_tokens", "Fewest tokens before an end is allowed.")
+    min_tokens: int | None = within("min_tokens", "Min tokens before the answer may end.")
     seed: int | None = within("seed", "Same seed, same answer.")
-    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
+    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' means none.")
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = Field(default=None, description="Tokens that end an answer.")
-    ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
+    ignore_eos: bool | None = Field(
+        default=None, description="Continue past the model's EOS token."
+    )
     include_stop_str_in_output: bool | None = Field(
         default=None, description="Show the stop string or token that ended an answer."
     )
@@ -86,14 +88,15 @@ class SamplingFields(Strict):
         default=None, description="Leave special tokens out of answers (the default)."
     )
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
-        default=None, description="Lower goes first, under `--schedule-policy priority`."
+        default=None, description="Lower runs first, under `--schedule-policy priority`."
     )
 
     @model_validator(mode="after")
     def _check_penalties(self) -> Self:
         if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
             raise InvalidRequest(
-                "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
+                "repeat_penalty and repetition_penalty are the same field and differ: send only the"
+                " latter.",
                 param="repeat_penalty",
             )
         return self

@@ -25,7 +25,7 @@ from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, image
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
 from triptych.modalities.llm.api.text import TextModel, text_size
 from triptych.modalities.llm.api.tools.faults import name_tool
-from triptych.modalities.llm.api.tools.prompt import in_words
+from triptych.modalities.llm.api.tools.prompt import describe_tools
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
@@ -33,7 +33,7 @@ _AnswerRules = tuple[str, ReasoningRules | None]
 
 
 class LlmService(ModelService[TextModel]):
-    """Serves text generation from an engine client. `encoders` make prompts for vision models."""
+    """Generates text with an engine client. `encoders` make the prompts of vision models."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LlmService(ModelService[TextModel]):
     ) -> None:
         super().__init__(client, models, admission, default_seed=default_seed)
         self._encoders = encoders
-        self._images = HoldLimit("Too many images are being looked at; try later.")
+        self._images = HoldLimit("Too many images are being processed; try again later.")
 
     @classmethod
     def from_config(
@@ -58,7 +58,7 @@ class LlmService(ModelService[TextModel]):
         encoders: Mapping[str, PromptEncoder] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
-        """The service, started, with the bounds and the seed of a configuration."""
+        """A started service with the limits and the seed of a configuration."""
         admission = admission or Admission(options=config.schedule)
         service = cls(
             client, models, admission, encoders=encoders, default_seed=default_seed(config)
@@ -67,7 +67,7 @@ class LlmService(ModelService[TextModel]):
         return service
 
     def start(self) -> None:
-        """Begin what the first conversations would otherwise wait for."""
+        """Start the template processes, so that the first conversations do not wait for them."""
         for model in self.models.values():
             model.start()
 
@@ -96,7 +96,7 @@ class LlmService(ModelService[TextModel]):
         text = self.model(model)
         encoder: PromptEncoder = text
         if not text.answers.template_supports_tools:
-            messages, tools = await _told(messages, tools), ()
+            messages, tools = await _describe_tools(messages, tools), ()
         if self.sees(model):
             encoder = self._encoders[text.name]
         elif images_of(messages):
@@ -110,8 +110,8 @@ class LlmService(ModelService[TextModel]):
         )
 
     @property
-    def first(self) -> str:
-        """The model for those who name none; no name where there is no model."""
+    def default_model(self) -> str:
+        """The model of requests that name none; empty where there is no model."""
         return next(iter(self.models), "")
 
     async def render_chat(
@@ -122,16 +122,16 @@ class LlmService(ModelService[TextModel]):
         tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
-        """A conversation without images as `model` reads it."""
+        """The rendered prompt of a conversation without images."""
         text = self.model(model)
         if not text.answers.template_supports_tools:
-            messages, tools = await _told(messages, tools), ()
+            messages, tools = await _describe_tools(messages, tools), ()
         plain = [{**each, "content": words_of(each.get("content"))} for each in messages]
         return await text.render(plain, tools=tools, **template_kwargs)
 
-    async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
-        """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
-        return await on_text_thread(len(text), self.model(model).encode_text, text, **reading)
+    async def encode_text(self, model: str, text: str, **options: bool) -> tuple[int, ...]:
+        """Token ids of plain text; `options` are those of `TextModel.encode_text`."""
+        return await on_text_thread(len(text), self.model(model).encode_text, text, **options)
 
     async def decode(
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = True
@@ -235,7 +235,7 @@ class LlmService(ModelService[TextModel]):
                         return
 
 
-async def _told(
+async def _describe_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Sequence[Message]:
-    return await on_text_thread(text_size([messages, tools]), in_words, messages, tools)
+    return await on_text_thread(text_size([messages, tools]), describe_tools, messages, tools)

@@ -1,8 +1,8 @@
 """Special tokens in text: which callers may spell them, and where they are.
 
-Owns the rule that a caller's words never become a special token: what a caller spelled is replaced
-by stand-ins before a chat template runs, and read as plain characters afterwards. Looks for all
-tokens at once, a stretch of text at a time, so that no other thread waits for long.
+Owns the rule that a caller's text never becomes a special token: spelled tokens are replaced by
+stand-ins before a chat template runs, and read as plain characters afterwards. Searches for all
+tokens at once and in slices of the text, so that no other thread waits for long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 # Characters of Unicode's private use area stand in for special tokens that a caller spelled out,
-# and for the first of them where a caller wrote that.
+# and for the first of these characters where a caller wrote it.
 _MARK = "\ue000"
 _ESCAPE = _MARK + "{}\ue001"
 _ESCAPED = re.compile(_ESCAPE.format(r"(\d+)"))
@@ -22,7 +22,7 @@ _STRETCH_CHARS = 2**18
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer. `ids` are by what they are spelled."""
+    """The special tokens of one tokenizer. `ids` are keyed by spelling."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -33,7 +33,7 @@ class SpecialTokens:
         self._find_special = _finder(self.ids)
 
     def escape(self, value: Any) -> Any:
-        """`value` with a stand-in for all that may not be spelled, however deep it is nested."""
+        """`value` with stand-ins for all special tokens in it, at any depth."""
         if isinstance(value, str):
             return self._escape_text(value)
         if isinstance(value, Mapping):
@@ -41,7 +41,7 @@ class SpecialTokens:
         return list(map(self.escape, value)) if isinstance(value, list | tuple) else value
 
     def runs(self, rendered: str) -> Iterator[str | int]:
-        """The special tokens of a rendered template, by id, and the plain texts between them."""
+        """The special tokens of a rendered template, as ids, and the texts between them."""
         end = 0
         for match in self._find_special(rendered):
             yield from self._plain(rendered[end : match.start()])
@@ -63,7 +63,7 @@ class SpecialTokens:
 
 
 def ensure_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    """Give `tokenizer` the special tokens that it lacks of `tokens`."""
+    """Add the special tokens of `tokens` that `tokenizer` lacks."""
     added = tokenizer.get_added_tokens_decoder().values()
     known = {token.content for token in added if token.special}
     new = [AddedToken(token, special=True) for token in tokens if token not in known]
@@ -71,9 +71,9 @@ def ensure_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
 
 
 def _finder(texts: Iterable[str]) -> Callable[[str], Iterator[re.Match[str]]]:
-    """Finds `texts` in a text, the longest of those that begin at a place."""
+    """Finds `texts` in a text; of those that begin at one position, the longest."""
     wanted = list(texts)
-    pattern = re.compile(_any_of(wanted) or r"(?!)")
+    pattern = re.compile(_any_pattern(wanted) or r"(?!)")
     overlap = max(map(len, wanted), default=1) - 1
 
     def find(text: str) -> Iterator[re.Match[str]]:
@@ -81,7 +81,7 @@ def _finder(texts: Iterable[str]) -> Callable[[str], Iterator[re.Match[str]]]:
         while start < len(text):
             end = start + _STRETCH_CHARS
             match = pattern.search(text, start, end + overlap)
-            if match is None or match.start() >= end:  # what begins later may be longer than seen
+            if match is None or match.start() >= end:  # it may be cut off
                 start = end
             else:
                 yield match
@@ -90,15 +90,15 @@ def _finder(texts: Iterable[str]) -> Callable[[str], Iterator[re.Match[str]]]:
     return find
 
 
-def _any_of(texts: Sequence[str]) -> str:
-    """A pattern that looks at no character of a text for more than one of `texts`."""
+def _any_pattern(texts: Sequence[str]) -> str:
+    """A pattern that matches any of `texts` and tests each character of a text once."""
     rests: dict[str, list[str]] = {}
     for text in filter(None, texts):
         rests.setdefault(text[0], []).append(text)
     branches = []
     for alike in rests.values():
         prefix = _common(min(alike), max(alike))
-        branches.append(re.escape(prefix) + _any_of([text[len(prefix) :] for text in alike]))
+        branches.append(re.escape(prefix) + _any_pattern([text[len(prefix) :] for text in alike]))
     pattern = "|".join(branches)
     if "" in texts:
         return f"(?:{pattern})?" if branches else ""
@@ -106,6 +106,6 @@ def _any_of(texts: Sequence[str]) -> str:
 
 
 def _common(first: str, last: str) -> str:
-    """What both begin with, and so all that lie between them in order."""
+    """The common prefix of both, and so of all texts between them in order."""
     differ = (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     return first[: next(differ, len(first))]

@@ -1,9 +1,9 @@
-"""A model's chat template: where it comes from, and what it makes of a conversation.
+"""A model's chat template: where it comes from, and how it renders a conversation.
 
-Owns the limits of one rendering, the errors of one that is ended, and how the last message is
-continued: by a mark behind its words, at which the rendered conversation is cut, as transformers
-does it. How a template runs is `template_child`'s, in a process that can be killed: a loop inside
-it would hold a thread for ever.
+Owns the limits of one rendering, the errors of an aborted one, and the continuation of the last
+message: a mark is added to its text and the rendered conversation is cut there, as transformers
+does it. `template_child` runs templates in a process that can be killed, because an endless loop
+would block a thread for ever.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LIMITS = DecodeLimits(
     niceness=0,
 )
 _END_MARK = "\ue000continue\ue001"
-"""What no caller can write: stand-ins for a caller's private use characters hold a number."""
+"""A text that no caller can write: stand-ins for private use characters contain a number."""
 _NUM_CHILDREN = 2
-"""One works; another is started where a conversation comes while it does."""
+"""The second process starts when a conversation arrives while the first is busy."""
 
 
 class ChatTemplate:
-    """The chat template of one model. Raises `ConfigError` for one that is no template."""
+    """The chat template of one model. Raises `ConfigError` for a malformed template."""
 
     def __init__(self, source: str, *, model: str, file: str = "The chat template") -> None:
         _check(source, file)
@@ -63,9 +63,9 @@ class ChatTemplate:
     def find(
         cls, folder: Path, config: Mapping[str, Any], options: ModelOptions, *, model: str
     ) -> Self | None:
-        """The operator's template, or that of a model's folder with this `tokenizer_config.json`.
+        """The operator's template, or the one in a model's folder or its `tokenizer_config.json`.
 
-        Raises `ConfigError` or `WeightsError` for one that cannot be used.
+        Raises `ConfigError` or `WeightsError` for an unusable template.
         """
         if options.chat_template:
             option, path = "--chat-template", Path(options.chat_template).expanduser()
@@ -76,14 +76,14 @@ class ChatTemplate:
         return None if source is None else cls(source, model=model, file="tokenizer_config.json")
 
     def start(self) -> None:
-        """Begin to start the process, so that the first conversation need not wait for it."""
+        """Start the process in the background, before the first conversation needs it."""
         self._pool.start(1)
 
     async def render(self, messages: Any, **values: Any) -> str:
-        """The conversation as one string.
+        """The rendered conversation.
 
-        Raises `InvalidRequest` with the template's own message, `TemplateFailed` where it was
-        ended, and what `DecodePool.run` raises of `Unavailable`.
+        Raises `InvalidRequest` with the template's own message, `TemplateFailed` for an aborted
+        rendering, and `Unavailable` as `DecodePool.run` does.
         """
         try:
             values = {"messages": messages, **values}
@@ -109,7 +109,7 @@ class ChatTemplate:
         return str(rendered.data, "utf-8")
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         await self._pool.close()
 
 
@@ -139,8 +139,8 @@ def _source_of(config: Mapping[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, the last of them with the mark. Raises `InvalidRequest` if it ends in none."""
+def mark_last(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the mark at the end. Raises `InvalidRequest` if they do not end in text."""
     *before, last = messages
     content = last.get("content")
     if isinstance(content, str):
@@ -153,16 +153,16 @@ def marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [*before, {**last, "content": [*parts, {**end, "text": f"{end['text']}{_END_MARK} "}]}]
 
 
-def cut(rendered: str) -> str:
+def cut_at_mark(rendered: str) -> str:
     """The rendered conversation up to the mark.
 
-    Spaces before it are those of the message, unless the template trims messages: then it would
-    have trimmed these, too. Raises `InvalidRequest` where the mark is not to be found.
+    Spaces before the mark are trimmed if the template trims messages. Raises `InvalidRequest` if
+    the mark is missing.
     """
     before, mark, after = rendered.rpartition(_END_MARK)
     if not mark:
         raise InvalidRequest(
-            "The chat template does not show the last message, so it cannot be continued.",
+            "The chat template does not render the last message, so it cannot be continued.",
             param="continue_final_message",
         )
     return before if after.startswith(" ") else before.rstrip()

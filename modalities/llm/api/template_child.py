@@ -1,9 +1,9 @@
 """Chat templates as programs: parsed where a model is opened, run in a child process.
 
 Owns the jinja2 environment that Hugging Face templates expect. A template comes with the model or
-from the operator, never from a request; its sandbox keeps it from everything but its values, and
-the child's limits (`core/media/worker.py`) end what takes too long or too much. Even compiling is
-left to the child, since it computes what is constant.
+from the operator, never from a request. Its sandbox gives it access to its values only, and the
+child's limits (`core/media/worker.py`) stop a rendering that takes too much time or memory. The
+child also compiles, since compiling evaluates constant expressions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SAMPLE = "{% for m in messages %}{{ m | tojson }}{{ strftime_now('%c') }}{% end
 
 
 class _GenerationBlock(Extension):
-    """Reads `{% generation %}` blocks, which mark the assistant's words for training, as text."""
+    """Renders `{% generation %}` blocks, which mark the assistant's text for training, as text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares this attribute as a plain set
 
@@ -35,7 +35,7 @@ class _GenerationBlock(Extension):
 
 
 def environment() -> Environment:
-    """What templates are parsed and run in."""
+    """The environment that templates are parsed and run in."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -54,7 +54,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, which jinja2's own filter escapes for HTML; takes what transformers' does."""
+    """Plain JSON, with the arguments of transformers' filter; jinja2's own escapes for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -78,7 +78,7 @@ DECODERS: Mapping[str, Any] = MappingProxyType({})
 
 
 def prepare(source: str) -> Mapping[str, Callable[..., Generator[bytes, None, str]]]:
-    """What runs the template of this source; a sample has everything loaded that may be needed."""
+    """The `Rendering` of a template's source, after a sample that loads all lazy imports."""
     rendering = Rendering(_SAMPLE)
     for _ in rendering({"messages": [{"role": "user"}]}):
         pass
@@ -97,9 +97,9 @@ class Rendering:
         self._template: Template | None = None
 
     def __call__(self, values: Mapping[str, Any]) -> Generator[bytes, None, str]:
-        """Yields what the template makes of `values`; returns why it does not, or nothing.
+        """Yield the text rendered from `values`; return the reason of a failure, or nothing.
 
-        Raises `MemoryError`, which is not the template's own.
+        Raises `MemoryError`.
         """
         try:
             if self._template is None:

@@ -1,8 +1,8 @@
 """Between text and token ids: one model's tokenizer, chat template and limits.
 
-Owns everything about a model that the API process needs. Runs no model code: the tokenizer is
-read from `tokenizer.json`, the template runs in a sandbox in a process of its own. Text of a caller
-can never become a special token, whatever it spells, and is not tokenized where it cannot fit.
+Owns everything about a model that the API process needs. Runs no model code: the tokenizer is read
+from `tokenizer.json`, the template runs in a sandbox in its own process. Text of a caller never
+becomes a special token, whatever it spells, and is not tokenized where it cannot fit.
 Knows nothing of torch, transformers or HTTP.
 """
 
@@ -45,7 +45,7 @@ from triptych.modalities.llm.api.detokenizer import PRIMING_TOKENS, Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
-from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
+from triptych.modalities.llm.api.template import ChatTemplate, cut_at_mark, mark_last
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
@@ -61,7 +61,7 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """What the API process knows of one model."""
+    """The API process's view of one text model."""
 
     name: str
     digest: str
@@ -73,12 +73,12 @@ class TextModel:
     template_tokens: Mapping[str, str]
     traits: TemplateTraits
     tokenizer_info: Mapping[str, Any]
-    """What tokenizer_config.json says, but for places of files, and the chat template."""
+    """The fields of tokenizer_config.json, without paths of files, and the chat template."""
     answers: AnswerSyntax
     reasoning: ReasoningRules | None
-    """How its reasoning is counted; `None` where it has none, or their marks are no tokens."""
+    """How reasoning is counted; `None` without reasoning, or where its marks are not tokens."""
     reasoning_budget: int
-    """Most reasoning tokens where a request says nothing; -1 for any number."""
+    """Default limit of reasoning tokens; -1 for no limit."""
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
@@ -99,8 +99,8 @@ class TextModel:
     ) -> TextModel:
         """Read tokenizer, template and limits from a resolved model's folder.
 
-        `text_config` goes before `config.json` where a model is more than text; `specials` are
-        tokens that its tokenizer may lack. Raises `WeightsError` when the folder lacks what chat
+        `text_config` overrides `config.json` for models of more than text; `specials` are tokens
+        that the tokenizer may lack. Raises `WeightsError` when the folder lacks a file that chat
         needs, `ConfigError` for a bad `--chat-template`.
         """
         folder = Path(resolved.folder)
@@ -144,20 +144,20 @@ class TextModel:
         )
 
     def start(self) -> None:
-        """Begin what the first conversation would otherwise wait for."""
+        """Start the template process, so that the first conversation does not wait for it."""
         if self.template is not None:
             self.template.start()
 
     def warm(self) -> None:
-        """Begin what the first answer in a form would otherwise wait for.
+        """Start a grammar checker, so that the first constrained answer does not wait for it.
 
-        It takes memory for good, so a model whose template knows no tools waits to be asked.
+        It keeps its memory, so it starts only for models whose template supports tools.
         """
         if self.answers.template_supports_tools:
             self.grammars.start()
 
     async def close(self) -> None:
-        """End what `start` began, and the processes that check grammars."""
+        """Stop the processes of the template and the grammar checker."""
         await self.grammars.close()
         if self.template is not None:
             await self.template.close()
@@ -170,11 +170,11 @@ class TextModel:
         add_special_tokens: bool = True,
         may_exceed: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
+        """Token ids of plain text, with the model's initial tokens if `add_special_tokens`.
 
-        Special tokens spelled in `text` are read as plain characters unless `parse_special`.
-        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized, unless it
-        `may_exceed` the context.
+        Special tokens spelled in `text` are read as plain characters unless `parse_special`. Raises
+        `ContextLengthExceeded` before tokenizing a text that cannot fit, unless it `may_exceed` the
+        context.
         """
         if not may_exceed:
             self._check_least(text)
@@ -199,14 +199,14 @@ class TextModel:
         return TokenRequest(prompt_ids=ids, tenant=tenant)
 
     async def escape(self, given: Sequence[Any]) -> list[Any]:
-        """What a caller gave, with a stand-in for each special token that it spells."""
+        """The caller's values with a stand-in for each special token that they spell."""
         escaped: list[Any] = await on_text_thread(text_size(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
-        """Token ids of a rendered conversation, in which stand-ins are what callers wrote.
+        """Token ids of a rendered conversation, with stand-ins read as the caller's characters.
 
-        Raises `ContextLengthExceeded` for one that cannot fit, before it is tokenized.
+        Raises `ContextLengthExceeded` before tokenizing a conversation that cannot fit.
         """
         work = self._encode_runs if has_stand_ins else self._encode_whole
         return await on_text_thread(len(rendered), work, rendered)
@@ -219,13 +219,14 @@ class TextModel:
         tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
-        """The conversation as one string, as the model was trained to read it.
+        """The conversation rendered by the chat template.
 
-        With `continue_final_message` it ends with the last message's words. Raises
-        `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
+        With `continue_final_message` it ends with the last message's text. Raises `InvalidRequest`
+        when there is no template, and as `ChatTemplate.render` does.
         """
         if continue_final_message:
-            return cut(await self.render(marked(messages), tools=tools, **template_kwargs))
+            messages = mark_last(messages)
+            return cut_at_mark(await self.render(messages, tools=tools, **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -261,9 +262,9 @@ class TextModel:
     def answer_parser(
         self, prompt_ids: Sequence[int], tool_set: ToolSet, *, has_form: bool = False
     ) -> AnswerParser | None:
-        """What takes an answer to this prompt apart; `None` where it is all text.
+        """The parser of an answer to this prompt; `None` where the answer is only text.
 
-        Where a request asked for a form, JSON without marks is the answer.
+        With `has_form`, JSON without marks is text and not a call.
         """
         if not self.answers.reads(tool_set.schemas):
             return None
@@ -275,9 +276,9 @@ class TextModel:
     def answer_constraint(
         self, prompt_ids: Sequence[int], tool_set: ToolSet, form: Constraint | None
     ) -> Constraint | None:
-        """The form of answers to this prompt, where `form` or tools ask for one.
+        """The constraint of answers to this prompt that follows from `form` and tools, if any.
 
-        It is that of whole answers where the engine does not know the end of their reasoning.
+        It covers the reasoning where the engine cannot see the end of it.
         """
         reasoning_end = self.answers.reasoning_end(self._end_of(prompt_ids))
         if self.reasoning is not None:
@@ -287,17 +288,17 @@ class TextModel:
     def reasoning_rules(
         self, prompt_ids: Sequence[int], max_tokens: int | None, *, has_form: bool
     ) -> ReasoningRules | None:
-        """What the engine is to know of the reasoning in an answer to this prompt, if anything.
+        """The engine's rules for reasoning in an answer to this prompt, if it needs any.
 
-        They are `max_tokens` at most: -1 stands for any number, `None` for what the operator says.
-        Raises `UnsupportedOption` where they cannot be counted.
+        `max_tokens` limits the reasoning tokens: -1 is no limit, `None` the operator's limit.
+        Raises `UnsupportedOption` for a limit where reasoning tokens cannot be counted.
         """
         budget = self.reasoning_budget if max_tokens is None else max_tokens
         if self.reasoning is None:
             if budget >= 0 and self.answers.has_reasoning:
                 raise UnsupportedOption(
-                    f"{self.name} marks its reasoning by words and not by tokens of their own, so"
-                    " they cannot be counted: ask for no budget of reasoning.",
+                    f"{self.name} marks reasoning with words and not with special tokens, so"
+                    " reasoning tokens cannot be counted: leave the budget out.",
                     param="thinking_budget",
                 )
             return None
@@ -305,7 +306,7 @@ class TextModel:
         if budget < 0 and not (is_open and has_form):
             return None
         if has_form and not is_open and not self._may_be_text(self.reasoning.ending):
-            return None  # no grammar lets such a mark pass
+            return None  # no grammar allows such a mark
         return msgspec.structs.replace(
             self.reasoning, max_tokens=None if budget < 0 else budget, open_at_start=is_open
         )
@@ -331,7 +332,7 @@ class TextModel:
         return tuple(encoding.ids)
 
     def _encode_runs(self, rendered: str) -> tuple[int, ...]:
-        """Encode text whose only special tokens are the template's own."""
+        """Encode text whose special tokens all come from the template."""
         runs = list(self.specials.runs(rendered))
         texts = [run for run in runs if isinstance(run, str)]
         self._check_least("".join(texts))
@@ -343,7 +344,7 @@ class TextModel:
 
 
 def text_size(given: Any) -> int:
-    """Characters of all texts in `given`, and some for each entry; no further than they are few."""
+    """The size in characters of all texts and entries in `given`; stops at a large number."""
     size, rest = 0, [given]
     while rest and size < _MANY_CHARS:
         value = rest.pop()
@@ -361,18 +362,18 @@ def text_size(given: Any) -> int:
 def _reasoning_rules(
     answers: AnswerSyntax, tokenizer: Tokenizer, options: ModelOptions, name: str
 ) -> ReasoningRules | None:
-    """Raises `ConfigError` for a budget of what cannot be counted."""
+    """Raises `ConfigError` for a budget of reasoning tokens that cannot be counted."""
     rules = reasoning_rules(answers, tokenizer)
     if rules is None and answers.has_reasoning and options.reasoning_budget >= 0:
         raise ConfigError(
-            f"--reasoning-budget: {name} marks its reasoning by words and not by tokens of their"
-            " own, so they cannot be counted; leave it out."
+            f"--reasoning-budget: {name} marks reasoning with words and not with special tokens, so"
+            " reasoning tokens cannot be counted; leave it out."
         )
     return rules
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and so on, which templates refer to by name."""
+    """`bos_token`, `eos_token` and other tokens that templates use by name."""
     named = {}
     for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = tokenizer_config.get(key)
@@ -402,7 +403,7 @@ def _eos_ids(
         given = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token_id, int) for token_id in given):
             raise WeightsError(
-                "eos_token_id, in config.json or generation_config.json, is no token id."
+                "eos_token_id in config.json or generation_config.json is not a token id."
             )
         found.update(given)
     if "eos_token" in tokens:

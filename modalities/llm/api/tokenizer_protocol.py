@@ -1,6 +1,6 @@
 """The requests about a tokenizer and a chat template, field by field.
 
-Owns what each field may be, by the rules of `core.http.fields`.
+Owns the values that each field may have, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triptych.modalities.llm.api.protocol import (
     ADDS_SPECIAL,
     PARSES_SPECIAL,
     Messages,
-    reading_of,
+    encoding_options,
 )
 from triptych.modalities.llm.api.sampling_fields import TokenId
 from triptych.modalities.llm.api.tools.schema import Tools, ToolSet
@@ -25,7 +25,7 @@ from triptych.modalities.llm.api.unsupported import CHAT
 
 
 class _PromptFields(TemplateFields):
-    """What a prompt is made of besides messages."""
+    """The parts of a prompt in addition to messages."""
 
     model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tools: Tools | None = None
@@ -43,22 +43,22 @@ class TemplateRequest(_PromptFields):
 
 
 class TokenizeRequest(_PromptFields):
-    """Body of `/tokenize`: a prompt, or content as llama.cpp has it, or messages."""
+    """Body of `/tokenize`: a prompt, llama.cpp's `content`, or messages."""
 
     prompt: Text | None = None
     content: Text | None = Field(
         default=None,
-        description="As prompt in llama.cpp: special tokens spelled in it are read as such, and"
-        " none is added.",
+        description="llama.cpp's prompt: special tokens spelled in it are read as tokens, and none"
+        " is added.",
     )
     messages: Messages | None = None
     add_special_tokens: bool | None = ADDS_SPECIAL
     add_special: bool | None = Field(
-        default=None, description="As add_special_tokens, for content: not by default."
+        default=None, description="As add_special_tokens, for content; false by default."
     )
     parse_special: bool | None = PARSES_SPECIAL
     return_token_strs: bool | None = Field(
-        default=None, description="Return each token's text, too."
+        default=None, description="Also return each token's text."
     )
     with_pieces: bool | None = Field(
         default=None, description="Return tokens of a content as objects with their text."
@@ -83,11 +83,11 @@ class TokenizeRequest(_PromptFields):
         return self
 
     @property
-    def reading(self) -> dict[str, bool]:
-        """How the text is read: by default as a prompt, or as llama.cpp reads a content."""
+    def encoding_options(self) -> dict[str, bool]:
+        """How the text is tokenized: as a prompt, or as llama.cpp tokenizes `content`."""
         if self.content is None:
-            return reading_of(self.add_special_tokens, self.parse_special)
-        return reading_of(bool(self.add_special), self.parse_special is not False)
+            return encoding_options(self.add_special_tokens, self.parse_special)
+        return encoding_options(bool(self.add_special), self.parse_special is not False)
 
 
 class DetokenizeRequest(Strict):

@@ -1,8 +1,8 @@
 """Routes about a model's tokenizer and chat template, which generate nothing.
 
-Owns these of vLLM (tokenize, detokenize, tokenizer_info), under SGLang's paths, too, and of
-llama.cpp (apply-template, and its fields of the others). Without the name of a model they are
-about the first that writes text.
+Owns the routes of vLLM (tokenize, detokenize, tokenizer_info), also under SGLang's paths, and of
+llama.cpp (apply-template, and its fields of the other routes). A request without a model is about
+the first text model.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from triptych.modalities.llm.api.tokenizer_protocol import (
 
 
 def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> None:
-    """The routes of all tokenizers that `service` has, and what they are if that `has_info`."""
+    """Add the tokenizer routes of `service`; with `has_info` also `/tokenizer_info`."""
 
     @router.post("/tokenize", response_model=Tokens)
     @router.post("/v1/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Token ids of a text, or of a conversation as the model would read it."""
-        model = service.model(body.model or service.first)
+        """Token ids of a text or of a rendered conversation."""
+        model = service.model(body.model or service.default_model)
         if body.messages is None:
             ids = await encode_prompt(service, body, body.prompt or body.content or "")
         else:
@@ -53,18 +53,18 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
     async def detokenize(body: DetokenizeRequest) -> DecodedText:
         """Text of token ids."""
         skips = body.skip_special_tokens is not False
-        name = body.model or service.first
+        name = body.model or service.default_model
         text = await service.decode(name, body.tokens, skip_special_tokens=skips)
         return DecodedText(prompt=text, content=text)
 
     @router.post("/apply-template")
     async def apply_template(body: TemplateRequest, request: Request) -> Prompt:
-        """A conversation as one text, as the model would read it."""
+        """A conversation rendered by the model's chat template."""
         messages, tools = await for_template(request, body.messages, body.tool_set)
         if images_of(messages):
             raise InvalidRequest("An image cannot be written as text.", param="messages")
         prompt = await service.render_chat(
-            body.model or service.first, messages, tools=tools, **body.template_options()
+            body.model or service.default_model, messages, tools=tools, **body.template_options()
         )
         return Prompt(prompt=prompt)
 
@@ -72,10 +72,10 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
     async def tokenizer_info(
         model: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     ) -> dict[str, Any]:
-        """What a model's tokenizer_config.json says, and its chat template."""
+        """The content of a model's tokenizer_config.json, and its chat template."""
         if not has_info:
             raise NotFound("Not shown here: start with --enable-tokenizer-info-endpoint.")
-        return dict(service.model(model or service.first).tokenizer_info)
+        return dict(service.model(model or service.default_model).tokenizer_info)
 
 
 def _tokens(model: TextModel, ids: Sequence[int], body: TokenizeRequest) -> bytes:
@@ -89,7 +89,7 @@ def _tokens(model: TextModel, ids: Sequence[int], body: TokenizeRequest) -> byte
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """A token's text; its bytes where they are a part of a character."""
+    """A token's text, or its bytes if they are part of a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -103,10 +103,10 @@ async def encode_prompt(
     *,
     may_exceed: bool = False,
 ) -> tuple[int, ...]:
-    """Token ids of a text, read as `body` says."""
+    """Token ids of a text, with the options of `body`."""
     return await service.encode_text(
-        body.model or service.first,
+        body.model or service.default_model,
         text,
-        **body.reading,
+        **body.encoding_options,
         may_exceed=may_exceed,
     )

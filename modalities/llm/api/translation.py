@@ -1,7 +1,7 @@
-"""What other APIs than OpenAI's share: their bodies in the words of chat, and back.
+"""Translation between other text APIs and chat requests.
 
-Owns how chat says what other APIs have, too, and how an error about that names the fields that the
-caller sent. Knows no API by name.
+Owns the fields of chat that several APIs translate to, and the names of the caller's fields in
+errors about them. Knows no API by name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from triptych.modalities.llm.api.text import TextModel
 
 Fields = dict[str, Any]
 Names = Mapping[str, str]
-"""What a caller's API calls fields of chat, by patterns of their paths."""
+"""The names of chat's fields in another API, by patterns of their paths."""
 
 _REST = r"(?:\.\w+|\[\d+\])*"
 
 
-def given(fields: Fields) -> Fields:
-    """The fields that say anything."""
+def without_none(fields: Fields) -> Fields:
+    """The fields that are not `None`."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -43,24 +43,24 @@ def call_fields(call_id: str, name: str, arguments: Mapping[str, Any]) -> Fields
 
 
 def schema_form(schema: Mapping[str, Any]) -> Fields:
-    """The form of an answer that follows a schema."""
+    """The response format of an answer that follows a schema."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def written_arguments(text: str) -> Fields:
-    """The arguments of a call; of one that broke off, as far as they were written."""
+def parse_arguments(text: str) -> Fields:
+    """The arguments of a call, as far as they were written."""
     found = from_json(text or "{}", allow_partial=True)
     return found if isinstance(found, dict) else {}
 
 
-def check_thinks(model: TextModel, field: str) -> None:
-    """Raise `InvalidRequest` where a model that does not think is told to, by `field`."""
+def check_has_reasoning(model: TextModel, field: str) -> None:
+    """Raise `InvalidRequest` about `field` if the model has no reasoning."""
     if not model.answers.has_reasoning:
-        raise InvalidRequest(f"{model.name} does not think: leave {field} out.", param=field)
+        raise InvalidRequest(f"{model.name} has no reasoning: leave {field} out.", param=field)
 
 
-async def translated(request: Request, say: Callable[[], Fields]) -> ChatRequest:
-    """The chat request of what `say` makes of a body, which for a long one takes long."""
+async def translate(request: Request, say: Callable[[], Fields]) -> ChatRequest:
+    """The chat request with the fields that `say` makes of a body; on a thread for long bodies."""
 
     def work() -> ChatRequest:
         return chat_request(say())

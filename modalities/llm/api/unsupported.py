@@ -1,7 +1,7 @@
 """Fields of the OpenAI text API, and those of vLLM and llama.cpp, that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead; those
-that are ignored, each with the reason; and routes that are not offered.
+Owns their names, the neutral values (which are accepted) and the alternatives; the ignored fields,
+each with the reason; and routes that are not offered.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from triptych.core.http.refused_routes import RefusedRoutes
 _TOOLS = "use tools and tool_choice."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
-_FILL = "ask a chat model to fill the gap, in words."
+_FILL = "ask a chat model to fill the gap."
 _REPEATS = "use repetition_penalty, frequency_penalty or presence_penalty."
-_ELSEWHERE = "leave it out; --pipeline-role says where prompts and answers are computed."
-_PIXELS = "leave it out; images are read as the model's own files say."
+_ELSEWHERE = "leave it out; the operator sets --pipeline-role."
+_PIXELS = "leave it out; the model's files define how images are read."
 _DRY = "it belongs to dry_multiplier, which is off"
 
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
@@ -29,7 +29,7 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         ),
         "backend_sampling": RefusedField("leave it out; the device samples.", (False,)),
         "bad_words": RefusedField("lower their tokens by logit_bias.", ([],)),
-        "cache_salt": RefusedField("send another API key: each has a cache of its own."),
+        "cache_salt": RefusedField("send another API key: each has its own cache."),
         "chat_template": RefusedField("the operator sets it with --chat-template."),
         "dry_multiplier": RefusedField(_REPEATS, (0,)),
         "dynatemp_range": RefusedField("use temperature.", (0,)),
@@ -57,19 +57,17 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "reasoning_budget_message": RefusedField("send thinking_budget."),
         "reasoning_budget_tokens": RefusedField("send thinking_budget.", (-1,)),
         "reasoning_control": RefusedField("send thinking_budget.", (False,)),
-        "reasoning_format": RefusedField(
-            "reasoning has a field of their own.", ("auto", "deepseek")
-        ),
+        "reasoning_format": RefusedField("reasoning has its own field.", ("auto", "deepseek")),
         "repetition_detection": RefusedField(_REPEATS),
-        "response_fields": RefusedField("read those you need.", ([],)),
+        "response_fields": RefusedField("read the fields that you need.", ([],)),
         "return_mm_kwargs": RefusedField(_PIXELS, (False,)),
         "return_prompt_text": RefusedField("post to /apply-template.", (False,)),
         "return_token_offsets": RefusedField("post to /tokenize with return_token_strs.", (False,)),
         "return_tokens": RefusedField("send return_token_ids.", (False,)),
         "return_weight_versions": RefusedField("see /v1/models.", (False,)),
         "routed_experts_prompt_start": RefusedField("leave it out; experts are not reported."),
-        "samplers": RefusedField("set each by its own field; their order is one.", ([],)),
-        "stream_interval": RefusedField("join chunks as they come.", (1,)),
+        "samplers": RefusedField("set each by its own field; their order is fixed.", ([],)),
+        "stream_interval": RefusedField("join chunks in the client.", (1,)),
         "t_max_predict_ms": RefusedField("send max_tokens.", (0, -1)),
         "top_n_sigma": RefusedField(_SAMPLER, (-1, 0)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
@@ -80,7 +78,7 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "xtc_probability": RefusedField(_SAMPLER, (0,)),
     }
 )
-"""Those of OpenAI, vLLM and llama.cpp that chat, completions and responses may hold."""
+"""Fields of OpenAI, vLLM and llama.cpp in chat, completions and responses."""
 
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
@@ -91,16 +89,16 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "dry_sequence_breakers": _DRY,
         "dynatemp_exponent": "it belongs to dynatemp_range, which is off",
         "id_slot": "requests are placed by the scheduler",
-        "include_reasoning": "reasoning has a field of their own, which clients may skip",
-        "n_cache_reuse": "equal beginnings of prompts are cached by themselves",
-        "n_discard": "nothing of a prompt is dropped",
-        "n_keep": "nothing of a prompt is dropped",
-        "provider": "this server is the only one that answers",
-        "repeat_last_n": "penalties count the whole text",
-        "request_id": "the header X-Request-Id names requests",
+        "include_reasoning": "reasoning has its own field, which clients may skip",
+        "n_cache_reuse": "equal beginnings of prompts are cached automatically",
+        "n_discard": "no part of a prompt is dropped",
+        "n_keep": "no part of a prompt is dropped",
+        "provider": "this server is the only provider",
+        "repeat_last_n": "penalties apply to the whole text",
+        "request_id": "the header X-Request-Id sets the id of a request",
         "return_progress": "a prompt's progress is not reported",
         "session_id": "a label, which no answer depends on",
-        "spaces_between_special_tokens": "a text has the spaces that its tokens have",
+        "spaces_between_special_tokens": "the tokens define the spaces of a text",
         "sse_ping_interval": "the operator sets --heartbeat-s",
         "timings_per_token": "times are in /metrics",
         "xtc_threshold": "it belongs to xtc_probability, which is off",
@@ -116,14 +114,12 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "functions": RefusedField(_TOOLS, ([],)),
         "modalities": RefusedField(_TEXT_ONLY, (["text"],)),
         "parse_special": RefusedField(
-            "what a message spells is never a special token; use /v1/completions.", (False,)
+            "messages never contain special tokens; use /v1/completions.", (False,)
         ),
         "moderation": RefusedField("moderate before and after the call."),
-        "prediction": RefusedField("leave it out; answers are the same without.", ()),
-        "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
-        "truncate_prompt_tokens": RefusedField(
-            "leave out messages; a conversation that is cut is none."
-        ),
+        "prediction": RefusedField("leave it out; answers are the same without it.", ()),
+        "prompt_cache_options": RefusedField("equal prompt beginnings are cached automatically."),
+        "truncate_prompt_tokens": RefusedField("leave out messages; conversations are not cut."),
         "truncation_side": RefusedField("it belongs to truncate_prompt_tokens.", ("left", "right")),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
@@ -142,11 +138,11 @@ COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
 )
 
 CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"})
-"""Fields of chat that ask for nothing where another field says "none"."""
+"""Fields of chat that are without effect if another field is "none"."""
 
 MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "annotations": RefusedField("put what matters into content.", ([],)),
+        "annotations": RefusedField("put their text into content.", ([],)),
         "audio": RefusedField(_TEXT_ONLY),
         "function_call": RefusedField(_TOOLS),
         "refusal": RefusedField("put it into content."),
@@ -155,7 +151,7 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
 
 _CHAT_ROUTE = "post to /v1/chat/completions."
 _MERGED = "serve a merged model with --model."
-_LOADED = "send it a request; --model says which models are served."
+_LOADED = "send it a request; the operator sets the served models with --model."
 ROUTES: RefusedRoutes = MappingProxyType(
     {
         "/classify": ("POST", "ask a chat model, with structured_outputs.choice."),
@@ -172,7 +168,7 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/pooling": ("POST", "post to /v1/embeddings, /v1/rerank or /v1/score."),
         "/predict": ("POST", "post to /v1/chat/completions or /invocations."),
         "/props": ("GET", "see /v1/models, and /tokenizer_info for the chat template."),
-        "/reset_prefix_cache": ("POST", "leave it out; old pages make way for new ones."),
+        "/reset_prefix_cache": ("POST", "leave it out; old pages are evicted."),
         "/server_info": ("GET", "see /version, /v1/models and /metrics."),
         "/sleep": ("POST", "the operator sets --idle-unload-s."),
         "/slots": ("GET", "see /readyz, /metrics and /v1/engine/events."),

@@ -1,1 +1,1 @@
-"""Chat in the engine process: loading, and the fallback to transformers. The place of torch."""
+"""Chat in the engine process: loading, and the fallback to transformers. May import torch."""

@@ -1,15 +1,15 @@
-"""Any other causal language model that transformers knows, run on our paged cache.
+"""Runs any other causal language model of transformers on our paged cache.
 
 Owns the bridge: transformers' attention interface on one side,
 `core.runtime.kernels.paged_attention` on the other. The rows of a step go through the model as one
-sequence with explicit positions; only attention knows where one row ends. Slower than our decoder,
-but the same server around it.
+sequence with explicit positions; only attention knows where a row ends. Slower than our decoder,
+with the same server around it.
 
-Nothing of a checkpoint is ever executed: the class comes from the installed transformers by its
-name, the configuration is cut down to that class's own fields, weights are safetensors. A model is
-refused, rather than served wrongly, when anything about it does not fit a plain paged cache:
-recurrent state, other layouts per layer, attention with soft caps, sinks or biases, windows that
-only its mask knows. A first pass proves it: its hidden states are those of the class on its own.
+No code of a checkpoint is ever executed: the class comes from the installed transformers by its
+name, the configuration is reduced to that class's fields, weights are safetensors. A model that
+does not fit a plain paged cache is refused: recurrent state, different layouts per layer, attention
+with soft caps, sinks or biases, windows that only the mask has. A first pass compares its hidden
+states with those of the unmodified class.
 
 Shapes: T tokens, R rows of logits, H heads, K key-value heads, D head dim, C hidden, V vocabulary.
 """
@@ -47,7 +47,7 @@ from triptych.core.text.context_length import context_length
 from triptych.core.weights.library_errors import library_errors
 
 ATTENTION = "triptych_paged"
-"""The name of our attention among those of transformers."""
+"""The name of our attention in transformers' registry."""
 
 _OTHER_KINDS = (
     (
@@ -55,7 +55,7 @@ _OTHER_KINDS = (
             *modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
             *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         },
-        "it recognizes speech, which models of the Whisper family do here.",
+        "it recognizes speech, for which models of the Whisper family are served.",
     ),
     (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -64,30 +64,30 @@ _OTHER_KINDS = (
     ),
     (
         modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
-        "it speaks, and is of none of the families of docs/speech_models.md.",
+        "it is a speech model of no family in docs/speech_models.md.",
     ),
     (
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "its decoder reads an encoder's states; those that chat here are decoders alone.",
     ),
 )
-"""Kinds of models in transformers that are not language models, and what serves them here."""
+"""Kinds of models in transformers that are not language models, and what to use instead."""
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 NUM_PROVED_TOKENS = 16
 _FIRST_PLAIN_ID = 5
-"""Behind the likely ids of padding, which some models do not count as positions."""
+"""After the likely padding ids, which some models do not count as positions."""
 _LARGEST_DIFFERENCE = 0.1
-"""Of a token's hidden state, relative to its norm: far above what rounding does, and far below what
-other positions, or a look at what comes after a token, do."""
+"""Of a token's hidden state, relative to its norm: far above the effect of rounding, and far below
+the effect of other positions or of attention to later tokens."""
 _UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
 @dataclass(slots=True)
 class _TracedStep(PagedStep):
-    """A step that notes which layers have used the cache, and whether any has a window."""
+    """A step that records which layers use the cache, and whether any has a window."""
 
     layers_seen: list[int] = field(default_factory=list)
     has_window: bool = False
@@ -114,7 +114,7 @@ class FallbackBlueprint:
         self._native = native
 
     def weight_bytes(self) -> int:
-        """Counted on a model without memory behind it."""
+        """Bytes of weights, counted on a model on the meta device."""
         with (
             library_errors(f"config.json is not usable as {self._kind.__name__}"),
             torch.device("meta"),
@@ -124,14 +124,14 @@ class FallbackBlueprint:
         return num_values * self.dtype.itemsize
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """A generous guess: transformers fuses nothing."""
+        """A generous estimate: transformers fuses nothing."""
         config = self._config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
         return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The layout that the configuration states; the first pass proves it."""
+        """The layout in the configuration; the first pass checks it."""
         config = self._config
         num_heads = config.num_attention_heads
         with library_errors(refusal("its layers are not alike")):
@@ -145,7 +145,7 @@ class FallbackBlueprint:
             )
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
-        """Load through transformers, prove completeness, and try some tokens."""
+        """Load through transformers, check completeness, and try some tokens."""
         try:
             model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
         except RuntimeError as error:
@@ -165,7 +165,7 @@ class FallbackModel:
     def __init__(self, model: Any, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._body = model.base_model
-        # The same head with a body that returns what it is given: scales and caps come along.
+        # The same head with a body that returns its input, so that scales and caps are applied.
         self._head = copy.copy(model)
         self._head._modules = dict(model._modules)
         self._given = _GivenHidden()
@@ -184,9 +184,9 @@ class FallbackModel:
         return logits_RV
 
     def prove(self, layout: KvLayout, device: torch.device) -> None:
-        """Run one page of tokens, here and as the class does on its own.
+        """Run one page of tokens on our cache and with the unmodified class.
 
-        Raises `WeightsError` unless every layer uses the cache, once, and both agree.
+        Raises `WeightsError` unless every layer uses the cache once and both results agree.
         """
         num_tokens = layout.page_size
         positions = torch.arange(num_tokens, device=device)
@@ -214,10 +214,10 @@ class FallbackModel:
             raise WeightsError(refusal("its window is in its mask alone"))
         difference_T, own_T = (x.float().norm(dim=-1) for x in (hidden_TC - own_TC, own_TC))
         if 2 * (difference_T <= _LARGEST_DIFFERENCE * own_T).sum() < num_tokens:
-            raise WeightsError(refusal("positions or masks of its own change what it computes"))
+            raise WeightsError(refusal("its own positions or masks change its results"))
 
     def _on_its_own(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """`hidden_TC` by transformers' attention, masks and positions."""
+        """The `hidden_TC` of transformers' own attention, masks and positions."""
         config = self._body.config
         config._attn_implementation = "eager"
         try:
@@ -238,7 +238,7 @@ class FallbackModel:
 
 
 class _GivenHidden(torch.nn.Module):
-    """Stands where the body was, and answers with the hidden states it was given."""
+    """Replaces the body and returns the hidden states that it is given."""
 
     last_hidden_state: torch.Tensor | None = None
 
@@ -249,7 +249,7 @@ class _GivenHidden(torch.nn.Module):
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else outputs carry (caches, attentions, router logits): nothing."""
+        """All other outputs (caches, attentions, router logits) are `None`."""
         return None
 
 
@@ -261,9 +261,9 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention interface on our pages; the batch says what a row sees.
+    """Transformers' attention interface on our pages; the batch defines what a row sees.
 
-    No mask is built for us, so one that comes is of the model's own making.
+    No mask is built for our attention, so any mask is the model's own.
     """
     step = options.get("triptych_step")
     if not isinstance(step, PagedStep):
@@ -295,13 +295,13 @@ def _attend(
     return out_THD.unsqueeze(0), None
 
 
-# A name and a pure function: transformers looks attention up by name. Masks are not built for
-# implementations it has no mask function for.
+# transformers looks attention up by name, and builds no mask for an implementation without a mask
+# function.
 transformers.AttentionInterface.register(ATTENTION, _attend)
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The model class and its configuration, cut down to the fields that the class declares."""
+    """The model class and its configuration, reduced to the fields that the class declares."""
     family = config.get("model_type")
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family not in CONFIG_MAPPING:
         raise WeightsError(_other_kind(family))
@@ -316,7 +316,9 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
-        raise WeightsError(refusal("it keeps state of another kind, or has parts beside text"))
+        raise WeightsError(
+            refusal("it keeps state of another kind, or has parts that are not text")
+        )
     for name in _COUNTS:
         count = getattr(parsed, name, None)
         if not isinstance(count, int) or count < 1:
@@ -325,7 +327,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _states_window(config: Any) -> bool:
-    """Whether a configuration asks for a window that is narrower than the context."""
+    """Whether a configuration has a window that is narrower than the context."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     is_used = getattr(config, "use_sliding_window", True) is not False
     is_used = is_used and (not kinds or "sliding_attention" in kinds)
@@ -333,7 +335,7 @@ def _states_window(config: Any) -> bool:
 
 
 def _other_kind(family: Any) -> str:
-    """Why a model that transformers has no language model for is not served, and what is."""
+    """The refusal of a model without a language model class in transformers."""
     for names, reason in _OTHER_KINDS:
         if family in names:
             return f"model_type {family!r} in config.json: {reason}"
@@ -344,7 +346,7 @@ def _other_kind(family: Any) -> str:
 
 
 def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A checkpoint as transformers' class `kind`, and a report for `check_complete`.
+    """A checkpoint loaded as transformers' class `kind`, and a report for `check_complete`.
 
     Raises `WeightsError` where its weights are quantized.
     """
@@ -367,7 +369,7 @@ def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Ma
 
 
 def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Raise `WeightsError` naming what transformers found missing, left over or misshapen."""
+    """Raise `WeightsError` naming tensors that are missing, left over or of another shape."""
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             named = ", ".join(sorted(map(str, info[problem]))[:3])
@@ -376,7 +378,7 @@ def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def pin_rope(model: torch.nn.Module, max_length: int) -> None:
-    """Fix frequencies that would follow the longest row; see `core.runtime.layers.rotary`."""
+    """Fix frequencies that would depend on the longest row; see `core.runtime.layers.rotary`."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if kind in ("dynamic", "longrope"):
@@ -386,5 +388,5 @@ def pin_rope(model: torch.nn.Module, max_length: int) -> None:
 
 
 def refusal(reason: str) -> str:
-    """Why a model of transformers is not served."""
+    """The message that refuses a model of transformers."""
     return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."

@@ -1,6 +1,6 @@
-"""Brings one language model onto the device: memory, weights, cache, runner, scheduler.
+"""Loads one language model onto the device: memory, weights, cache, runner, scheduler.
 
-Owns the order of these. Knows no architecture: blueprints do.
+Owns the order of these steps. Knows no architecture: blueprints do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _itself(runner: TokenRunner) -> Runner:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another rank than 0: its part, what takes memory for it and loads it, what runs its plans."""
+    """A rank other than 0: its part of the model, its loading, and its plan runner."""
 
     blueprint: NativeBlueprint
     reserve: Callable[[], KvLayout]
@@ -63,7 +63,7 @@ class Follower:
 
 
 class LlmLoader(TokenLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """Implements `schedulers.base.ModelLoader` for text models."""
 
     is_fixed_on_gpu: ClassVar[bool] = True
 
@@ -76,7 +76,7 @@ class LlmLoader(TokenLoader):
             share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
-        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        """Load the model; see `schedulers.base.ModelLoader.load`. Releases all on an error."""
         if PipelinePlan.checked(self._config).encodes:
             raise ConfigError(f"--pipeline-role encode: {self.name} takes no images; name others.")
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
@@ -114,7 +114,7 @@ class LlmLoader(TokenLoader):
             )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """Implements `core.runtime.engine.ranks.RankLoader`."""
+        """Implements `core.runtime.engine.ranks.RankLoader` for text models."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
@@ -147,14 +147,14 @@ class LlmLoader(TokenLoader):
         blueprint.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
-            return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
+            return self._head(blueprint.build(checkpoint, ignore_progress), FollowingSampler(group))
 
         return Follower(blueprint, partial(self._reserve, blueprint, memory), build)
 
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
     ) -> Any:
-        """The model, known but not loaded."""
+        """The model's blueprint, before loading."""
         config = checkpoint.config
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
         is_ours = kind is NativeBlueprint
@@ -164,9 +164,9 @@ class LlmLoader(TokenLoader):
         return blueprint
 
     def _start_ranks(self, blueprint: Any, stack: ExitStack) -> Ranks | None:
-        """The other ranks, where there are to be any; `blueprint` becomes rank 0's part.
+        """Start the other ranks, if any; `blueprint` becomes rank 0's part.
 
-        Raises `ConfigError` for a model that is not divided.
+        Raises `ConfigError` for a model that cannot be divided.
         """
         by_experts = self._config.device.enable_expert_parallel
         if self._num_ranks == 1:
@@ -192,7 +192,7 @@ class LlmLoader(TokenLoader):
         return ranks
 
     def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
-        """Take what weights and steps need; returns the shape of the cache."""
+        """Reserve memory for weights and steps; returns the shape of the cache."""
         num_rows = self._config.schedule.max_batch_size
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
@@ -211,7 +211,7 @@ class LlmLoader(TokenLoader):
         stack: ExitStack,
         ranks: Ranks | None = None,
     ) -> LoadedModel:
-        """The model, whose answers may have to follow grammars; `stack` releases it."""
+        """The loaded model with its grammar compiler; `stack` releases it."""
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
         scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
@@ -229,7 +229,7 @@ class LlmLoader(TokenLoader):
     def _exchange(
         self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
     ) -> None:
-        """Have pages exchanged with engines of the other role, where this one has one."""
+        """Open the page exchange with engines of the other role, if this engine has a role."""
         plan = PipelinePlan.checked(self._config)
         if not (plan.sends_pages or plan.fetches_pages):
             return
@@ -246,14 +246,14 @@ class LlmLoader(TokenLoader):
         stack.callback(close)
 
     def _compute(self, blueprint: Any) -> str:
-        """What a model's values are computed in, to the last bit on processors of one kind."""
+        """The numerics of a model: equal values give equal bits on processors of one kind."""
         encoding, impl = self._config.models.quantization_encoding, type(blueprint).__name__
         return f"{blueprint.dtype} {encoding} {impl}"
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool
     ) -> Any:
-        """The blueprints to use: those of our decoder, or of transformers, at `fallback`."""
+        """The blueprint class to use: our decoder's, or `fallback` for transformers."""
         wanted = self._config.models.model_impl
         is_ours = wanted == "native" or (wanted == "auto" and is_known)
         self._check_invariance(native, is_native=is_ours)
@@ -267,7 +267,7 @@ class LlmLoader(TokenLoader):
         *,
         takes_blocks: bool,
     ) -> dict[str, Any]:
-        """What every blueprint is opened with; one that takes blocks, with their encoding, too."""
+        """The arguments of every blueprint; one that `takes_blocks` also gets their encoding."""
         sizes = {
             "max_length": self._config.models.max_length,
             "dtype": memory.dtype(checkpoint.dtype, takes_blocks=takes_blocks),
@@ -281,7 +281,7 @@ class LlmLoader(TokenLoader):
     def _schedule(
         self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True
     ) -> dict[str, Any]:
-        """What every scheduler of tokens is opened with."""
+        """The arguments of every token scheduler."""
         return {
             "model": self.name,
             "pool": self._pool(layout, num_pages, shares=shares),
@@ -292,11 +292,11 @@ class LlmLoader(TokenLoader):
 
 
 def _connect(scheduler: TokenScheduler, ranks: Ranks | None, post: Post) -> None:
-    """Say how other threads have calls made on the loop's: by the scheduler's, and by a loss."""
+    """Connect the scheduler and lost ranks with the function that posts to the loop's thread."""
     scheduler.connect(post)
     if ranks is not None:
         ranks.watch(lambda error: post(partial(crash, error)))
 
 
-def unreported(share: float) -> None:
-    """How far a rank is: rank 0 says it for all."""
+def ignore_progress(share: float) -> None:
+    """Ignore the progress of a rank: rank 0 reports it for all."""

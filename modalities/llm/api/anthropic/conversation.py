@@ -1,6 +1,6 @@
-"""From the body of a request of Anthropic's API to the chat request that means the same.
+"""Translates requests of Anthropic's API to chat requests.
 
-Owns how turns, blocks, tools and switches are said in the words of chat. Knows no route.
+Owns the translation of turns, blocks, tools and switches. Knows no route.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from triptych.modalities.llm.api.anthropic.protocol import (
     Turn,
     blocks_of,
 )
-from triptych.modalities.llm.api.translation import Fields, Names, call_fields, given, schema_form
+from triptych.modalities.llm.api.translation import (
+    Fields,
+    Names,
+    call_fields,
+    schema_form,
+    without_none,
+)
 
 _BILLING = "x-anthropic-billing-header:"
-"""So begins a block that coding assistants send for the bill: other text in each request."""
+"""The beginning of a block that coding assistants send for billing; it differs in each request."""
 _ERROR = "Error: "
 _TEXTS = (TextBlock, DocumentBlock)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_fields(body: ConversationFields) -> Fields:
-    """The fields of a chat request that asks for the same."""
+    """The fields of the equivalent chat request."""
     fields = {
         "model": body.model,
         "messages": list(_messages(body)),
@@ -53,11 +59,11 @@ def chat_fields(body: ConversationFields) -> Fields:
             "top_k": body.top_k,
             "stop": body.stop_sequences,
         }
-    return given(fields)
+    return without_none(fields)
 
 
 def chat_names(body: ConversationFields) -> Names:
-    """What this API calls the fields of chat that the body became."""
+    """The body's names of the chat request's fields."""
     is_older = body.output_format is not None
     return {
         "messages": "messages",
@@ -85,7 +91,7 @@ def _messages(body: ConversationFields) -> Iterator[Fields]:
             yield _assistant(blocks)
         else:
             yield from _results(blocks, names)
-            if parts := list(_parts(_asked(blocks))):
+            if parts := list(_parts(_user_blocks(blocks))):
                 yield {"role": role, "content": parts}
 
 
@@ -115,7 +121,7 @@ def _assistant(blocks: Sequence[Block]) -> Fields:
 
 
 def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fields]:
-    """Results of tools, each a message of its own, without the images in them."""
+    """The results of tools, one message each, without their images."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             content = blocks_of(block.content)
@@ -127,8 +133,8 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             yield {"role": "tool", "content": text, **named}
 
 
-def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
-    """What is no result of a tool, behind the images of those: users alone show images."""
+def _user_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
+    """The images of results, which only a user's message may have, then all other blocks."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             content = blocks_of(block.content)
@@ -137,7 +143,7 @@ def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Fields]:
-    """Images, and between them texts."""
+    """Parts of images, and joined texts between them."""
     for is_text, group in groupby(blocks, lambda block: isinstance(block, _TEXTS)):
         if is_text:
             texts = [block.text for block in group if isinstance(block, _TEXTS)]
@@ -175,7 +181,7 @@ def _choice_fields(choice: ToolChoiceOption | None) -> Fields:
 
 
 def _thinking_fields(body: ConversationFields) -> Fields:
-    """Whether to think, which is not done unasked; `adaptive` leaves it to the template."""
+    """Whether to reason: only if requested; `adaptive` leaves it to the template."""
     thinking, output = body.thinking, body.output_config
     effort = output.effort if output else None
     kind = thinking.type if thinking else "disabled"

@@ -1,6 +1,6 @@
-"""What Anthropic's API does in its own way whatever the route: errors, and the ids of requests.
+"""The conventions of Anthropic's API on all routes: errors, versions and ids of requests.
 
-Owns the types of its errors by status. Knows no route but where they begin.
+Owns the types of its errors by status. Knows only the prefix of its routes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triptych.core.http.dialects import Dialect, named_message
 PREFIX = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
 _VERSIONS = ("2026-10-21", "2023-06-01")
-"""The newer one has no sampling parameters; here they are honoured in both."""
+"""The newer version has no sampling parameters; here they are honoured in both."""
 _OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -34,14 +34,14 @@ _TYPES = {
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong."""
+    """The type and the message of an error."""
 
     type: str
     message: str
 
 
 class AnthropicError(BaseModel):
-    """The body of every answer that is not a success, and the last event of a broken stream."""
+    """The body of every error answer, and the last event of a broken stream."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail
@@ -56,9 +56,9 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def check_version(request: Request) -> None:
-    """Raise `UnsupportedOption` for another version of the API than those there are."""
+    """Raise `UnsupportedOption` for an unknown version of the API."""
     if request.headers.get(VERSION_HEADER, _VERSIONS[0]) not in _VERSIONS:
-        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is known here.")
+        raise UnsupportedOption(f"{VERSION_HEADER}: must be {' or '.join(_VERSIONS)}.")
 
 
 def _status(error: TriptychError) -> int:

@@ -1,7 +1,7 @@
 """`/v1/models` as Anthropic's clients read it: the models that answer messages.
 
-Owns the answer's shape and its pages. OpenAI's list of everything that is served is `core.http`'s;
-a header tells whose client asks.
+Owns the fields of the answer and its pages. OpenAI's list of all served models is `core.http`'s; a
+header distinguishes the clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ModelId = Annotated[str, Query(max_length=MAX_NAME_CHARS)]
 
 
 class ModelInfo(BaseModel):
-    """One model. The answer may fill what the prompt leaves of its context."""
+    """One model. An answer may fill the context that the prompt leaves."""
 
     type: Literal["model"]
     id: str
@@ -41,7 +41,7 @@ class ModelInfo(BaseModel):
 
     @classmethod
     def of(cls, model: TextModel) -> ModelInfo:
-        """What is known of `model`."""
+        """The information about `model`."""
         return cls(
             type="model",
             id=model.name,
@@ -54,7 +54,7 @@ class ModelInfo(BaseModel):
 
 
 class ModelPage(BaseModel):
-    """Some of the models, in order."""
+    """A page of the models, in order."""
 
     data: list[ModelInfo]
     has_more: bool
@@ -63,7 +63,7 @@ class ModelPage(BaseModel):
 
 
 class _OwnRoute(APIRoute):
-    """A route of Anthropic's clients, at a path that OpenAI's have, too."""
+    """A route for Anthropic's clients at a path that OpenAI's clients also use."""
 
     def matches(self, scope: Scope) -> tuple[Match, dict[str, Any]]:
         is_own = VERSION_HEADER in Headers(scope=scope)
@@ -72,7 +72,7 @@ class _OwnRoute(APIRoute):
 
 
 def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
-    """Lists `models`, and shows each."""
+    """The routes that list `models` and show one."""
     router = APIRouter(route_class=_OwnRoute, include_in_schema=False)
 
     @router.get("/v1/models")
@@ -81,7 +81,7 @@ def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
         after_id: ModelId | None = None,
         before_id: ModelId | None = None,
     ) -> ModelPage:
-        """The models that answer messages."""
+        """List the models that answer messages."""
         names, is_backward = list(models), before_id is not None
         if after_id is not None:
             names = names[_place(names, after_id) + 1 :]
@@ -99,7 +99,7 @@ def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
     async def show_model(
         name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
     ) -> ModelInfo:
-        """One model."""
+        """Return one model."""
         if name not in models:
             raise UnknownModel.among(models, name)
         return ModelInfo.of(models[name])

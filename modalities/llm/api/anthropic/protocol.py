@@ -1,6 +1,6 @@
 """The requests of Anthropic's API, field by field.
 
-Owns what each field may be, by the rules of `core.http.fields`.
+Owns the values that each field may have, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from triptych.modalities.llm.api.anthropic.blocks import (
     ToolUseBlock,
 )
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, few_parts
+from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, check_num_parts
 from triptych.modalities.llm.api.sampling_fields import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 ShownReasoning = Literal["whole", "omitted", "hidden"]
-"""What is shown of reasoning: all, blocks without text, or nothing."""
+"""How reasoning is shown: whole, as blocks without text, or not at all."""
 _OF_ROLE = {
     "user": {"text", "image", "document", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
     "system": {"text"},
 }
-"""The blocks that messages of each role are made of."""
+"""The types of blocks in messages of each role."""
 
 
 class Turn(Strict):
@@ -57,17 +57,19 @@ class Turn(Strict):
     def _check_blocks(self) -> Self:
         wrong = {block.type for block in self.blocks} - _OF_ROLE[self.role]
         if wrong:
-            raise InvalidRequest(f"The {self.role} says no {min(wrong)}.", param="messages")
+            raise InvalidRequest(
+                f"A message of role {self.role} has no {min(wrong)} block.", param="messages"
+            )
         return self
 
     @property
     def blocks(self) -> list[Block]:
-        """What it says."""
+        """The blocks of the content."""
         return blocks_of(self.content)
 
 
 def blocks_of(content: str | list[Any] | None) -> list[Any]:
-    """A content in blocks: a text is one of them, an empty one where there is no other."""
+    """The blocks of a content: a text is one block, and so is an empty content."""
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)]
     return content or blocks_of("")
@@ -90,7 +92,7 @@ def check_calls(turns: Sequence[Turn]) -> None:
 
 
 def _calls_of(blocks: Sequence[Block], known: set[str]) -> set[str]:
-    """The ids of calls, which none of `known` has; they are known then."""
+    """The ids of the calls in `blocks`, added to `known`. Raises `InvalidRequest` for one twice."""
     ids = [block.id for block in blocks if isinstance(block, ToolUseBlock)]
     fresh = set(ids) - known
     if len(fresh) < len(ids):
@@ -107,24 +109,24 @@ def _check_results(blocks: Sequence[Block], pending: set[str]) -> None:
         raise InvalidRequest("Two blocks of tool_result have one tool_use_id.", param="messages")
     if orphans := set(ids) - pending:
         raise InvalidRequest(
-            f"tool_result {min(orphans)[:80]!a} is not that of a tool_use in the turn before.",
+            f"tool_result {min(orphans)[:80]!a} has no tool_use in the turn before.",
             param="messages",
         )
     if pending - set(ids):
         raise _without_result(pending - set(ids))
     if len(begin) < len(ids):
-        raise InvalidRequest("A turn has tool_result before anything else.", param="messages")
+        raise InvalidRequest("A turn begins with its tool_result blocks.", param="messages")
 
 
 def _without_result(ids: set[str]) -> InvalidRequest:
     return InvalidRequest(
-        f"tool_use {min(ids)[:80]!a} has no tool_result: the turn behind begins with one for each.",
+        f"tool_use {min(ids)[:80]!a} has no tool_result: the next turn begins with one for each.",
         param="messages",
     )
 
 
 class ToolDefinition(Strict):
-    """A tool of the client's. `input_schema` is a JSON schema of an object."""
+    """A tool of the client. `input_schema` is a JSON schema of an object."""
 
     type: Literal["custom"] | None = None
     name: ToolName
@@ -132,7 +134,7 @@ class ToolDefinition(Strict):
     input_schema: JsonSchema
     strict: bool | None = Field(
         default=None,
-        description="Follow the schema under `auto`, too; calls that are forced always do.",
+        description="Enforce the schema also under `auto`; forced calls always follow it.",
     )
     eager_input_streaming: bool | None = inert("eager_input_streaming")
     cache_control: CacheControl | None = inert("cache_control")
@@ -149,30 +151,30 @@ class ToolDefinition(Strict):
 
 
 class ToolChoiceOption(Strict):
-    """Whether the model calls a tool, and which."""
+    """Whether the model calls a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bool | None = Field(
-        default=None, description="An answer ends with its first call."
+        default=None, description="End an answer with its first call."
     )
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise InvalidRequest("A name goes with the type tool, and with no other.", param="name")
+            raise InvalidRequest("name goes with the type tool, and with no other.", param="name")
         return self
 
 
 class ThinkingConfig(Strict):
-    """Whether the model thinks first, and what is shown of it."""
+    """Whether the model reasons first, and how the reasoning is shown."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = Field(
-        default=None, description="Most tokens of reasoning."
+        default=None, description="Max tokens of reasoning."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="`omitted`: reasoning is counted, and not shown."
+        default=None, description="`omitted`: reasoning is counted but not shown."
     )
 
     @model_validator(mode="before")
@@ -196,17 +198,17 @@ class ThinkingConfig(Strict):
 
 
 class OutputFormat(Strict):
-    """The form of an answer."""
+    """The format of an answer."""
 
     type: Literal["json_schema"]
     schema_: JsonSchema = Field(alias="schema")
 
 
 class OutputConfig(Strict):
-    """How an answer is made."""
+    """Options of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="How much to think, where the template can say so."
+        default=None, description="Amount of reasoning, if the template supports it."
     )
     format: OutputFormat | None = Field(default=None, description="JSON by a schema.")
 
@@ -217,7 +219,7 @@ class OutputConfig(Strict):
 
 
 class ContextEdit(Strict):
-    """A way to shorten a conversation; only the one that leaves it as it is."""
+    """A way to shorten a conversation; only the one without effect is accepted."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
@@ -228,8 +230,8 @@ class ContextEdit(Strict):
         wanted = {"type": "clear_thinking_20251015", "keep": "all"}
         if isinstance(value, dict) and value != wanted:
             raise UnsupportedOption(
-                "Nothing is cleared from a conversation here: shorten it in the client. Of"
-                " context_management only clear_thinking_20251015 with keep 'all' is taken.",
+                "Conversations are not shortened here: do it in the client. Of context_management"
+                " only clear_thinking_20251015 with keep 'all' is accepted.",
                 param="context_management",
             )
         return value
@@ -242,19 +244,19 @@ class ContextManagement(Strict):
 
 
 class Diagnosis(Strict):
-    """What clients ask of caches."""
+    """Questions of clients about caches."""
 
     previous_message_id: Label | None = None
 
 
 class RequestLabels(Strict):
-    """Who asks, as the client calls them."""
+    """The client's id of its user."""
 
     user_id: Label | None = None
 
 
 class ConversationFields(NamesModel, IgnoresHints):
-    """What counting tokens and answering share."""
+    """The common fields of answering and counting tokens."""
 
     ignored = unsupported.IGNORED
     tasks = ("chat",)
@@ -262,7 +264,7 @@ class ConversationFields(NamesModel, IgnoresHints):
     messages: Annotated[
         list[Turn],
         Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
-        BeforeValidator(few_parts),
+        BeforeValidator(check_num_parts),
     ]
     system: TextOrParts[TextBlock] | None = None
     tools: (
@@ -272,7 +274,7 @@ class ConversationFields(NamesModel, IgnoresHints):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
-        default=None, description="As output_config.format, its older name."
+        default=None, description="Older name of output_config.format."
     )
     context_management: ContextManagement | None = None
     cache_control: CacheControl | None = inert("cache_control")
@@ -292,7 +294,8 @@ class ConversationFields(NamesModel, IgnoresHints):
         newer = self.output_config.format if self.output_config else None
         if newer and self.output_format and newer != self.output_format:
             raise InvalidRequest(
-                "output_format and output_config.format are one and differ: send the latter alone.",
+                "output_format and output_config.format are the same field and differ: send only"
+                " the latter.",
                 param="output_format",
             )
         return self
@@ -306,7 +309,7 @@ class MessagesRequest(ConversationFields):
     """Body of `/v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] = Field(
-        description="Most tokens of the answer; it ends earlier where the context does."
+        description="Max tokens of the answer; it ends earlier at the end of the context."
     )
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
@@ -322,7 +325,7 @@ class MessagesRequest(ConversationFields):
 
     @property
     def shown_reasoning(self) -> ShownReasoning:
-        """What is shown of reasoning: nothing unless requested."""
+        """How reasoning is shown: hidden unless requested."""
         if self.thinking is None or self.thinking.type == "disabled":
             return "hidden"
         return "omitted" if self.thinking.display == "omitted" else "whole"
@@ -332,7 +335,7 @@ class MessagesRequest(ConversationFields):
         budget = self.thinking.budget_tokens if self.thinking else None
         if budget is not None and budget >= self.max_tokens:
             raise InvalidRequest(
-                "thinking.budget_tokens is part of max_tokens, and less.",
+                "thinking.budget_tokens must be less than max_tokens.",
                 param="thinking.budget_tokens",
             )
         return self

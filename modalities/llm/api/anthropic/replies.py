@@ -1,7 +1,7 @@
 """The answers of Anthropic's API: a message in blocks, whole and as events.
 
-Owns their shape, their order, and how text deltas become them: a whole message is its events put
-together. A field is sent if it was set. Knows nothing of HTTP.
+Owns their fields, their order, and how text deltas become events; a whole message is assembled from
+its events. A field is sent if it was set. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     Reasoning,
     Words,
 )
-from triptych.modalities.llm.api.translation import written_arguments
+from triptych.modalities.llm.api.translation import parse_arguments
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -61,13 +61,13 @@ BlockReply: TypeAlias = TextReply | ThinkingReply | ToolUseReply
 
 
 class ThinkingTokens(BaseModel):
-    """What output tokens were for."""
+    """Kinds of output tokens."""
 
     thinking_tokens: int
 
 
 class MessageUsage(BaseModel):
-    """Token counts. A prompt's tokens are those that were read, and those found in the cache."""
+    """Token counts; `input_tokens` are the prompt's tokens that were not found in the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -77,7 +77,7 @@ class MessageUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: UsageReply) -> MessageUsage:
-        """The counts of chat in other words."""
+        """The counts of chat under this API's names."""
         cached = usage.prompt_tokens_details.cached_tokens
         details = usage.completion_tokens_details
         reasoning: dict[str, Any] = {}
@@ -115,7 +115,7 @@ class MessageStart(BaseModel):
 
 
 class BlockStart(BaseModel):
-    """A block begins."""
+    """The beginning of a block."""
 
     type: Literal["content_block_start"]
     index: int
@@ -123,14 +123,14 @@ class BlockStart(BaseModel):
 
 
 class TextPiece(BaseModel):
-    """More text."""
+    """A further piece of text."""
 
     type: Literal["text_delta"]
     text: str
 
 
 class ThinkingPiece(BaseModel):
-    """More reasoning."""
+    """A further piece of reasoning."""
 
     type: Literal["thinking_delta"]
     thinking: str
@@ -144,7 +144,7 @@ class SignaturePiece(BaseModel):
 
 
 class InputPiece(BaseModel):
-    """More of the JSON text of a call's input."""
+    """A further piece of the JSON text of a call's input."""
 
     type: Literal["input_json_delta"]
     partial_json: str
@@ -154,7 +154,7 @@ Piece: TypeAlias = TextPiece | ThinkingPiece | SignaturePiece | InputPiece
 
 
 class BlockDelta(BaseModel):
-    """More of a block."""
+    """A further piece of a block."""
 
     type: Literal["content_block_delta"]
     index: int
@@ -162,7 +162,7 @@ class BlockDelta(BaseModel):
 
 
 class BlockStop(BaseModel):
-    """A block is complete."""
+    """The end of a block."""
 
     type: Literal["content_block_stop"]
     index: int
@@ -176,7 +176,7 @@ class StopDetail(BaseModel):
 
 
 class MessageEnd(BaseModel):
-    """Why a message ended, and all its token counts."""
+    """Why a message ended, with all its token counts."""
 
     type: Literal["message_delta"]
     delta: StopDetail
@@ -190,7 +190,7 @@ class MessageStop(BaseModel):
 
 
 class Ping(BaseModel):
-    """An event that says nothing, in a silence."""
+    """An event without content, sent as a heartbeat."""
 
     type: Literal["ping"]
 
@@ -205,9 +205,9 @@ class TokenCount(BaseModel):
 
 
 class MessageFormatter:
-    """Dresses the deltas of one answer.
+    """Formats the deltas of one answer.
 
-    `is_cut`: what ends the answer at its greatest length is the context.
+    `is_cut`: the context, and not `max_tokens`, limits the length of the answer.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class MessageFormatter:
         self._reasoning = hashlib.sha256()
 
     async def events(self, generation: Generation) -> AsyncGenerator[Event, None]:
-        """The events of an answer, while it is made."""
+        """The events of an answer while it is generated."""
         has_begun = False
         async with aclosing(generation.deltas) as deltas:
             async for delta in deltas:
@@ -274,7 +274,7 @@ class MessageFormatter:
         yield BlockStart(type="content_block_start", index=self._index, content_block=block)
 
     def _close(self) -> Iterator[Event]:
-        """End the block that is open, if one is."""
+        """End the open block, if any."""
         if self._open is None:
             return
         if self._open is Reasoning:
@@ -307,7 +307,7 @@ class MessageFormatter:
 
 
 async def whole_message(events: AsyncIterator[Event]) -> MessageReply:
-    """The message of these events."""
+    """Assemble the message from its events."""
     found: dict[str, Any] = {}
     starts: list[BlockReply] = []
     texts: list[defaultdict[str, list[str]]] = []
@@ -329,5 +329,5 @@ async def whole_message(events: AsyncIterator[Event]) -> MessageReply:
 
 def _whole_block(start: BlockReply, texts: Mapping[str, Sequence[str]]) -> BlockReply:
     if isinstance(start, ToolUseReply):
-        return start.model_copy(update={"input": written_arguments("".join(texts["partial_json"]))})
+        return start.model_copy(update={"input": parse_arguments("".join(texts["partial_json"]))})
     return start.model_copy(update={name: "".join(parts) for name, parts in texts.items()})

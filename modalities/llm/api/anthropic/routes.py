@@ -1,6 +1,6 @@
 """Anthropic's API: messages, the count of their tokens, and the models that answer them.
 
-Owns the routes. What a body means is said in the words of chat, and what comes of it is dressed.
+Owns the routes. A body is translated to a chat request, and its deltas to Anthropic's events.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from triptych.modalities.llm.api.generation import (
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.translation import rename_errors, translated
+from triptych.modalities.llm.api.translation import rename_errors, translate
 from triptych.modalities.modality import FindLink, no_link
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -65,7 +65,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 class _MessagesRoute(DataUrlRoute):
-    """Images stand behind their media type, or behind the type of their source."""
+    """A route whose images follow their media type or the type of their source."""
 
     place = FilePlace(
         re.compile(
@@ -87,7 +87,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
         check_version(request)
         if body.thinking and body.thinking.type == "enabled":
             note_reasoning(request, service.model(body.model), ["thinking"])
-        chat = await translated(request, partial(chat_fields, body))
+        chat = await translate(request, partial(chat_fields, body))
         return chat, await encode_conversation(service, chat, request, find_link)
 
     @router.post(PREFIX, response_model=None, responses=_STREAM)
@@ -113,7 +113,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
 
     @router.post(f"{PREFIX}/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
-        """How many tokens a conversation has."""
+        """Count the prompt tokens of a conversation."""
         with rename_errors(chat_names(body)):
             _, prompt = await encoded(body, request)
         return TokenCount(input_tokens=len(prompt.prompt_ids))

@@ -1,7 +1,7 @@
 """Fields, tools and blocks of Anthropic's API that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
-those that are ignored, each with the reason.
+Owns their names, the neutral values (which are accepted) and the alternatives; and the ignored
+fields, each with the reason.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ OUTPUT: Mapping[str, RefusedField] = MappingProxyType(
 
 TOOL: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "allowed_callers": RefusedField("the model alone calls.", (["direct"],)),
+        "allowed_callers": RefusedField("only the model calls tools.", (["direct"],)),
         "defer_loading": RefusedField(
-            "there is no search for tools: send those that may be called.", (False,)
+            "there is no search for tools: send all that may be called.", (False,)
         ),
         "input_examples": RefusedField("put them into the description.", ([],)),
     }
@@ -58,7 +58,7 @@ IMAGE: Mapping[str, RefusedField] = MappingProxyType(
 
 CALL: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
+        "caller": RefusedField("only the model calls tools.", ({"type": "direct"},)),
         "toolset_name": RefusedField(IN_CLIENT),
     }
 )
@@ -67,21 +67,21 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "browser_state": AS_TEXT,
         "compaction": "summarize the conversation in the client.",
-        "container_upload": "no code runs here; send what a file holds as text or image.",
+        "container_upload": "no code runs here; send a file's content as text or image.",
         "search_result": AS_TEXT,
-        "tool_reference": "there is no search for tools: send those that may be called.",
+        "tool_reference": "there is no search for tools: send all that may be called.",
     }
 )
-"""Blocks with an alternative of their own; those of tools that run elsewhere have one in common."""
+"""Blocks with their own alternative; blocks of tools that run elsewhere share one."""
 ELSEWHERE = frozenset(
     {"document", "image", "redacted_thinking", "thinking", "tool_result", "tool_use"}
 )
-"""Blocks that messages have, and other places have not."""
+"""Blocks that only messages may have."""
 
 
 def instead_of_block(kind: str) -> str:
-    """What to do in place of a block of this type."""
+    """The alternative to a block of this type."""
     if kind in ELSEWHERE:
-        return "only text is read in this place."
+        return "only text is accepted in this place."
     is_of_tool = kind.endswith(("_tool_use", "_tool_result"))
     return BLOCKS.get(kind, IN_CLIENT if is_of_tool else "use text, image and tool_result.")

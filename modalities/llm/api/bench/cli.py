@@ -1,7 +1,7 @@
-"""`triptych bench`: its flags, and the order in which things are measured.
+"""`triptych bench`: its flags, and the order of measurements.
 
-With several `--url`, servers take turns within each repeat, so that a machine that drifts drifts
-for all of them, and ratios are taken repeat by repeat.
+With several `--url`, servers take turns within each repeat, so that drift of the machine affects
+all of them, and ratios are computed per repeat.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def _measure_all(args: argparse.Namespace, workload: Workload) -> list[Res
         runs: dict[str, list[Run]] = {target.label: [] for target in targets}
         for repeat in range(args.repeats):
             prompts = workload.prompts(repeat=repeat, tokens_per_word=density)
-            # No server always goes first.
+            # Rotate which server goes first.
             for target in targets if repeat % 2 == 0 else reversed(targets):
                 send = partial(measure, client, target, max_tokens=args.output_tokens)
                 with Console(stderr=True).status(f"{target.label}: {repeat + 1}/{args.repeats}"):
@@ -185,7 +185,7 @@ def _targets(args: argparse.Namespace) -> list[BenchServer]:
     count = len(urls)
     labels = _each(args.label, "--label", [f"server {number + 1}" for number in range(count)])
     if len(set(labels)) < count:
-        raise ConfigError("give each server a --label of its own.")
+        raise ConfigError("give each server its own --label.")
     models = _each(args.model, "--model", [""] * count)
     bodies = map(_read_body, _each(args.extra_body, "--extra-body", ["{}"] * count))
     return [
@@ -195,7 +195,7 @@ def _targets(args: argparse.Namespace) -> list[BenchServer]:
 
 
 def _each(given: list[str] | None, flag: str, defaults: list[str]) -> list[str]:
-    """One value for each server: one given for all, one given for each, or the defaults."""
+    """One value per server: one given for all, one given for each, or the defaults."""
     if given is None:
         return defaults
     if len(given) == 1:

@@ -22,7 +22,7 @@ _EXTRAS: tuple[Mapping[str, Any], ...] = (
     {"ignore_eos": True},
     {},
 )
-"""What not every server takes, most wanted first."""
+"""Fields that some servers refuse, the most useful first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class BenchServer:
 
     @property
     def path(self) -> str:
-        """Where requests go."""
+        """The path of requests."""
         return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
 
     def request(self, prompt: str, *, max_tokens: int) -> dict[str, Any]:
@@ -53,9 +53,9 @@ class BenchServer:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What became of one request. Times are seconds of one monotonic clock.
+    """The result of one request. Times are seconds of one monotonic clock.
 
-    `arrivals_s` is when each piece of text came. Token counts are the server's where it gives
+    `arrivals_s` are the times of the pieces of text. Token counts are the server's if it reports
     them, else pieces of text; `error` is a short kind ("HTTP 429", "timeout"), empty for none.
     """
 
@@ -111,7 +111,7 @@ async def measure(
 
 
 async def _follow(response: httpx.Response, sample: RequestRecord) -> None:
-    is_ended = False  # by [DONE], or where a server does not send it, by a reason to finish
+    is_ended = False  # by [DONE], or by a finish reason from servers that do not send it
     async for event in _events(response):
         if event == "[DONE]":
             is_ended = True
@@ -128,7 +128,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[str]:
 
 
 def _note(event: Any, sample: RequestRecord) -> bool:
-    """Enter one event into `sample`; True where it says why the answer ended."""
+    """Record one event in `sample`; returns whether it has a finish reason."""
     if not isinstance(event, dict):
         raise msgspec.DecodeError("an event is not an object")
     if "error" in event:
@@ -149,7 +149,7 @@ def _note(event: Any, sample: RequestRecord) -> bool:
 
 
 async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
-    """The first model a server lists. Raises ConfigError where it cannot be asked."""
+    """The first model in a server's list. Raises `ConfigError` if there is no list."""
     try:
         response = await client.get(f"{base_url}/v1/models")
         response.raise_for_status()
@@ -162,9 +162,9 @@ async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
 
 
 async def negotiate(client: httpx.AsyncClient, target: BenchServer) -> BenchServer:
-    """`target` with the extra fields it takes: usage in the stream, EOS ignored.
+    """`target` with the extra fields that it accepts: usage in the stream, EOS ignored.
 
-    Raises ConfigError where even a plain request fails.
+    Raises `ConfigError` if even a plain request fails.
     """
     for extra in _EXTRAS:
         candidate = dataclasses.replace(target, body={**extra, **target.body})
@@ -177,7 +177,7 @@ async def negotiate(client: httpx.AsyncClient, target: BenchServer) -> BenchServ
 async def tokens_per_word(
     client: httpx.AsyncClient, target: BenchServer, text: str
 ) -> float | None:
-    """Tokens per word of `text`, by the server's /tokenize; None where it has none."""
+    """Tokens per word of `text`, by the server's `/tokenize`; `None` if it has none."""
     try:
         body = {"model": target.model, "prompt": text}
         response = await client.post(f"{target.base_url}/tokenize", json=body)

@@ -1,7 +1,7 @@
-"""What a benchmark asks, and when: prompts of a given length, at once or at random times.
+"""The load of a benchmark: prompts of a given length, in parallel or at random times.
 
-Owns prompt text, alike for every server under test. Knows no tokenizer: lengths are met by a
-measured number of tokens per word.
+Owns the text of prompts, the same for every server under test. Knows no tokenizer: prompt lengths
+follow from a measured number of tokens per word.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def closed_loop(send: Send, prompts: Sequence[str], *, concurrency: int) -
 
 
 async def open_loop(send: Send, prompts: Sequence[str], *, rate: float, seed: int) -> Run:
-    """Send prompts as a Poisson process of `rate` per second, however slow the answers are."""
+    """Send prompts as a Poisson process of `rate` per second, independent of the answers."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     started_s = time.perf_counter()
     tasks: list[asyncio.Task[RequestRecord]] = []
@@ -61,7 +61,7 @@ async def open_loop(send: Send, prompts: Sequence[str], *, rate: float, seed: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Lengths are in tokens; `shared_prefix_tokens` of each prompt are the same in one repeat."""
+    """A workload, in tokens; all prompts of a repeat share `shared_prefix_tokens`."""
 
     num_requests: int
     prompt_tokens: int

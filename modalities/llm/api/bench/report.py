@@ -1,4 +1,4 @@
-"""From samples to figures, and what a benchmark says: a table, JSON, an image.
+"""From samples to figures, and the output of a benchmark: a table, JSON, an image.
 
 Owns the definition of each metric (names end in their unit) and the form of each output. The
 description of the machine names no host and no address.
@@ -120,7 +120,7 @@ _SHOWN = (
     "num_errors",
 )
 _INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
-"""What decides how fast a processor multiplies matrices, widest first."""
+"""The CPU features that decide the speed of matrix multiplication, widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +247,7 @@ def _first_field(path: Path, name: str) -> str:
 
 
 def require_matplotlib() -> Any:
-    """The drawing library; ConfigError with what to type where it is missing."""
+    """Matplotlib's figure class. Raises `ConfigError` with the command that installs it."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""From the body of a request of Ollama's API to the chat request that means the same.
+"""Translates requests of Ollama's API to chat requests.
 
-Owns how messages, options and switches are said in the words of chat. Knows no route.
+Owns the translation of messages, options and switches. Knows no route.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from triptych.modalities.llm.api.ollama.protocol import (
     OllamaMessage,
     OllamaOptions,
 )
-from triptych.modalities.llm.api.translation import Fields, call_fields, given, schema_form
+from triptych.modalities.llm.api.translation import Fields, call_fields, schema_form, without_none
 
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Options that chat calls the same."""
+"""Options with the same name in chat."""
 CHAT_NAMES = {
     "messages": "messages",
     "continue_final_message": "messages",
     "response_format": "format",
     "thinking_budget|enable_thinking|reasoning_effort": "think",
 }
-"""What this API calls the fields of chat."""
+"""This API's names of chat's fields."""
 GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
 
 
 def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
-    """The fields of a chat request to `model` that asks for the same. Raises `InvalidRequest`."""
+    """The fields of the equivalent chat request to `model`. Raises `InvalidRequest`."""
     messages = body.messages or []
     is_begun = bool(messages) and messages[-1].role == "assistant"
     calls = _Calls()
@@ -43,18 +43,18 @@ def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
         "continue_final_message": True if is_begun else None,
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None,
     }
-    return given(fields) | answer_fields(body, model)
+    return without_none(fields) | answer_fields(body, model)
 
 
 def generate_fields(body: GenerateRequest, model: str) -> Fields:
-    """The same of a prompt, which is a conversation's beginning."""
+    """The fields of a chat request with a single prompt."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     asked = {"role": "user", "content": _content(body.prompt or "", body.images or ())}
     return {"messages": [*system, asked], **answer_fields(body, model)}
 
 
 def answer_fields(body: AnswerFields, model: str) -> Fields:
-    """What both have in common."""
+    """The fields of the answer, for chat and generate."""
     options = body.options or OllamaOptions()
     is_word = isinstance(body.think, str)
     fields = {
@@ -67,7 +67,7 @@ def answer_fields(body: AnswerFields, model: str) -> Fields:
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
     }
-    return given(fields)
+    return without_none(fields)
 
 
 def _form(form: str | dict[str, Any] | None) -> Fields | None:
@@ -77,7 +77,7 @@ def _form(form: str | dict[str, Any] | None) -> Fields | None:
 
 
 def _content(text: str, images: Sequence[str]) -> str | list[Fields]:
-    """Images come before the words on them."""
+    """The content of a message: images before the text."""
     if not images:
         return text
     urls = [image if image.startswith("data:") else f"data:;base64,{image}" for image in images]
@@ -86,9 +86,10 @@ def _content(text: str, images: Sequence[str]) -> str | list[Fields]:
 
 
 class _Calls:
-    """Reads messages in order, and gives calls the ids that Ollama's have not.
+    """Translates messages in order, and adds ids to calls.
 
-    A result is that of the first call that has none yet: the one it names, or one of its tool.
+    A result belongs to the call with its id, else to the first call without a result of its tool,
+    else to the first call without a result.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class _Calls:
         """The tools of the calls without a result, by the calls' ids."""
 
     def read(self, message: OllamaMessage) -> Iterator[Fields]:
-        """The message in the words of chat; the images of a tool's are a user's."""
+        """The message as chat messages; images of a tool's message become a user's message."""
         fields: Fields = {"role": message.role, "content": message.content or ""}
         if message.role == "user":
             fields["content"] = _content(message.content or "", message.images or ())
@@ -121,15 +122,15 @@ class _Calls:
             yield call_fields(call_id, call.function.name, call.function.arguments or {})
 
     def _result(self, message: OllamaMessage) -> Fields:
-        """Which call it answers. Raises `InvalidRequest` where there is none."""
+        """The call that a result answers. Raises `InvalidRequest` if there is none."""
         call_id, name = message.tool_call_id, message.tool_name
         if call_id not in self._ids:
             fitting = (each for each, tool in self._open.items() if tool == name)
             call_id = next(fitting, None) or next(iter(self._open), None)
         if call_id not in self._open:
             raise InvalidRequest(
-                "A message of role tool answers one of the assistant's tool_calls before it, and"
-                " there is none left.",
+                "A message of role tool answers an earlier tool call of the assistant, and all have"
+                " a result.",
                 param="messages",
             )
         tool = self._open.pop(call_id)

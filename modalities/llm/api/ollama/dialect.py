@@ -1,6 +1,6 @@
-"""What Ollama's API does in its own way whatever the route: errors, names of models, times.
+"""The conventions of Ollama's API on all routes: errors, names of models, times.
 
-Owns those. Knows no route but where they begin.
+Owns these conventions. Knows only the prefix of its routes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAG = ":latest"
 
 
 class OllamaError(BaseModel):
-    """The body of every answer that is not a success, and the last line of a broken stream."""
+    """The body of every error answer, and the last line of a broken stream."""
 
     error: str
 
@@ -39,7 +39,7 @@ def _error(error: TriptychError, request_id: str) -> OllamaError:
 
 
 class OllamaRoute(StrictRoute):
-    """A route of Ollama's API, which reads JSON by whatever name: its examples say another."""
+    """A route of Ollama's API, which reads JSON of any content type, as its examples send it."""
 
     takes_any_type = True
 
@@ -48,31 +48,31 @@ OLLAMA = Dialect(prefix=PREFIX, error=_error)
 
 
 def note_keep_alive(request: Request, body: OllamaRequest) -> None:
-    """Say of a `keep_alive` that it was ignored: it unloads nothing, and keeps nothing longer."""
+    """Report `keep_alive` as ignored: it does not change when a model is unloaded."""
     if body.keep_alive is not None:
         note_ignored(request, "keep_alive")
 
 
-def tagged(name: str) -> str:
-    """A model's name as Ollama's clients know it: there is a tag in each."""
+def with_tag(name: str) -> str:
+    """A model's name with a tag, as Ollama's clients expect it."""
     return name if ":" in name else name + _TAG
 
 
-def untagged(name: str, known: Collection[str]) -> str:
-    """The served name of what a client calls a model."""
+def without_tag(name: str, known: Collection[str]) -> str:
+    """The served name of a model that a client may call with a tag."""
     return name if name in known else name.removesuffix(_TAG)
 
 
 def now_text() -> str:
-    """The time, as every answer tells it."""
+    """The current time, as answers report it."""
     return time_text(datetime.now(UTC))
 
 
 def time_text(time: datetime) -> str:
-    """A time in UTC, as RFC 3339 writes it."""
+    """A time in UTC, in RFC 3339's format."""
     return time.isoformat().replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """Seconds in the unit of all durations."""
+    """Seconds as nanoseconds, the unit of all durations."""
     return max(0, round(seconds * 1e9))

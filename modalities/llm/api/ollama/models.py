@@ -1,7 +1,7 @@
-"""The models as Ollama's clients list and look at them.
+"""The models as Ollama's clients list and show them.
 
-Owns what is told of a model's files and abilities. Files are read when a client first asks, on a
-thread. Knows no route.
+Owns the information about a model's files and abilities. Files are read on a thread at the first
+request. Knows no route.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.ollama.dialect import tagged, time_text, untagged
+from triptych.modalities.llm.api.ollama.dialect import time_text, with_tag, without_tag
 
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -37,11 +37,11 @@ _SIZES = {
     "num_key_value_heads": "attention.head_count_kv",
     "vocab_size": "vocab_size",
 }
-"""Fields of config.json, by what GGUF calls the same."""
+"""The GGUF names of fields of config.json."""
 
 
 class ModelDetails(BaseModel):
-    """What a model is."""
+    """The format, family and size of a model."""
 
     parent_model: str
     format: str
@@ -52,7 +52,7 @@ class ModelDetails(BaseModel):
 
 
 class ListedModel(BaseModel):
-    """A model of `/api/tags`, or of `/api/ps`: one that is in memory."""
+    """A model of `/api/tags`, or a loaded model of `/api/ps`."""
 
     name: str
     model: str
@@ -85,7 +85,7 @@ class ShownModel(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What the API process knows of a model beside its files."""
+    """Information about a model that is not in its files."""
 
     capabilities: Sequence[str]
     context_length: int
@@ -95,7 +95,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What a model's files say. `num_parameters` is 0 where they pack several into a number."""
+    """Information in a model's files. `num_parameters` is 0 for packed weights."""
 
     config: Mapping[str, Any]
     modified_at: str
@@ -105,7 +105,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, folder: Path) -> ModelFiles:
-        """Read the heads of a model's files. Raises `WeightsError`."""
+        """Read the headers of a model's files. Raises `WeightsError`."""
         config = read_json(folder / "config.json")
         tensors = list(read_layout(folder).values())
         encoding = _encoding(tensors)
@@ -123,22 +123,22 @@ class ModelFiles:
 
     @property
     def family(self) -> str:
-        """The architecture."""
+        """The architecture of the model."""
         return str(self.config.get("model_type", ""))
 
     def details(self) -> ModelDetails:
-        """What `/api/tags` tells of them."""
+        """The details of `/api/tags`."""
         return ModelDetails(
             parent_model="",
             format="safetensors",
             family=self.family,
             families=[self.family],
-            parameter_size=_rounded(self.num_parameters),
+            parameter_size=_size_text(self.num_parameters),
             quantization_level=self.encoding,
         )
 
     def info(self, max_length: int) -> dict[str, str | int]:
-        """What `/api/show` tells of them besides, in the words of GGUF files."""
+        """The further information of `/api/show`, under the names of GGUF files."""
         text = {**self.config, **self.config.get("text_config", {})}
         sizes = {
             f"{self.family}.{name}": text[field]
@@ -151,7 +151,7 @@ class ModelFiles:
 
 
 class Catalogue:
-    """The models that Ollama's clients may use; `abilities` of those that write text."""
+    """The models that Ollama's clients may use; `abilities` are those of text models."""
 
     def __init__(
         self,
@@ -165,29 +165,29 @@ class Catalogue:
         self._files = {model.name: once(_reader(model)) for model in models}
 
     def has(self, asked: str) -> bool:
-        """Whether there is a model that a client may call so."""
-        return untagged(asked, self._models) in self._models
+        """Whether there is a model of that name, with or without its tag."""
+        return without_tag(asked, self._models) in self._models
 
     def name(self, asked: str) -> str:
         """The served name of a model. Raises `UnknownModel`."""
-        name = untagged(asked, self._models)
+        name = without_tag(asked, self._models)
         if name not in self._models:
-            raise UnknownModel.among(map(tagged, self._models), asked)
+            raise UnknownModel.among(map(with_tag, self._models), asked)
         return name
 
-    async def listed(self) -> ListedModels:
-        """All models."""
-        models = [await self._listed(name) for name in self._models]
+    async def list_all(self) -> ListedModels:
+        """List all models."""
+        models = [await self._list_entry(name) for name in self._models]
         return ListedModels(models=models)
 
-    async def loaded(self) -> ListedModels:
-        """The models in memory, with what each holds of it."""
+    async def list_loaded(self) -> ListedModels:
+        """The models in memory, with the memory that each uses."""
         status = self._status()
         ready = [each.model for each in status.models if each.state == "ready"]
         gauges = status.last_beat.gauges if status.last_beat else {}
         models = []
         for name in filter(self._models.__contains__, ready):
-            listed = await self._listed(name)
+            listed = await self._list_entry(name)
             files = await asyncio.to_thread(self._files[name])
             num_bytes = _held(name, gauges)
             held = {
@@ -199,14 +199,14 @@ class Catalogue:
             models.append(ListedModel(**{**listed.model_dump(exclude={"modified_at"}), **held}))
         return ListedModels(models=models)
 
-    async def shown(self, asked: str) -> ShownModel:
-        """One model. Raises `UnknownModel`."""
+    async def show(self, asked: str) -> ShownModel:
+        """Show one model. Raises `UnknownModel`."""
         name = self.name(asked)
         files = await asyncio.to_thread(self._files[name])
         abilities = self._known(name, files)
         lines = [f"{option} {value:g}" for option, value in abilities.sampling.items()]
         return ShownModel(
-            modelfile=f"FROM {tagged(name)}\n",
+            modelfile=f"FROM {with_tag(name)}\n",
             parameters="\n".join(lines),
             template=abilities.template,
             details=files.details(),
@@ -216,17 +216,17 @@ class Catalogue:
         )
 
     def _known(self, name: str, files: ModelFiles) -> Abilities:
-        """What a model can do: one that writes no text makes vectors."""
+        """The abilities of a model; a model without text output makes embeddings."""
         if name in self._abilities:
             return self._abilities[name]
         length = context_length(files.config.get)
         return Abilities(capabilities=["embedding"], context_length=length)
 
-    async def _listed(self, name: str) -> ListedModel:
+    async def _list_entry(self, name: str) -> ListedModel:
         files = await asyncio.to_thread(self._files[name])
         return ListedModel(
-            name=tagged(name),
-            model=tagged(name),
+            name=with_tag(name),
+            model=with_tag(name),
             modified_at=files.modified_at,
             size=files.num_bytes,
             digest=self._models[name].digest,
@@ -250,8 +250,8 @@ def _quantization(config: Mapping[str, Any]) -> str:
     return str(config.get("quantization_config", {}).get("quant_method", "")).upper()
 
 
-def _rounded(count: int) -> str:
-    """A number of parameters as people say it; nothing where it is not known."""
+def _size_text(count: int) -> str:
+    """A rounded number of parameters, such as 7.6B; empty if it is unknown."""
     size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), (1, ""))
     return f"{count / size:.4g}{unit}" if count else ""
 

@@ -1,6 +1,6 @@
 """The requests of Ollama's API, field by field.
 
-Owns what each field may be, by the rules of `core.http.fields`.
+Owns the values that each field may have, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from triptych.core.http.fields import (
 )
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import few_parts
+from triptych.modalities.llm.api.messages import check_num_parts
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.protocol import AnyNumber
 from triptych.modalities.llm.api.sampling_fields import Stop, TokenId, penalty, within
@@ -53,16 +53,16 @@ def _whole(options: Any) -> Any:
 
 
 class OllamaOptions(IgnoresHints):
-    """How tokens are sampled, and how a model is placed, which is the operator's to say."""
+    """Sampling options, and options of a model's placement, which the operator sets."""
 
     ignored = unsupported.IGNORED_OPTIONS
 
     num_predict: Annotated[int, Field(ge=-2, le=_MOST)] | None = Field(
-        default=None, description="Most tokens of an answer; -1 and -2: as many as fit."
+        default=None, description="Max tokens of an answer; -1 and -2: as many as fit."
     )
     num_ctx: Annotated[int, Field(ge=1, le=_MOST)] | None = Field(
         default=None,
-        description="Most tokens of prompt and answer; a model has no more than its own.",
+        description="Max tokens of prompt and answer, up to the model's own context.",
     )
     temperature: float | None = within("temperature", "0 is greedy.")
     top_k: int | None = within("top_k", "Sample from the k likeliest tokens; 0 is off.")
@@ -95,18 +95,18 @@ class OllamaOptions(IgnoresHints):
     def _check_length(self) -> Self:
         if self.num_predict == 0:
             raise InvalidRequest(
-                "At least one token is made; -1 stands for as many as fit.", param="num_predict"
+                "num_predict is at least one token; -1 means as many as fit.", param="num_predict"
             )
         return self
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of an answer; `None`: as many as fit."""
+        """Max tokens of an answer; `None`: as many as fit."""
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
 
 
 class CalledTool(Strict):
-    """A tool and what it was called with."""
+    """A tool and the arguments of its call."""
 
     name: ToolName
     arguments: JsonObject | None = None
@@ -134,13 +134,13 @@ class OllamaMessage(Strict):
     tool_calls: (
         Annotated[list[OllamaCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
     ) = None
-    tool_name: ToolName | None = Field(default=None, description="Whose result this is.")
-    tool_call_id: Label | None = Field(default=None, description="Of which call, if it had an id.")
+    tool_name: ToolName | None = Field(default=None, description="The tool of this result.")
+    tool_call_id: Label | None = Field(default=None, description="The id of its call, if any.")
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.images and self.role not in ("user", "tool"):
-            raise InvalidRequest("Images are shown by users and tools.", param="messages")
+            raise InvalidRequest("Only messages of users and tools have images.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         return self
@@ -171,19 +171,18 @@ KeepAlive = Annotated[
 
 
 class OllamaRequest(Strict):
-    """What all requests about one model share."""
+    """The common fields of all requests about one model."""
 
     model: Name
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = Field(
         default=None,
-        description="Ignored, and reported so: the operator says how long a model stays"
-        " (--idle-unload-s).",
+        description="Ignored and reported as ignored; the operator sets --idle-unload-s.",
     )
 
 
 class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):
-    """What chat and generate share."""
+    """The common fields of chat and generate."""
 
     ignored = unsupported.IGNORED
     tasks = ("chat",)
@@ -209,12 +208,12 @@ class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer comes in lines, as it does unless the client says otherwise."""
+        """Whether the answer is streamed as lines, which is the default."""
         return self.stream is not False
 
     @property
     def is_unloading(self) -> bool:
-        """Whether the model shall leave memory at once."""
+        """Whether the client asks to unload the model immediately."""
         time = self.keep_alive
         return time == 0 or (isinstance(time, str) and not set(time) & set("123456789"))
 
@@ -226,7 +225,7 @@ class OllamaChatRequest(AnswerFields):
         Annotated[
             list[OllamaMessage],
             Field(max_length=limits.MAX_MESSAGES, fail_fast=True),
-            BeforeValidator(few_parts),
+            BeforeValidator(check_num_parts),
         ]
         | None
     ) = None
@@ -238,11 +237,11 @@ class GenerateRequest(AnswerFields):
 
     prompt: Text | None = None
     system: Text | None = None
-    raw: bool | None = Field(default=None, description="The prompt is the model's, as it is.")
+    raw: bool | None = Field(default=None, description="Use the prompt without the chat template.")
     images: Images | None = Field(default=None, description="Images in base64.")
     context: (
         Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)] | None
-    ) = Field(default=None, description="That of an earlier answer, which goes before the prompt.")
+    ) = Field(default=None, description="The tokens before the prompt, from an earlier answer.")
 
     @model_validator(mode="before")
     @classmethod
@@ -253,32 +252,35 @@ class GenerateRequest(AnswerFields):
     def _check_whole(self) -> Self:
         if self.raw and (self.system or self.images or self.context):
             raise InvalidRequest(
-                "A raw prompt is the whole: leave system, images and context out.", param="raw"
+                "A raw prompt is the whole prompt: leave system, images and context out.",
+                param="raw",
             )
         if self.context and self.images:
             raise InvalidRequest(
-                "A context is tokens, which no image goes behind: use /api/chat.", param="context"
+                "context cannot be combined with images: use /api/chat.", param="context"
             )
         return self
 
 
 class ModelRequest(Strict):
-    """A model, by either of two names of the field."""
+    """A model under either of two field names."""
 
     model: Name | None = None
-    name: Name | None = Field(default=None, description="As model, its older name.")
+    name: Name | None = Field(default=None, description="Older name of model.")
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.model or self.name) is None:
             raise InvalidRequest("model is required.", param="model")
         if self.model and self.name and self.model != self.name:
-            raise InvalidRequest("model and name are one and differ: send model.", param="name")
+            raise InvalidRequest(
+                "model and name are the same field and differ: send model.", param="name"
+            )
         return self
 
     @property
-    def asked(self) -> str:
-        """What the client calls the model."""
+    def requested_name(self) -> str:
+        """The client's name of the model."""
         return self.model or self.name or ""
 
 

@@ -1,7 +1,7 @@
 """The answers of Ollama's API: a line for each piece, or one document.
 
-Owns their shape, how text deltas become them, and the times that they tell. A field is sent if it
-was set. Knows nothing of HTTP.
+Owns their fields, how text deltas become lines, and the reported times. A field is sent if it was
+set. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Reasoning, Words
-from triptych.modalities.llm.api.translation import written_arguments
+from triptych.modalities.llm.api.translation import parse_arguments
 
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
 class OllamaFunctionReply(BaseModel):
-    """A tool, and what it is called with."""
+    """A tool and the arguments of a call."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class OllamaFunctionReply(BaseModel):
 
 
 class OllamaCallReply(BaseModel):
-    """A call of a tool, whole."""
+    """A complete call of a tool."""
 
     id: str
     function: OllamaFunctionReply
@@ -55,9 +55,9 @@ class OllamaMessageReply(BaseModel):
 
 
 class Durations(BaseModel):
-    """What a request took: nanoseconds, and tokens.
+    """The durations of a request in nanoseconds, and its token counts.
 
-    The prompt's time is that until the first token, the wait for other work in it.
+    The prompt's time lasts until the first token and includes waiting.
     """
 
     total_duration: int | None = None
@@ -69,7 +69,7 @@ class Durations(BaseModel):
 
 
 class AnswerLine(Durations):
-    """What the lines of chat and of generate share; the last is `done`, and tells the times."""
+    """The common fields of the lines of chat and generate; the last is `done` and has the times."""
 
     model: str
     created_at: str
@@ -102,7 +102,7 @@ class Timing:
         self._first_s = 0.0
 
     def tick(self) -> None:
-        """A token is there."""
+        """Record the time of a token."""
         self._first_s = self._first_s or time.monotonic()
 
     def durations(self, usage: UsageReply) -> dict[str, int]:
@@ -128,8 +128,8 @@ class AnswerPart:
     logprobs: tuple[ChatLogprob, ...] = ()
 
     @classmethod
-    def joined(cls, pieces: Sequence[AnswerPart]) -> AnswerPart:
-        """The pieces as one."""
+    def join(cls, pieces: Sequence[AnswerPart]) -> AnswerPart:
+        """One part of all `pieces`."""
         return cls(
             text="".join(piece.text for piece in pieces),
             thinking="".join(piece.thinking for piece in pieces),
@@ -139,9 +139,9 @@ class AnswerPart:
 
 
 class OllamaFormatter(ABC):
-    """Dresses the deltas of one answer. `model` is what the client calls it.
+    """Formats the deltas of one answer. `model` is the client's name of the model.
 
-    `context` are the tokens before it, where the client gets them all to go on from.
+    `context` are the prompt's tokens, if the client gets all tokens for a continuation.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class OllamaFormatter(ABC):
         """A line; `more` are fields of its end."""
 
     def empty(self, reason: DoneReason) -> BaseModel:
-        """The answer where nothing was asked for but the model, to come or to go."""
+        """The answer to a request that only loads or unloads the model."""
         return self._line(AnswerPart(), done=True, done_reason=reason)
 
     async def lines(self, generation: Generation) -> AsyncGenerator[BaseModel, None]:
-        """The lines of an answer, while it is made."""
+        """The lines of an answer while it is generated."""
         async with aclosing(self._pieces(generation)) as pieces:
             async for part, end in pieces:
                 yield self._line(part, **(end or {"done": False}))
@@ -180,12 +180,12 @@ class OllamaFormatter(ABC):
         async for part, fields in self._pieces(generation):
             found.append(part)
             end = fields or end
-        return self._line(AnswerPart.joined(found), **end)
+        return self._line(AnswerPart.join(found), **end)
 
     async def _pieces(
         self, generation: Generation
     ) -> AsyncGenerator[tuple[AnswerPart, dict[str, Any] | None], None]:
-        """The parts, and with the last of them the fields of the end."""
+        """The parts of an answer; the last one comes with the fields of the end."""
         async with aclosing(generation.deltas) as deltas:
             async for delta in deltas:
                 self._timing.tick()
@@ -211,7 +211,7 @@ class OllamaFormatter(ABC):
                 assert self._call is not None
                 self._call[1].append(piece.text)
                 continue
-            yield from self._called()
+            yield from self._end_call()
             match piece:
                 case Words(text):
                     yield AnswerPart(text=text)
@@ -220,20 +220,20 @@ class OllamaFormatter(ABC):
                 case CallStart(name):
                     self._call = (name, [])
         if delta.finish_reason is not None:
-            yield from self._called()
+            yield from self._end_call()
 
-    def _called(self) -> Iterator[AnswerPart]:
-        """The call that is over, if there was one; of one that broke off, what was written."""
+    def _end_call(self) -> Iterator[AnswerPart]:
+        """The call that has ended, if any, with the arguments written so far."""
         if self._call is None:
             return
         (name, texts), self._call = self._call, None
-        arguments = written_arguments("".join(texts))
+        arguments = parse_arguments("".join(texts))
         function = OllamaFunctionReply(index=self._num_calls, name=name, arguments=arguments)
         self._num_calls += 1
         yield AnswerPart(calls=(OllamaCallReply(id=new_call_id(), function=function),))
 
     def _head(self, part: AnswerPart) -> dict[str, Any]:
-        """The fields that lines of both kinds begin with."""
+        """The first fields of lines of both kinds."""
         logprobs = {"logprobs": list(part.logprobs)} if part.logprobs else {}
         return {"model": self._model, "created_at": now_text(), **logprobs}
 

@@ -1,7 +1,7 @@
 """Ollama's API: chat, generate, and the models there are.
 
-Owns the routes of models that write text, and of the list of all. What a body means is said in the
-words of chat, and what comes of it is dressed.
+Owns the routes of text models and the list of all models. A body is translated to a chat request,
+and its deltas to Ollama's lines.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from triptych.modalities.llm.api.ollama.replies import (
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.translation import check_thinks, rename_errors, translated
+from triptych.modalities.llm.api.translation import check_has_reasoning, rename_errors, translate
 from triptych.modalities.modality import FindLink, no_link
 
 _VERSION = "0.13.0"
-"""Of the API that is spoken: clients refuse a server that they take for too old."""
+"""The version of the API: clients refuse servers that are too old."""
 
 
 class VersionReply(BaseModel):
@@ -84,7 +84,7 @@ class StatusReply(BaseModel):
 
 
 class _ImagesRoute(OllamaRoute, DataUrlRoute):
-    """Images stand in lists called `images`."""
+    """A route whose images are in lists called `images`."""
 
     place = FilePlace(
         re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
@@ -137,9 +137,9 @@ class _TextRoutes:
         """Answer a conversation, or load a model."""
         model = self._model(body)
         if not body.messages:
-            return await self._loaded(body, model, ChatLines, request)
+            return await self._load(body, model, ChatLines, request)
         with rename_errors(CHAT_NAMES):
-            chat = await translated(request, partial(chat_fields, body, model))
+            chat = await translate(request, partial(chat_fields, body, model))
             prompt = await encode_conversation(self.service, chat, request, self.find_link)
             return await self._answer(body, chat, prompt, ChatLines, request)
 
@@ -147,9 +147,9 @@ class _TextRoutes:
         """Answer or continue a prompt, or load a model."""
         model = self._model(body)
         if not (body.prompt or body.images):
-            return await self._loaded(body, model, GenerateLines, request)
+            return await self._load(body, model, GenerateLines, request)
         with rename_errors(GENERATE_NAMES):
-            chat = await translated(request, partial(generate_fields, body, model))
+            chat = await translate(request, partial(generate_fields, body, model))
             if body.raw:
                 tenant = Context.of(request).principal.tenant
                 ids = await self.service.encode_text(model, body.prompt or "", parse_special=True)
@@ -161,16 +161,16 @@ class _TextRoutes:
             return await self._answer(body, chat, prompt, GenerateLines, request)
 
     def _model(self, body: AnswerFields) -> str:
-        """The served name of the model, which can do what is asked."""
+        """The served name of the model. Raises `InvalidRequest` if it cannot reason as asked."""
         model = self.catalogue.name(body.model)
         if body.think:
-            check_thinks(self.service.model(model), "think")
+            check_has_reasoning(self.service.model(model), "think")
         return model
 
-    async def _loaded(
+    async def _load(
         self, body: AnswerFields, model: str, kind: type[OllamaFormatter], request: Request
     ) -> Response:
-        """Load a model, and do no more; one to unload goes when its memory is needed."""
+        """Load a model only; a model to unload stays until its memory is needed."""
         self.service.model(model)
         note_keep_alive(request, body)
         if body.is_unloading:
@@ -206,7 +206,7 @@ class _TextRoutes:
         return _document(await formatter.whole(generation))
 
     async def _timing(self, model: str, request: Request) -> Timing:
-        """The times of a request, with its model in memory."""
+        """The times of a request, once its model is loaded."""
         return Timing(Context.of(request).arrived_s, await self.service.ready(model))
 
 
@@ -231,26 +231,26 @@ def _abilities(service: LlmService) -> dict[str, Abilities]:
 def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
     @router.get("/api/tags", response_model_exclude_unset=True)
     async def tags() -> ListedModels:
-        """The models served."""
-        return await catalogue.listed()
+        """List the served models."""
+        return await catalogue.list_all()
 
     @router.get("/api/ps", response_model_exclude_unset=True)
     async def loaded() -> ListedModels:
-        """The models in memory."""
-        return await catalogue.loaded()
+        """List the models in memory."""
+        return await catalogue.list_loaded()
 
     @router.get("/api/version")
     async def version() -> VersionReply:
-        """The version of this API."""
+        """Return the version of this API."""
         return VersionReply(version=_VERSION)
 
     async def show(body: ShowRequest) -> ShownModel:
-        """One model."""
-        return await catalogue.shown(body.asked)
+        """Show one model."""
+        return await catalogue.show(body.requested_name)
 
     async def pull(body: PullRequest) -> StatusReply:
-        """A model that is served is here; no other is fetched."""
-        if not catalogue.has(body.asked):
+        """Confirm a served model; other models are not fetched."""
+        if not catalogue.has(body.requested_name):
             raise UnsupportedOption(
                 "No model is fetched while the server runs: start it with --model, which takes hub"
                 " ids, folders and GGUF files.",
@@ -263,17 +263,17 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
 
 
 class _GreetingRoute(APIRoute):
-    """A route that browsers do not find: at its path there is a page for them."""
+    """A route that browsers do not match, since they get the page at its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As any route, but for what asks for a page."""
+        """Match as any route does, except requests for a page."""
         if "text/html" in Headers(scope=scope).get("accept", ""):
             return Match.NONE, {}
         return super().matches(scope)
 
 
 def _add_greeting(router: APIRouter) -> None:
-    """What clients of Ollama look for before they ask for anything."""
+    """Add the route that Ollama's clients probe before other requests."""
 
     async def greet() -> Response:
         headers = {"cache-control": "no-store", "vary": "accept"}

@@ -1,7 +1,7 @@
 """Fields and options of Ollama's API that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
-those that are ignored, each with the reason.
+Owns their names, the neutral values (which are accepted) and the alternatives; and the ignored
+fields, each with the reason.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from triptych.core.http.fields import RefusedField
 from triptych.core.http.refused_routes import RefusedRoutes
 
 _SAMPLER = "use top_p, top_k or min_p."
-_ONE_USE = "a model is served for what it is made for."
+_ONE_USE = "leave it out; each model has one task."
 
 OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
     {
         "embedding_only": RefusedField(_ONE_USE, (False,)),
         "logits_all": RefusedField("use logprobs.", (False,)),
-        "penalize_newline": RefusedField("every token counts for penalties.", (True,)),
+        "penalize_newline": RefusedField("penalties apply to every token.", (True,)),
         "tfs_z": RefusedField(_SAMPLER, (1.0,)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "vocab_only": RefusedField(_ONE_USE, (False,)),
@@ -29,22 +29,22 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
 IGNORED_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "mirostat": "tokens are sampled by top_p, top_k and min_p",
-        "repeat_last_n": "penalties count the whole text",
+        "repeat_last_n": "penalties apply to the whole text",
     }
 )
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
-        "shift": "an answer ends where the context does",
-        "truncate": "a prompt that is too long is refused, never cut",
+        "shift": "an answer ends at the end of the context",
+        "truncate": "a prompt that is too long is refused, not cut",
     }
 )
 
-_IMAGE = "images are made at /v1/images/generations."
+_IMAGE = "images are generated at /v1/images/generations."
 GENERATE: Mapping[str, RefusedField] = MappingProxyType(
     {
         "height": RefusedField(_IMAGE, (0,)),
         "steps": RefusedField(_IMAGE, (0,)),
-        "suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",)),
+        "suffix": RefusedField("ask a chat model to fill the gap.", ("",)),
         "template": RefusedField("the operator sets it with --chat-template.", ("",)),
         "width": RefusedField(_IMAGE, (0,)),
     }
@@ -67,4 +67,4 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/api/blobs/{digest}": ("POST", "serve files with --model FOLDER or --model FILE.gguf."),
     }
 )
-"""Routes that change the models there are: the operator does that, at the start."""
+"""Routes that change the set of models, which the operator defines at the start."""

@@ -1,7 +1,7 @@
-"""From the body of a request to its answer, whole, as it is made, or while no client waits.
+"""From the body of a request to its answer: whole, streamed, or in the background.
 
-Owns the order of the steps: what goes before is found, all of it becomes a chat request, that is
-answered, the answer is kept. What routes there are, and how things are kept, is said elsewhere.
+Owns the order of the steps: read the history, translate it to a chat request, generate the answer,
+store it. Knows neither the routes nor how answers are stored.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from triptych.modalities.llm.api.responses.items import (
     kept_items,
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
-from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
+from triptych.modalities.llm.api.responses.replies import ResponseReply, first_fields
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.translation import rename_error, rename_errors
@@ -68,13 +68,13 @@ from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
 _PATIENCE_S = 0.05
-"""For a stream's first events; work that is not let in is refused before."""
+"""The wait before a stream's first events, so that refused work is answered with an error."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """A request in the words of chat, its prompt, and what of it is to be kept."""
+    """A request as a chat request, its prompt, and the items and images to store."""
 
     chat: ChatRequest
     prompt: TokenRequest
@@ -84,7 +84,7 @@ class PreparedInput:
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer:
-    """An answer that is being made, and for whom."""
+    """An answer in progress, with its owner."""
 
     owner: str
     items: Sequence[KeptItem]
@@ -94,16 +94,16 @@ class PendingAnswer:
 
     @property
     def kept_request(self) -> KeptRequest:
-        """What is kept of the request."""
+        """The part of the request to store."""
         return KeptRequest(self.items, self.images)
 
     async def made(
         self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
     ) -> Events:
-        """Its events but the last: `first`, and what the model says.
+        """The events except the last: `first`, then those of the model's deltas.
 
-        `first` come when the model has begun, or after `patience_s`: what is refused is so at once,
-        and then there are none.
+        `first` come at the model's first delta, or after `patience_s`, so that a refusal within
+        that time raises before any event.
         """
         async with aclosing(self.generation.deltas) as deltas, _begun(deltas) as opening:
             await asyncio.wait((opening,), timeout=patience_s)
@@ -124,7 +124,7 @@ class PendingAnswer:
 async def _begun(
     deltas: AsyncGenerator[SampleDelta, None],
 ) -> AsyncIterator[asyncio.Task[SampleDelta]]:
-    """The first delta, awaited on a task, which is over when this is."""
+    """A task that awaits the first delta; it ends with this context."""
     opening = asyncio.ensure_future(anext(deltas))
     try:
         yield opening
@@ -136,7 +136,7 @@ async def _begun(
 
 
 class Answering:
-    """Answers requests with `service`; `archive` keeps answers, if any are kept."""
+    """Answers requests with `service`; `archive` stores answers, if any are stored."""
 
     def __init__(self, service: LlmService, archive: Archive | None, find_link: FindLink) -> None:
         self._service = service
@@ -152,19 +152,19 @@ class Answering:
         options: ServerOptions,
         find_link: FindLink = no_link,
     ) -> Self:
-        """With an archive in `store`, if there is one."""
+        """Open with an archive in `store`, if there is a store."""
         archive = Archive(store, max_bytes=options.max_request_bytes) if store else None
         return cls(service, archive, find_link)
 
     @property
     def archive(self) -> Archive:
-        """What keeps answers. Raises `UnsupportedOption` where nothing does."""
+        """The archive of answers. Raises `UnsupportedOption` if there is none."""
         if self._archive is None:
             raise _nothing_kept()
         return self._archive
 
     async def shown(self, owner: str, response_id: str) -> ReplyFields:
-        """An answer, as far as it is made. Raises `NotFound`."""
+        """An answer so far. Raises `NotFound`."""
         run = self.runs.find(owner, response_id)
         if run is not None:
             return run.response.model_dump(mode="json", exclude_unset=True)
@@ -173,13 +173,13 @@ class Answering:
     async def prepare(
         self, body: ResponseInput, request: Request, *, is_kept: bool = False
     ) -> PreparedInput:
-        """The prompt of a request, and its images if it is kept. Raises what is wrong with it."""
+        """The prompt of a request, and its images if it is stored. Raises the request's errors."""
         note_ignored(request, *body.tool_set.left_out)
         note_reasoning(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with rename_errors(CHAT_NAMES):
-            conversation = await on_text_thread_if_long(num_bytes, _understood, body, history)
+            conversation = await on_text_thread_if_long(num_bytes, _parse, body, history)
             sent = sent_images(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
         images = HeldImages.of(request)
@@ -188,7 +188,7 @@ class Answering:
         return PreparedInput(conversation.chat, prompt, conversation.items, images)
 
     async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
-        """Begin an answer. Raises what is wrong with the request before anything runs."""
+        """Begin an answer. Raises the request's errors before anything runs."""
         context = Context.of(request)
         is_stored = self._archive is not None and body.store is not False
         if body.background and not is_stored:
@@ -197,7 +197,7 @@ class Answering:
         prepared = await self.prepare(body, request, is_kept=is_kept)
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
-        fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
+        fields = first_fields(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, body.tool_set.places, has_logprobs=body.has_logprobs)
         if body.background:  # no client waits for it
             context = replace(context, limit_s=None)
@@ -207,7 +207,7 @@ class Answering:
         return PendingAnswer(owner, items, prepared.images, builder, generation)
 
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
-        """The answer, when it is all there."""
+        """The complete answer."""
         try:
             with rename_errors(CHAT_NAMES):
                 async with aclosing(answer.made(answer.builder.begin())) as events:
@@ -218,8 +218,8 @@ class Answering:
             answer.images.close()
         return answer.builder.response
 
-    async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
-        """The answer as it is made; one that fails after it has begun says so itself."""
+    async def stream(self, answer: PendingAnswer, request: Request) -> Events:
+        """The events of an answer; a failure after the first event becomes the last event."""
         has_begun = False
         try:
             made = answer.made(answer.builder.begin(), patience_s=_PATIENCE_S)
@@ -241,7 +241,7 @@ class Answering:
     async def in_background(
         self, answer: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
-        """Begin an answer for which no client waits; if it is streamed, its events are kept."""
+        """Begin an answer in the background; if it is streamed, its events are stored."""
         archive, builder, state = self.archive, answer.builder, request.app.state
         try:
             self.runs.check(answer.owner)
@@ -264,11 +264,11 @@ class Answering:
         run = BackgroundRun(builder, answer.made(builder.start()), start, keep)
         gate = None if is_streamed else state.gate
         self.runs.start(answer.owner, run, state.in_flight, gate)
-        await run.begun()
+        await run.wait_begun()
         return run
 
     async def _keep(self, answer: PendingAnswer) -> None:
-        """Keep an answer where it can be: it is given in any case."""
+        """Store an answer if possible; a failure to store it does not withhold the answer."""
         response = answer.builder.response
         if self._archive is None or not (response.store or response.conversation):
             return
@@ -306,24 +306,24 @@ class Answering:
         for url in filter(is_kept_image, urls):
             image = await self.archive.image(context.principal.owner, url)
             if image is None:
-                raise NotFound("An image of this conversation is not kept any more.")
+                raise NotFound("An image of this conversation has expired.")
             num_bytes += len(image.data)
             if num_bytes > most:
-                raise PayloadTooLarge(f"The images that go before are over {most} bytes.")
+                raise PayloadTooLarge(f"The images of the history are over {most} bytes.")
             kept.hold(url, image)
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What a request says, and all as chat says it; where all images are."""
+    """The items of a request, the chat request with its history, and the URLs of all images."""
 
     items: list[KeptItem]
     chat: ChatRequest
     urls: list[str]
 
 
-def _understood(body: ResponseInput, history: History) -> _Conversation:
-    """All of it at once, so that a thread can do it."""
+def _parse(body: ResponseInput, history: History) -> _Conversation:
+    """Translate a request and its history, in one call for a thread."""
     referred = iter(kept_items(history.referred))
     given = body.input or ()
     if isinstance(given, str):
@@ -337,7 +337,8 @@ def _understood(body: ResponseInput, history: History) -> _Conversation:
 
 def _nothing_kept() -> UnsupportedOption:
     return UnsupportedOption(
-        "Nothing is kept here (the operator has --store off): send the whole conversation in input."
+        "Nothing is stored here (the operator has --store off): send the whole conversation in"
+        " input."
     )
 
 

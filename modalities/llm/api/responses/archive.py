@@ -1,7 +1,7 @@
-"""Where answers and conversations are kept, for those who made them.
+"""Stores answers and conversations by owner.
 
-Owns what is written and read of them. Each answer keeps its own input alone; what went before is
-found through the answer before, by `history`. Knows nothing of HTTP, and not how an answer is made.
+Owns writing and reading them. An answer stores its own input only; `history` finds earlier items
+through the previous answer. Knows nothing of HTTP and of how an answer is generated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from triptych.modalities.llm.api.responses.layout import (
     ITEM,
     OUTPUT,
     RESPONSE,
-    found,
-    missing,
+    load,
+    not_found,
     walk,
     within,
 )
@@ -40,37 +40,37 @@ from triptych.modalities.llm.api.responses.replies import (
 )
 
 ReplyFields = dict[str, Any]
-"""An item as it is returned; of an image that is kept, `image_url` is its place here."""
+"""An item as it is returned; the `image_url` of a stored image is its place in the store."""
 
 _RUNNING = "running"
 MAX_PAGE_BYTES: Final = 2**23
-"""Of a list: what is behind that is for the next page, but for the first item."""
+"""Of a page, which ends before an item that exceeds it, but has at least one item."""
 _PREFIX_CHARS = 16
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRequest:
-    """What is kept of a request: its items, and the images in them by URL."""
+    """The stored part of a request: its items, and their images by URL."""
 
     items: Sequence[KeptItem]
     images: Mapping[str, Fetched]
 
     def shown(self) -> list[ReplyFields]:
-        """The items as they are returned, those without an id under a new one."""
+        """The items as they are returned, each with an id."""
         return [item.shown() for item in self.items]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """A page of a list, and whether there is more behind it."""
+    """A page of a list, and whether there are more items after it."""
 
     items: list[ReplyFields]
     has_more: bool
 
 
 class Archive:
-    """What `owner`s have in `store`. What goes before an answer has at most `max_bytes`."""
+    """The answers and conversations in `store`. A history has at most `max_bytes`."""
 
     def __init__(self, store: DocumentStore, *, max_bytes: int) -> None:
         self._store = store
@@ -78,7 +78,7 @@ class Archive:
         store.run(_end_abandoned)
 
     async def image(self, owner: str, url: str) -> Fetched | None:
-        """The image at a place of ours; `None` where there is none."""
+        """The image at a place in the store; `None` if there is none."""
         image_id, _, media_type = url.removeprefix(KEPT_PLACE).partition(";")
         if not url.startswith(KEPT_PLACE):
             return None
@@ -88,15 +88,15 @@ class Archive:
         return Fetched(data, media_type) if data else None
 
     async def begin(self, owner: str, response: ResponseReply, request: KeptRequest) -> None:
-        """Keep an answer that is yet to be made."""
+        """Store an answer that has not begun."""
         await self._store.call(_add_response, owner, response, request, _RUNNING)
 
     async def complete(
         self, owner: str, response: ResponseReply, request: KeptRequest, events: bytes = b""
     ) -> None:
-        """Keep an answer if it says so, and add it to its conversation.
+        """Store an answer if it is to be stored, and add it to its conversation.
 
-        One that was begun is changed, with its `events` beside it, unless it was deleted.
+        A background answer is updated, with its `events`, unless it was deleted.
         """
 
         def change(table: DocumentTable) -> None:
@@ -114,7 +114,7 @@ class Archive:
     async def extend(
         self, owner: str, conversation_id: str, request: KeptRequest
     ) -> list[ReplyFields]:
-        """Add items to a conversation; as they are kept. Raises `NotFound`."""
+        """Add items to a conversation; return them as stored. Raises `NotFound`."""
         return await self._store.call(_extend, Key(CONVERSATION, conversation_id, owner), request)
 
     async def response(self, owner: str, response_id: str) -> ReplyFields:
@@ -129,7 +129,7 @@ class Archive:
         return await self._store.call(read)
 
     async def events(self, owner: str, response_id: str) -> AsyncGenerator[bytes, None]:
-        """The events of an answer, each as JSON; none where they are not kept."""
+        """The events of an answer, each as JSON; empty if they are not stored."""
         rest = b""
         async with aclosing(self._store.content(Key(RESPONSE, response_id, owner))) as pieces:
             async for piece in pieces:
@@ -138,7 +138,7 @@ class Archive:
                     yield line
 
     async def inputs(self, owner: str, response_id: str, page: Page) -> FoundPage:
-        """A page of the items that an answer was made of. Raises `NotFound`."""
+        """A page of the input items of an answer. Raises `NotFound`."""
         return await self._store.call(_page, Key(RESPONSE, response_id, owner), INPUT, page)
 
     async def items(self, owner: str, conversation_id: str, page: Page) -> FoundPage:
@@ -151,7 +151,7 @@ class Archive:
         return await self._store.call(lambda table: _load(table, Key(ITEM, name, owner)))
 
     async def add_conversation(self, owner: str, shown: ReplyFields, request: KeptRequest) -> None:
-        """Begin a conversation."""
+        """Store a new conversation."""
 
         def add(table: DocumentTable) -> None:
             key = Key(CONVERSATION, shown["id"], owner)
@@ -179,11 +179,11 @@ class Archive:
         return await self._store.call(change)
 
     async def delete(self, owner: str, kind: str, name: str) -> None:
-        """Forget an answer or a conversation with all its items. Raises `NotFound`."""
+        """Delete an answer or a conversation with all its items. Raises `NotFound`."""
         await self._store.call(_delete, Key(kind, name, owner))
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> ReplyFields:
-        """Forget an item; its conversation is returned. Raises `NotFound`."""
+        """Delete an item; return its conversation. Raises `NotFound`."""
 
         def change(table: DocumentTable) -> ReplyFields:
             shown = _load(table, Key(CONVERSATION, conversation_id, owner))
@@ -202,13 +202,13 @@ def _body(response: ResponseReply) -> bytes:
 
 
 def _load(table: DocumentTable, key: Key) -> ReplyFields:
-    shown: ReplyFields = msgspec.json.decode(found(table, key).body)
+    shown: ReplyFields = msgspec.json.decode(load(table, key).body)
     return shown
 
 
 def _delete(table: DocumentTable, key: Key) -> None:
     if not table.delete(key):
-        raise missing(key)
+        raise not_found(key)
 
 
 def _add_response(
@@ -235,7 +235,7 @@ def _outputs(owner: str, response: ResponseReply) -> list[Document]:
 def _continue(
     table: DocumentTable, owner: str, response: ResponseReply, request: KeptRequest
 ) -> None:
-    """Add input and answer to a conversation that may have been deleted meanwhile."""
+    """Add input and answer to a conversation, unless it was deleted meanwhile."""
     assert response.conversation is not None
     key = Key(CONVERSATION, response.conversation.id, owner)
     made = [msgspec.json.decode(write_json(item)) for item in response.output]
@@ -244,7 +244,7 @@ def _continue(
 
 
 def _extend(table: DocumentTable, key: Key, request: KeptRequest) -> list[ReplyFields]:
-    found(table, key)
+    load(table, key)
     return _add_items(table, key, ITEM, request.shown(), request.images)
 
 
@@ -255,7 +255,7 @@ def _add_items(
     items: Iterable[ReplyFields],
     images: Mapping[str, Fetched],
 ) -> list[ReplyFields]:
-    """Add items, each with its images, which go with it."""
+    """Add items with their images as children."""
     added = []
     for shown in items:
         item, places = _with_images(shown, images)
@@ -275,13 +275,13 @@ def _add_items(
 def _with_images(
     item: ReplyFields, images: Mapping[str, Fetched]
 ) -> tuple[ReplyFields, dict[str, Fetched]]:
-    """The item with places of ours for its images, and what goes there, by id."""
+    """The item with places in the store as image URLs, and the images by id."""
     places: dict[str, Fetched] = {}
     field, parts = shown_parts(item)
     if not images or not parts:
         return item, places
 
-    def placed(part: ReplyFields) -> ReplyFields:
+    def place_image(part: ReplyFields) -> ReplyFields:
         found = images.get(part.get("image_url", ""))
         if found is None:
             return part
@@ -289,11 +289,11 @@ def _with_images(
         places[image_id] = found
         return {**part, "image_url": f"{KEPT_PLACE}{image_id};{found.media_type}"}
 
-    return {**item, field: [placed(part) for part in parts]}, places
+    return {**item, field: [place_image(part) for part in parts]}, places
 
 
 def _page(table: DocumentTable, parent: Key, kind: str, page: Page) -> FoundPage:
-    found(table, parent)
+    load(table, parent)
     after = within(parent.id, page.after) if page.after else ""
     items: list[ReplyFields] = []
     num_bytes = 0
@@ -306,7 +306,7 @@ def _page(table: DocumentTable, parent: Key, kind: str, page: Page) -> FoundPage
 
 
 def _end_abandoned(table: DocumentTable) -> None:
-    """End answers that were being made when the server stopped without a word."""
+    """Mark answers as failed that were in progress when the server stopped unexpectedly."""
     error = InternalError("The server stopped before this response was complete.")
     failed = {"status": "failed", "error": ResponseFailure.of(error).model_dump()}
     abandoned = table.with_status(RESPONSE, _RUNNING)

@@ -1,10 +1,10 @@
-"""Answers that are made while no client waits.
+"""Answers in the background, for which no client waits.
 
-Owns their tasks and their turn: each is made as the lines of batches are, in the gaps between the
-requests that clients wait for, unless it is streamed from its beginning. A client that leaves does
-not end one, its cancellation does, and so does a drain, which waits for them as for requests. What
-has happened so far can be followed from any place. Each is kept from its beginning, and its end is
-shown once it is kept. How an answer is made, and where it is kept, is said by those who start one.
+Owns their tasks and their order: a run takes its turn as lines of batches do, between the requests
+that clients wait for, unless it is streamed from its beginning. A disconnect does not end a run; a
+cancellation does, and so does a drain, which first waits for runs as for requests. The events of a
+run can be followed from any event on. A run is stored at its beginning, and its end is shown once
+it is stored. Callers define how an answer is generated and stored.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundRun:
-    """One answer of `builder`, made of `making`'s events.
+    """One background answer of `builder`, with the events of `making`.
 
-    `begin` keeps that there will be one, `keep` its end, with all events.
+    `begin` stores the beginning of the answer, `keep` its end and all events.
     """
 
     is_asking = False
@@ -57,38 +57,38 @@ class BackgroundRun:
         self._task: asyncio.Task[None] | None = None
         self._is_making = self._is_cut = self._is_over = False
         self.is_lost = False
-        """Whether its end could not be kept, and is nowhere else."""
+        """Whether the end could not be stored and exists only here."""
         for event in builder.begin(is_queued=True):
             self._add(event)
         self.response = builder.response
 
     def start(self, on_end: Callable[[], None], place: LinePlace | None = None) -> None:
-        """Begin; the answer is made once it has its `place`."""
+        """Start the run, which generates once its `place` has a turn."""
         self._place = place
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda task: on_end())
 
-    async def begun(self) -> None:
-        """Wait until it is kept. Raises why it is not."""
+    async def wait_begun(self) -> None:
+        """Wait until the beginning is stored. Raises the error of storing it."""
         await self._begun.wait()
         if self._refusal is not None:
             raise self._refusal
 
     def cut(self, reason: TriptychError | None) -> None:
-        """End it, as failed for that reason, or else as cancelled."""
+        """End the run as failed for `reason`, or as cancelled without one."""
         if self._is_cut or self._task is None:
             return
         self._is_cut, self._reason = True, reason
         if self._is_making:
             self._task.cancel()
 
-    async def ended(self) -> None:
-        """Wait for the end."""
+    async def wait_ended(self) -> None:
+        """Wait for the end of the run."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
-        """The events that come after that number, as they come, to the last."""
+        """The events with a number over `after`, as they happen, up to the last."""
         place = after + 1
         while True:
             for event in self._events[place:]:
@@ -102,7 +102,7 @@ class BackgroundRun:
     async def _run(self) -> None:
         try:
             await self._begin()
-        except Exception as error:  # for the client, who waits for that
+        except Exception as error:  # raised by `wait_begun`, for which the client waits
             self._refusal = error
         finally:
             self._begun.set()
@@ -127,7 +127,7 @@ class BackgroundRun:
                 self._builder.cancel()
             else:
                 self._builder.fail(self._reason)
-        except Exception as error:  # no client waits: the answer itself says why there is none
+        except Exception as error:  # no client waits: the answer itself has the error
             public = to_public(error)
             _log.warning(
                 "a background response failed with %s",
@@ -141,18 +141,18 @@ class BackgroundRun:
                 self._place.leave()
 
     async def _end(self) -> ResponseEvent:
-        """Keep the end, or that it could not be kept; the last event."""
+        """Store the end, or the failure to store it; return the last event."""
         last = self._builder.last()
         try:
             await self._keep([*self._events, last])
-        except Exception as error:  # a fault of ours, too, leaves an answer that has ended
-            _log.warning("a background response was not kept", exc_info=error)
+        except Exception as error:  # a bug must also leave an answer that has ended
+            _log.warning("a background response was not stored", exc_info=error)
             self._builder.lose(rename_error(to_public(error), CHAT_NAMES))
             last = self._builder.last()
             try:
                 await self._keep([])
             except Exception:
-                _log.exception("the end of a background response was not kept")
+                _log.exception("the end of a background response was not stored")
                 self.is_lost = True
         return last
 
@@ -165,14 +165,14 @@ class BackgroundRun:
 
 
 class BackgroundRuns:
-    """The answers that are being made, by owner and id, and the last whose end is lost."""
+    """The background answers in progress, by owner and id, and recent ones that were not stored."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         self._lost: deque[tuple[str, str]] = deque()
 
     def check(self, owner: str) -> None:
-        """Raise `RateLimited` where an owner has as many as it may."""
+        """Raise `RateLimited` if an owner has the maximum number of runs."""
         if sum(other == owner for other, _ in self._runs) >= _MAX_RUNS:
             raise RateLimited(
                 f"You have {_MAX_RUNS} background responses in progress, the most there may be;"
@@ -187,7 +187,7 @@ class BackgroundRuns:
         in_flight: InFlight,
         gate: LineGate | None = None,
     ) -> None:
-        """Begin one, which a drain of `in_flight` waits for, and which waits for `gate`."""
+        """Start a run, for which a drain of `in_flight` waits, and which takes turns at `gate`."""
         key = (owner, run.response.id)
 
         def end() -> None:
@@ -202,18 +202,18 @@ class BackgroundRuns:
         run.start(end, None if gate is None else LinePlace(gate, owner))
 
     def find(self, owner: str, response_id: str) -> BackgroundRun | None:
-        """The one of that id, while it is being made, or where its end is nowhere else."""
+        """The run of that id, if it is in progress or could not be stored."""
         return self._runs.get((owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> None:
-        """End the one of that id, if it is being made."""
+        """Cancel the run of that id, if it is in progress."""
         run = self.find(owner, response_id)
         if run is not None:
             run.cut(None)
-            await run.ended()
+            await run.wait_ended()
 
     async def forget(self, owner: str, response_id: str) -> None:
-        """End the one of that id, and have it no more."""
+        """Cancel and remove the run of that id."""
         await self.cancel(owner, response_id)
         self._runs.pop((owner, response_id), None)
 
@@ -223,9 +223,9 @@ class BackgroundRuns:
             self._runs.pop(self._lost.popleft(), None)
 
     async def close(self) -> None:
-        """End those that a drain has left."""
+        """End the runs that are left after a drain."""
         runs = list(self._runs.values())
         for run in runs:
             run.cut(Draining("The server shut down before this answer was complete."))
         for run in runs:
-            await run.ended()
+            await run.wait_ended()

@@ -1,7 +1,7 @@
-"""From the deltas of a generation to the events of an answer, and the answer.
+"""Builds the events of an answer, and the answer, from the deltas of a generation.
 
-Owns their order: an item begins, its part begins, grows, and both are whole before the next. Knows
-neither HTTP nor where answers are kept.
+Owns the order of events: an item begins, its part begins and grows, both end before the next item.
+Knows neither HTTP nor the store.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ Events = Iterator[ResponseEvent]
 class ResponseBuilder:
     """One answer under construction.
 
-    `begun` are the fields of a `ResponseReply` that are known from the first, `places` what clients
-    call the functions that the model knows by one name each.
+    `begun` are the first fields of a `ResponseReply`, `places` the client's names of functions by
+    the model's names.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ResponseBuilder:
         yield self._state("response.queued" if is_queued else "response.in_progress")
 
     def start(self) -> Events:
-        """A queued answer is being made now."""
+        """Begin a queued answer."""
         self.response = self._with("in_progress")
         yield self._state("response.in_progress")
 
     def push(self, delta: SampleDelta) -> Events:
-        """What a delta adds."""
+        """The events of a delta."""
         self._finish = delta.finish_reason or self._finish
         if self._has_logprobs:
             self._logprobs += map(chat_logprob, delta.logprobs)
@@ -105,7 +105,7 @@ class ResponseBuilder:
             self._logprobs = []  # of reasoning and calls
 
     def close(self, usage: UsageReply) -> Events:
-        """End an answer that is whole, or as long as it may be; `last` ends its stream."""
+        """End a complete answer, or one of maximum length; `last` ends its stream."""
         is_whole = self._finish != "length"
         if self._open is None and not self._output:
             yield from self._begin_item(_GrowingMessage(len(self._output)))
@@ -118,17 +118,17 @@ class ResponseBuilder:
             self.response = self._with("incomplete", incomplete_details=details, usage=counts)
 
     def fail(self, error: TriptychError) -> None:
-        """End an answer that cannot be made."""
+        """End an answer that failed."""
         self._break_off()
         self.response = self._with("failed", error=ResponseFailure.of(error))
 
     def lose(self, error: TriptychError) -> None:
-        """End an answer that cannot be kept: nothing is left but that."""
+        """End an answer that cannot be stored, without its output."""
         self._output = []
         self.fail(error)
 
     def cancel(self) -> None:
-        """End an answer that its client does not want any more."""
+        """End an answer that its client has cancelled."""
         self._break_off()
         self.response = self._with("cancelled")
 
@@ -139,7 +139,7 @@ class ResponseBuilder:
         return ResponseState(type=name, sequence_number=self._num_events, response=self.response)
 
     def forget(self) -> None:
-        """Let the answer be one that is not kept."""
+        """Mark the answer as not stored."""
         self.response.store = False
 
     def event(self, kind: type[Event], name: str, /, **fields: Any) -> Event:
@@ -149,7 +149,7 @@ class ResponseBuilder:
         return kind(type=name, sequence_number=number, **fields)
 
     def take_logprobs(self) -> list[ChatLogprob]:
-        """The log-probabilities of the text that is shown next."""
+        """Take the log-probabilities of the next text."""
         logprobs, self._logprobs = self._logprobs, []
         return logprobs
 
@@ -179,7 +179,7 @@ class ResponseBuilder:
                 yield from self._grow(text)
 
     def _in(self, kind: type[_GrowingMessage | _GrowingReasoning]) -> Events:
-        """Have an item of that kind open."""
+        """Begin an item of that kind unless one is open."""
         if not isinstance(self._open, kind):
             yield from self._end_item("completed")
             yield from self._begin_item(kind(len(self._output)))
@@ -226,34 +226,34 @@ class _GrowingItem(ABC):
 
     @property
     def text(self) -> str:
-        """All of it, as yet."""
+        """The text so far."""
         return "".join(self._pieces)
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where its events belong."""
+        """The fields that locate the item in its events."""
         return {"item_id": self.id, "output_index": self.index}
 
     @property
     def part_place(self) -> dict[str, Any]:
-        """Where the events of its one part belong."""
+        """The fields that locate the item's only part in its events."""
         return {**self.place, "content_index": 0}
 
     @abstractmethod
     def output(self, status: ItemStatus, *, is_empty: bool = False) -> OutputItem:
-        """The item, as yet; or before it has anything in it."""
+        """The item so far, or without content if `is_empty`."""
 
     @abstractmethod
     def begin(self, answer: ResponseBuilder) -> Events:
-        """Its part begins."""
+        """Begin the item's part."""
 
     @abstractmethod
     def grow(self, answer: ResponseBuilder, text: str) -> ResponseEvent:
-        """More of it."""
+        """Add text to the item."""
 
     @abstractmethod
     def end(self, answer: ResponseBuilder) -> Events:
-        """It is whole."""
+        """End the item's part."""
 
 
 class _GrowingMessage(_GrowingItem):

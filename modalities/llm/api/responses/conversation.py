@@ -1,7 +1,7 @@
-"""From the body of a request of the Responses API to the chat request that means the same.
+"""Translates requests of the Responses API to chat requests.
 
-Owns how items, tools and forms are said in the words of chat, and how an error of chat is said in
-the words of this API. Knows no route, and not where earlier items are kept.
+Owns the translation of items, tools and formats, and this API's names of chat's fields. Knows no
+route and no store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triptych.modalities.llm.api.responses.items import (
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.sampling_fields import SamplingFields
-from triptych.modalities.llm.api.translation import Fields, Names, given
+from triptych.modalities.llm.api.translation import Fields, Names, without_none
 
 _LEADING = ("system", "developer")
 _BETWEEN = "\n\n"
@@ -35,11 +35,11 @@ CHAT_NAMES: Names = MappingProxyType(
         "response_format": "text.format",
     }
 )
-"""What this API calls the fields of chat."""
+"""This API's names of chat's fields."""
 
 
 def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
-    """The fields of a chat request that asks for an answer to these items."""
+    """The fields of a chat request with these items as messages."""
     fields = {
         "model": body.model,
         "messages": _messages(body.instructions, items),
@@ -60,11 +60,11 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
         }
         if body.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return given(fields)
+    return without_none(fields)
 
 
 def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Fields]:
-    """What is said; all that the operator says first is one message, as many templates want it."""
+    """The messages; all leading system messages become one, as many templates require."""
     said = [] if instructions is None else [instructions]
     num_leading = 0
     for item in items:
@@ -79,7 +79,7 @@ def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Field
 
 
 def _results(items: Sequence[KeptItem]) -> set[str]:
-    """The calls that have a result, by their ids. Raises `InvalidRequest` for one of no call."""
+    """The ids of calls with a result. Raises `InvalidRequest` for a result without a call."""
     called: set[str] = set()
     results: set[str] = set()
     for item in items:
@@ -89,8 +89,8 @@ def _results(items: Sequence[KeptItem]) -> set[str]:
             results.add(item.call_id)
             if item.call_id not in called:
                 raise InvalidRequest(
-                    "A function_call_output has the call_id of a function_call before it, and"
-                    f" {item.call_id[:80]!a} is of none.",
+                    "A function_call_output needs the call_id of an earlier function_call;"
+                    f" {item.call_id[:80]!a} is unknown.",
                     param="input",
                 )
     return results
@@ -98,14 +98,14 @@ def _results(items: Sequence[KeptItem]) -> set[str]:
 
 @dataclass(slots=True)
 class _Answer:
-    """An earlier answer, put together of its items."""
+    """An earlier answer, assembled from its items."""
 
     text: str | None = None
     reasoning: list[str] = field(default_factory=list)
     calls: list[Fields] = field(default_factory=list)
 
     def add(self, item: KeptItem) -> bool:
-        """Add an item of the same answer; not one that begins another."""
+        """Add an item of the same answer; false for an item that does not belong to it."""
         match item:
             case ReasoningItem() if self.text is None and not self.calls:
                 self.reasoning.append(item.text)
@@ -120,7 +120,7 @@ class _Answer:
         return True
 
     def message(self) -> Fields:
-        """The answer as chat has it."""
+        """The answer as a chat message."""
         message: Fields = {"role": "assistant", "content": self.text or ""}
         if self.calls:
             message["tool_calls"] = self.calls
@@ -145,7 +145,7 @@ def _turns(items: Iterable[KeptItem]) -> Iterator[Fields]:
 
 
 def _whole(items: Iterable[KeptItem], results: Container[str]) -> Iterator[KeptItem]:
-    """The items but calls that break off, unless their client made something of them."""
+    """The items without incomplete calls, unless a call has a result."""
     for item in items:
         match item:
             case FunctionCallItem(status="incomplete") if item.call_id not in results:
@@ -155,25 +155,25 @@ def _whole(items: Iterable[KeptItem], results: Container[str]) -> Iterator[KeptI
 
 
 def _with_images_said(items: Iterable[KeptItem]) -> Iterator[KeptItem]:
-    """The items with images of results in what the user says next: users alone show images."""
+    """The items with images of results in the user's next message: only users' may have images."""
     images: list[Content] = []
     for item in items:
         if isinstance(item, FunctionOutputItem):
             yield item
             images += item.images
         elif isinstance(item, MessageItem) and item.role == "user" and images:
-            yield _showing([*images, *item.parts])
+            yield _image_message([*images, *item.parts])
             images = []
         else:
             if images:
-                yield _showing(images)
+                yield _image_message(images)
             images = []
             yield item
     if images:
-        yield _showing(images)
+        yield _image_message(images)
 
 
-def _showing(parts: list[Content]) -> MessageItem:
+def _image_message(parts: list[Content]) -> MessageItem:
     return MessageItem.model_construct(role="user", content=parts)
 
 

@@ -1,6 +1,6 @@
-"""`/v1/conversations`: items that are kept for answers to come.
+"""`/v1/conversations`: stored items for later answers.
 
-Owns these routes. How a conversation is kept is `archive`'s.
+Owns these routes. `archive` stores the conversations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Id = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 def conversations_router(answering: Answering) -> APIRouter:
-    """The routes, in front of what `answering` keeps."""
+    """The routes of conversations in the archive of `answering`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["responses"])
     _add_conversations(router, answering)
     _add_items(router, answering)
@@ -55,7 +55,7 @@ def conversations_router(answering: Answering) -> APIRouter:
 
 def _add_conversations(router: APIRouter, answering: Answering) -> None:
     async def create_conversation(body: ConversationRequest, request: Request) -> ConversationReply:
-        """Begin a conversation, with items or without."""
+        """Create a conversation, with or without items."""
         reply = ConversationReply(
             id=new_id("conv"),
             object="conversation",
@@ -72,7 +72,7 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
 
     @router.get(_ONE)
     async def show_conversation(conversation_id: _Id, request: Request) -> ConversationReply:
-        """A conversation, without its items."""
+        """Return a conversation without its items."""
         shown = await answering.archive.conversation(owner_of(request), conversation_id)
         return ConversationReply(**shown)
 
@@ -80,13 +80,13 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
     async def change_conversation(
         conversation_id: _Id, body: ConversationChange, request: Request
     ) -> ConversationReply:
-        """Give a conversation other metadata."""
+        """Replace a conversation's metadata."""
         shown = await answering.archive.relabel(owner_of(request), conversation_id, body.metadata)
         return ConversationReply(**shown)
 
     @router.delete(_ONE)
     async def delete_conversation(conversation_id: _Id, request: Request) -> ConversationDeleted:
-        """Forget a conversation with its items. Answers that were part of it stay."""
+        """Delete a conversation with its items. Answers that were part of it remain."""
         await answering.archive.delete(owner_of(request), CONVERSATION, conversation_id)
         return ConversationDeleted(id=conversation_id)
 
@@ -112,7 +112,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
     async def list_items(conversation_id: _Id, request: Request, page: ItemPage) -> Response:
         """The items of a conversation."""
         owner = owner_of(request)
-        found = await answering.archive.items(owner, conversation_id, page.wanted)
+        found = await answering.archive.items(owner, conversation_id, page.store_page)
         return await item_list(answering.archive, owner, found, page)
 
     @router.get(f"{_ONE}/items/{{item_id}}", response_model=None)
@@ -131,11 +131,11 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
     async def delete_item(
         conversation_id: _Id, item_id: _Id, request: Request
     ) -> ConversationReply:
-        """Forget one item; the conversation is returned."""
+        """Delete one item; returns the conversation."""
         shown = await answering.archive.delete_item(owner_of(request), conversation_id, item_id)
         return ConversationReply(**shown)
 
 
 def _kept_request(items: Sequence[KeptItem], request: Request) -> KeptRequest:
-    """The items as they are kept, with their images."""
+    """The items to store, with their images."""
     return KeptRequest(items, sent_images(image_urls(items), request))

@@ -1,6 +1,6 @@
 """The events of a streamed answer of the Responses API.
 
-Owns their shape. Each has the number of its place in the stream. Knows no order.
+Owns their fields. Each event has its sequence number. Knows no order of events.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from triptych.modalities.llm.api.responses.replies import (
 
 
 class ResponseEvent(BaseModel):
-    """What all events have."""
+    """The common fields of all events."""
 
     type: str
     sequence_number: int
 
 
 class ResponseState(ResponseEvent):
-    """The answer as a whole: at the beginning, and at the end."""
+    """The whole answer, at the beginning and at the end."""
 
     type: Literal[
         "response.created",
@@ -43,7 +43,7 @@ class ResponseState(ResponseEvent):
 
 
 class OutputItemEvent(ResponseEvent):
-    """An item begins, or is whole."""
+    """The beginning of an item, or the complete item."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
@@ -51,27 +51,27 @@ class OutputItemEvent(ResponseEvent):
 
 
 class _InItem(ResponseEvent):
-    """Something of an item."""
+    """An event about an item."""
 
     item_id: str
     output_index: int
 
 
 class _InContent(_InItem):
-    """Something of a part of an item."""
+    """An event about a part of an item."""
 
     content_index: int
 
 
 class ContentPartEvent(_InContent):
-    """A part of an item begins, or is whole."""
+    """The beginning of a part of an item, or the complete part."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     part: Annotated[OutputText | ReasoningText, Field(discriminator="type")]
 
 
 class OutputTextDelta(_InContent):
-    """More text."""
+    """A further piece of text."""
 
     type: Literal["response.output_text.delta"]
     delta: str
@@ -79,7 +79,7 @@ class OutputTextDelta(_InContent):
 
 
 class OutputTextDone(_InContent):
-    """All of the text."""
+    """The complete text of a part."""
 
     type: Literal["response.output_text.done"]
     text: str
@@ -87,28 +87,28 @@ class OutputTextDone(_InContent):
 
 
 class ReasoningTextDelta(_InContent):
-    """More reasoning."""
+    """A further piece of reasoning."""
 
     type: Literal["response.reasoning_text.delta"]
     delta: str
 
 
 class ReasoningTextDone(_InContent):
-    """All of the reasoning."""
+    """The complete reasoning."""
 
     type: Literal["response.reasoning_text.done"]
     text: str
 
 
 class CallArgumentsDelta(_InItem):
-    """More of a call's arguments."""
+    """A further piece of a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"]
     delta: str
 
 
 class CallArgumentsDone(_InItem):
-    """All of a call's arguments."""
+    """The complete arguments of a call."""
 
     type: Literal["response.function_call_arguments.done"]
     name: str
@@ -116,7 +116,7 @@ class CallArgumentsDone(_InItem):
 
 
 class ErrorEvent(ResponseEvent):
-    """Why the stream ends here."""
+    """The error that ends the stream."""
 
     type: Literal["error"]
     code: str
@@ -125,11 +125,11 @@ class ErrorEvent(ResponseEvent):
 
 
 class WrittenEvent(ResponseEvent, WrittenDocument):
-    """An event as JSON: just written, or as it was kept."""
+    """An event as JSON: just serialized, or as it was stored."""
 
     @classmethod
     def kept(cls, line: bytes) -> Self:
-        """The event that was kept as that line, of which nothing else is read."""
+        """The event that was stored as a line, of which only the head is parsed."""
         head = decode_json(line, _Head)
         return cls(type=head.type, sequence_number=head.sequence_number, json_line=line)
 
@@ -140,7 +140,7 @@ class _Head(msgspec.Struct):
 
 
 WHOLE_EVENTS = (ResponseState, OutputItemEvent, ContentPartEvent, OutputTextDone)
-"""Those that may say all of an answer again, log-probabilities included."""
+"""The events that may contain the whole answer, including log-probabilities."""
 STREAM_EVENTS: tuple[type[ResponseEvent], ...] = (
     ResponseState,
     OutputItemEvent,

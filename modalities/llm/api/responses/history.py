@@ -1,7 +1,7 @@
-"""What goes before an answer: the answers or the conversation that it goes on from.
+"""The history of an answer: the earlier answers or the conversation that it continues.
 
-Owns how those are found and read, some at a time so that others come to use the store, too, and
-how much may go before an answer. Knows nothing of HTTP.
+Owns finding and reading the history in batches, so that the store is free for other calls between
+them, and the limits of a history. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from triptych.modalities.llm.api.responses.layout import (
     ITEM,
     OUTPUT,
     RESPONSE,
-    found,
+    load,
     walk,
     within,
 )
 from triptych.modalities.llm.api.responses.replies import UNFINISHED
 
 _BATCH, _BATCH_BYTES = 64, 2**20
-"""What one transaction reads of what may be long."""
+"""The limits of one transaction that reads a long history."""
 Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What goes before an answer, and what items its input refers to, each as JSON."""
+    """The items before an answer, and the items that its input refers to, each as JSON."""
 
     before: list[bytes]
     referred: list[bytes]
 
     @property
     def num_bytes(self) -> int:
-        """The length of it all."""
+        """The length of all items."""
         return sum(map(len, self.before)) + sum(map(len, self.referred))
 
 
 class HistoryReader:
-    """Reads what `owner`s have in `store`, for one answer at most `max_bytes`."""
+    """Reads histories from `store`; one history has at most `max_bytes`."""
 
     def __init__(self, store: DocumentStore, *, max_bytes: int) -> None:
         self._store = store
@@ -62,9 +62,9 @@ class HistoryReader:
         conversation_id: str | None,
         item_ids: Sequence[str],
     ) -> History:
-        """All up to the end of that answer or conversation, and the items of those ids.
+        """The history up to the end of an answer or a conversation, and the items of `item_ids`.
 
-        Raises `NotFound`, `InvalidRequest`, and `PayloadTooLarge` for more than may be sent.
+        Raises `NotFound`, `InvalidRequest`, and `PayloadTooLarge` for a history over the limits.
         """
         allowance, before, referred = _Allowance(self._max_bytes), [], []
         if response_id is not None:
@@ -73,12 +73,12 @@ class HistoryReader:
             key = Key(CONVERSATION, conversation_id, owner)
             before = await self._store.call(_conversation, key, allowance)
         for some in _batches(item_ids):
-            find = partial(_referred, owner=owner, conversation_id=conversation_id or "")
+            find = partial(_read_referred, owner=owner, conversation_id=conversation_id or "")
             referred += await self._store.call(find, some, allowance)
         return History(before, referred)
 
     async def _chain(self, last: Key, allowance: _Allowance) -> list[bytes]:
-        """Some links at a time, so that others come to use the store, too."""
+        """The items of a chain of answers, read in batches that leave the store free between."""
         links: list[Key] = []
         key: Key | None = last
         while key is not None:
@@ -86,12 +86,12 @@ class HistoryReader:
             links += some
         bodies = []
         for keys in _batches(links[::-1]):
-            bodies += await self._store.call(_linked, keys, allowance)
+            bodies += await self._store.call(_read_answers, keys, allowance)
         return bodies
 
 
 class _Link(msgspec.Struct):
-    """What of an answer matters for those that go on from it."""
+    """The fields of an answer that matter to answers which continue it."""
 
     status: str
     conversation: dict[str, str] | None = None
@@ -99,19 +99,19 @@ class _Link(msgspec.Struct):
 
 
 class _Allowance:
-    """How much may go before an answer, in bytes and items."""
+    """The rest of a history's limits, in bytes and items."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = self._num_items = 0
 
     def take(self, body: bytes) -> bytes:
-        """One more item. Raises `PayloadTooLarge`."""
+        """Count one more item. Raises `PayloadTooLarge`."""
         self._num_bytes += len(body)
         self._num_items += 1
         if self._num_bytes > self._max_bytes or self._num_items > MAX_MESSAGES:
             raise PayloadTooLarge(
-                f"What goes before is over {self._max_bytes} bytes or {MAX_MESSAGES} items: start"
+                f"The history is over {self._max_bytes} bytes or {MAX_MESSAGES} items: start"
                 " another conversation."
             )
         return body
@@ -122,13 +122,13 @@ def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 def _links(table: DocumentTable, key: Key, most: int) -> tuple[list[Key], Key | None]:
-    """Some answers of a chain, the last first, and the one before them."""
+    """A batch of answers of a chain, the last first, and the answer before them."""
     links: list[Key] = []
     num_bytes = 0
     while len(links) < _BATCH and num_bytes < _BATCH_BYTES:
         if len(links) == most:
             raise PayloadTooLarge(
-                f"Over {MAX_MESSAGES} responses go before this one.", param="previous_response_id"
+                f"Over {MAX_MESSAGES} responses precede this one.", param="previous_response_id"
             )
         body, link = _link(table, key)
         num_bytes += len(body)
@@ -140,39 +140,39 @@ def _links(table: DocumentTable, key: Key, most: int) -> tuple[list[Key], Key | 
 
 
 def _link(table: DocumentTable, key: Key) -> tuple[bytes, _Link]:
-    """An answer that others may go on from, as it is kept, and what of it matters for them."""
-    document = found(table, key, "previous_response_id")
+    """An answer that may be continued, as it is stored, and its link."""
+    document = load(table, key, "previous_response_id")
     link = decode_json(document.body, _Link)
     if link.status in UNFINISHED:
         raise InvalidRequest(
-            f"The response {key.id[:80]!a} is still being made: wait for its end.",
+            f"The response {key.id[:80]!a} is still in progress: wait for its end.",
             param="previous_response_id",
         )
     if link.conversation:
         raise InvalidRequest(
-            f"The response {key.id[:80]!a} is part of a conversation: go on with conversation"
+            f"The response {key.id[:80]!a} is part of a conversation: continue it with conversation"
             f" {link.conversation['id']!a}.",
             param="previous_response_id",
         )
     return document.body, link
 
 
-def _linked(table: DocumentTable, keys: Sequence[Key], allowance: _Allowance) -> list[bytes]:
-    """Input and output of answers."""
+def _read_answers(table: DocumentTable, keys: Sequence[Key], allowance: _Allowance) -> list[bytes]:
+    """The input and output items of answers."""
     for key in keys:
-        found(table, key, "previous_response_id")
+        load(table, key, "previous_response_id")
     table.renew(*keys)
     children = (walk(table, key, kind) for key in keys for kind in (INPUT, OUTPUT))
     return [allowance.take(child.body) for some in children for child in some]
 
 
 def _conversation(table: DocumentTable, key: Key, allowance: _Allowance) -> list[bytes]:
-    found(table, key, "conversation")
+    load(table, key, "conversation")
     table.renew(key)
     return [allowance.take(item.body) for item in walk(table, key, ITEM)]
 
 
-def _referred(
+def _read_referred(
     table: DocumentTable,
     item_ids: Sequence[str],
     allowance: _Allowance,
@@ -180,7 +180,7 @@ def _referred(
     owner: str,
     conversation_id: str,
 ) -> list[bytes]:
-    """Items of answers, or of a conversation."""
+    """The items of answers or of a conversation, by their ids."""
     bodies = []
     for item_id in item_ids:
         inside = Key(ITEM, within(conversation_id, item_id), owner)

@@ -1,7 +1,7 @@
-"""The images of a request, and of what goes before it.
+"""The images of a request and of its history.
 
-Owns what they hold of memory: they count as uploads until the model has seen them, or the store
-has them. Knows neither where they lie nor what is in them.
+Owns their memory, which counts as uploads until the images are encoded or stored. Knows neither
+their place in the store nor their content.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ class HeldImages(dict[str, Fetched]):
 
     @classmethod
     def of(cls, request: Request) -> HeldImages:
-        """None as yet, of those that the server of `request` has room for."""
+        """An empty set of images under the upload budget of the request's server."""
         return cls(request.app.state.upload_budget)
 
     def hold(self, url: str, image: Fetched) -> None:
-        """Have one more. Raises `Overloaded` where uploads hold too much memory."""
+        """Add an image. Raises `Overloaded` if uploads use too much memory."""
         self._share.take(len(image.data))
         self[url] = image
 
     def close(self) -> None:
-        """Release them."""
+        """Release the images."""
         self.clear()
         self._share.close()
 
 
 def image_urls(items: Iterable[KeptItem]) -> Iterator[str]:
-    """Where the images of messages and results are."""
+    """The URLs of the images in messages and results."""
     showing = (item for item in items if isinstance(item, MessageItem | FunctionOutputItem))
     images = (image for item in showing for image in item.images)
     return (image.image_url for image in images if image.image_url is not None)
 
 
 def sent_images(urls: Iterable[str], request: Request) -> dict[str, Fetched]:
-    """Of those images the ones that were in the body itself, by what stands for them there."""
+    """The images that were in the body itself, by the stand-ins of their data URLs."""
     sent = data_urls(request)
     return {url: file for url in urls if (file := sent.find(url)) is not None}

@@ -1,7 +1,7 @@
-"""The items that conversations are made of in the Responses API.
+"""The items of conversations in the Responses API.
 
-Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
-alternative; and how an item is kept and shown. Knows no route, and not what becomes of an item.
+Owns the values that each field may have: honoured, accepted as inert, or refused by name with the
+alternative; and how an item is stored and shown. Knows no route and no translation.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 KEPT_PLACE: Final = "kept-picture:"
-"""What an image's URL begins with where the image is kept here; no client's does."""
+"""The prefix of the URLs of stored images, which no client may send."""
 _ID_BYTES = 24
 _KNOWN = frozenset({"message", "input_text", "output_text", "text"})
-"""Types of what would otherwise be an unknown one."""
+"""The types that are not refused as unknown."""
 
 
 def new_id(prefix: str) -> str:
-    """An id that comes once."""
+    """A new unique id."""
     return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
 
 
 def is_kept_image(url: str | None) -> bool:
-    """Whether a URL is a place of ours."""
+    """Whether a URL is that of a stored image."""
     return url is not None and url.startswith(KEPT_PLACE)
 
 
@@ -57,19 +57,19 @@ class Entry(NullIsAbsent):
 
     refused: ClassVar[unsupported.Table] = MappingProxyType({})
     ignored: ClassVar[frozenset[str]] = frozenset()
-    """What answers have and prompts do not show."""
-    others: ClassVar[Callable[[str], str] | None] = None
-    """What to do in place of another type; set where entries of unknown types end up."""
+    """Fields of answers that are dropped from prompts."""
+    alternative: ClassVar[Callable[[str], str] | None] = None
+    """The alternative to an unknown type; set in the classes that get entries of unknown types."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: Any) -> Any:
-        """One look at each entry, since there may be a hundred thousand of them."""
+        """Check each entry only once, since there may be a hundred thousand of them."""
         if not isinstance(value, dict):
             return value
         kind = value.get("type", "")
-        if cls.others is not None and kind and isinstance(kind, str) and kind not in _KNOWN:
-            raise UnsupportedOption(f"{kind[:40]!a} is not offered here: {cls.others(kind)}")
+        if cls.alternative is not None and kind and isinstance(kind, str) and kind not in _KNOWN:
+            raise UnsupportedOption(f"{kind[:40]!a} is not offered here: {cls.alternative(kind)}")
         is_plain = cls.refused.keys().isdisjoint(value) and cls.ignored.isdisjoint(value)
         if is_plain and None not in value.values():
             return value
@@ -78,17 +78,17 @@ class Entry(NullIsAbsent):
 
 
 class CacheBreakpoint(Strict):
-    """Where a prompt's beginning ends that shall be cached, as some clients mark it."""
+    """A client's mark for caching the prompt up to here."""
 
     mode: Literal["explicit"]
     ttl: Label | None = None
 
 
 class TextContent(Entry):
-    """Text, of the user or the operator (`input_text`), or of an earlier answer (`output_text`)."""
+    """Text of a user or the system (`input_text`), or of an earlier answer (`output_text`)."""
 
     ignored = frozenset({"annotations", "logprobs"})
-    others = unsupported.instead_of_part
+    alternative = unsupported.instead_of_part
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
@@ -103,21 +103,21 @@ class RefusalContent(Entry):
 
     @property
     def text(self) -> str:
-        """What was said."""
+        """The text of the refusal."""
         return self.refusal
 
 
 class ImageContent(Entry):
-    """An image: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be found.
+    """An image: PNG, JPEG or WebP as `data:image/png;base64,...`, or its URL.
 
-    A `file_id` is of an upload to `/v1/files`.
+    A `file_id` is that of an upload to `/v1/files`.
     """
 
     type: Literal["input_image"]
     image_url: Text | None = None
     file_id: Name | None = None
     detail: Literal["auto", "low", "high", "original"] | None = Field(
-        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
+        default=None, description="`low`: scaled down to 512 x 512 pixels; else unchanged."
     )
     prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
 
@@ -126,7 +126,7 @@ class ImageContent(Entry):
         if (self.image_url is None) == (self.file_id is None):
             raise InvalidRequest("An image has either an image_url or a file_id.", param="input")
         if is_kept_image(self.image_url) and info.context is not _KEPT:
-            raise InvalidRequest("That is no image's URL.", param="input")
+            raise InvalidRequest("image_url is not the URL of an image.", param="input")
         return self
 
 
@@ -145,7 +145,7 @@ Contents: TypeAlias = TextOrParts[Content]
 
 
 class Item(Entry):
-    """What all items have. An `id` is kept as it is given; of two that are the same one is new."""
+    """The common fields of items. An `id` is stored as given; a duplicate gets a new one."""
 
     prefix: ClassVar[str]
 
@@ -153,7 +153,7 @@ class Item(Entry):
     status: ItemStatus | None = Field(default=None, description="As it was returned.")
 
     def shown(self) -> dict[str, Any]:
-        """The item as it is kept and returned."""
+        """The item as it is stored and returned."""
         own = {"id": self.id or new_id(self.prefix), "status": self.status or "completed"}
         return {**self.model_dump(exclude_none=True), **own}
 
@@ -162,7 +162,7 @@ class MessageItem(Item):
     """A message. One of the assistant's is an earlier answer."""
 
     prefix = "msg"
-    others = unsupported.instead_of_item
+    alternative = unsupported.instead_of_item
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -172,12 +172,12 @@ class MessageItem(Item):
     @model_validator(mode="after")
     def _check_images(self) -> Self:
         if self.role != "user" and not isinstance(self.content, str) and self.images:
-            raise InvalidRequest("Images are read in messages of the user.", param="input")
+            raise InvalidRequest("Only a user's message has images.", param="input")
         return self
 
     @property
     def parts(self) -> list[Content]:
-        """What it says."""
+        """The parts of the content."""
         if not isinstance(self.content, str):
             return self.content
         kind: Literal["input_text", "output_text"] = (
@@ -192,11 +192,11 @@ class MessageItem(Item):
 
     @property
     def text(self) -> str:
-        """Its words."""
+        """The text of the message."""
         return "".join(part.text for part in self.parts if not isinstance(part, ImageContent))
 
     def shown(self) -> dict[str, Any]:
-        """As for every item; a text is a part of its own."""
+        """The item as it is stored and returned, with a text as one part."""
         parts = [part.model_dump(exclude_none=True) for part in self.parts]
         for part in parts:
             if part["type"] == "output_text":
@@ -205,7 +205,7 @@ class MessageItem(Item):
 
 
 class FunctionCallItem(Item):
-    """A call of a function of the client's, in an earlier answer."""
+    """A call of a client's function in an earlier answer."""
 
     prefix = "fc"
     refused = unsupported.CALL
@@ -229,7 +229,7 @@ class FunctionCallItem(Item):
 
 
 class FunctionOutputItem(Item):
-    """What a call came to: a text, or texts and images."""
+    """The result of a call: a text, or texts and images."""
 
     prefix = "fco"
     refused = unsupported.CALL
@@ -242,13 +242,13 @@ class FunctionOutputItem(Item):
 
     @property
     def images(self) -> list[ImageContent]:
-        """The images in it: a model sees them with what its user says next."""
+        """The images in the result, which the prompt has in the user's next message."""
         parts = () if isinstance(self.output, str) else self.output
         return [part for part in parts if isinstance(part, ImageContent)]
 
     @property
     def text(self) -> str:
-        """What is said."""
+        """The text of the result."""
         if isinstance(self.output, str):
             return self.output
         return "".join(part.text for part in self.output if not isinstance(part, ImageContent))
@@ -285,21 +285,21 @@ class ReasoningItem(Item):
         | None
     ) = None
     encrypted_content: Text | None = Field(
-        default=None, description="Another server's: it is left out of the prompt."
+        default=None, description="Of another server; left out of the prompt."
     )
 
     @property
     def text(self) -> str:
-        """The reasoning, or else their summary."""
+        """The reasoning, or else its summary."""
         return "\n\n".join(part.text for part in self.content or self.summary or ())
 
     def shown(self) -> dict[str, Any]:
-        """As for every item; a summary is always there."""
+        """The item as it is stored and returned, always with a summary."""
         return {"summary": [], **super().shown()}
 
 
 class ItemReference(Entry):
-    """An item of an answer that is kept, by its id."""
+    """A reference to an item of a stored answer, by its id."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Name
@@ -335,12 +335,12 @@ _KEPT = {"is_kept": True}
 
 
 def shown_parts(shown: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """The field of an item, as it is shown, that may have parts, and the parts."""
+    """The field of a shown item that may have parts, and the parts."""
     field = "output" if shown.get("type") == "function_call_output" else "content"
     parts = shown.get(field)
     return field, parts if isinstance(parts, list) else []
 
 
 def kept_items(bodies: Iterable[bytes]) -> list[KeptItem]:
-    """Items as they were kept."""
+    """Read stored items."""
     return [KEPT_ITEM.validate_json(body, context=_KEPT) for body in bodies]

@@ -1,7 +1,7 @@
-"""How answers and conversations lie in the store.
+"""The layout of answers and conversations in the store.
 
 Owns the kinds of documents and their names: an answer or a conversation is a document, its items
-and images are its children. Knows neither what is in them nor what is done with them.
+and images are its children. Knows neither their content nor their use.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _AT_ONCE = 16
 
 
 def within(parent_id: str, item_id: str) -> str:
-    """The name of an item whose id its client chose."""
+    """The document name of an item, whose id may be the client's."""
     return f"{parent_id}.{item_id}"
 
 
 def walk(
     table: DocumentTable, parent: Key, kind: str, page: Page | None = None
 ) -> Iterator[Document]:
-    """Children in the order of `page`, those behind its `after`; some are in memory at once."""
+    """Children in the order of `page`, after its `after`, loaded in batches."""
     page = replace(page or Page(limit=0), limit=_AT_ONCE)
     while documents := table.list_page(parent.owner, kind, page, parent):
         yield from documents
         page = replace(page, after=documents[-1].key.id)
 
 
-def found(table: DocumentTable, key: Key, param: str | None = None) -> Document:
-    """The document. Raises `NotFound`."""
+def load(table: DocumentTable, key: Key, param: str | None = None) -> Document:
+    """The document of a key. Raises `NotFound`."""
     document = table.get(key)
     if document is None:
-        raise missing(key, param)
+        raise not_found(key, param)
     return document
 
 
-def missing(key: Key, param: str | None = None) -> NotFound:
-    """The error where a document is not there."""
+def not_found(key: Key, param: str | None = None) -> NotFound:
+    """The error about a missing document."""
     what = key.kind.partition("_")[2] or key.kind
     name = key.id.rpartition(".")[2][:80]
-    return NotFound(f"You have no {what} {name!a} here, or it was kept long enough.", param=param)
+    return NotFound(f"There is no {what} {name!a}, or it has expired.", param=param)

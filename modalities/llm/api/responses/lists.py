@@ -1,6 +1,6 @@
-"""Pages of items, as both of an answer's input and of a conversation.
+"""Pages of items, of an answer's input or of a conversation.
 
-Owns what may be asked of a page, and that images are shown where that is asked for.
+Owns the query of a page and the inclusion of images on request.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _IMAGES = "message.input_image.image_url"
 _NO_ENDS: Mapping[str, str | None] = MappingProxyType({"first_id": None, "last_id": None})
 
 
-def _included(
+def _include_query(
     include: Annotated[Includes | None, Query()] = None,
     include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
 ) -> list[Include]:
     return [*(include or ()), *(include_list or ())]
 
 
-Included = Annotated[list[Include], Depends(_included)]
-"""What is to be shown besides; clients write such a list in two ways."""
+Included = Annotated[list[Include], Depends(_include_query)]
+"""The additional content to show; clients write such a list in two ways."""
 
 
 class PageQuery(BaseModel):
-    """Which items, in which order, and what of them."""
+    """The query of a page of items."""
 
     after: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -53,8 +53,8 @@ class PageQuery(BaseModel):
     include: list[Include] = []
 
     @property
-    def wanted(self) -> Page:
-        """The page as the store knows it."""
+    def store_page(self) -> Page:
+        """The page as the store takes it."""
         return Page(limit=self.limit, after=self.after, is_descending=self.order == "desc")
 
 
@@ -71,7 +71,7 @@ ItemPage = Annotated[PageQuery, Depends(_page)]
 
 
 async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQuery) -> Response:
-    """The list that is returned; with images it may be shorter, and the next has more."""
+    """The answer with a page; large images may shorten it, and the next page has the rest."""
     items: list[ReplyFields] = []
     num_bytes, has_more = 0, found.has_more
     for item in found.items:
@@ -86,7 +86,7 @@ async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQu
 
 
 async def json_answer(document: ReplyFields) -> Response:
-    """A document that may be long, as it is returned."""
+    """The answer with a document, which is encoded on a thread."""
     encoded = await asyncio.to_thread(msgspec.json.encode, document)
     return Response(encoded, media_type="application/json")
 
@@ -94,7 +94,7 @@ async def json_answer(document: ReplyFields) -> Response:
 async def shown_item(
     archive: Archive, owner: str, item: ReplyFields, include: Iterable[str] = ()
 ) -> ReplyFields:
-    """An item with the images in it, as data URLs, or without."""
+    """An item with its images as data URLs if `include` asks for them, else without."""
     field, parts = shown_parts(item)
     if not any(is_kept_image(part.get("image_url")) for part in parts):
         return item

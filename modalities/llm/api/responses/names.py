@@ -1,6 +1,6 @@
-"""What a function is called: by its client, perhaps in a namespace, and by the model.
+"""Names of functions: the client's name, with an optional namespace, and the model's name.
 
-Knows nothing else about functions.
+Owns both names and their limits. Knows nothing else about functions.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from triptych.modalities.llm.api.tools.schema import MAX_TOOL_NAME_CHARS
 Namespace = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=MAX_TOOL_NAME_CHARS)
 ]
-"""Where a function was called; an empty one is none."""
+"""The namespace of a function; an empty one means none."""
 _JOINT: Final = "__"
-"""Between a namespace and a name, as clients of MCP write it."""
+"""The separator of namespace and name, as MCP clients write it."""
 
 
 class FunctionPlace(NamedTuple):
-    """Where a client has a function: its name, in a namespace or in none."""
+    """The client's name of a function, with its namespace, if any."""
 
     name: str
     namespace: str | None = None
 
     @property
     def model_name(self) -> str:
-        """The one name by which the model knows it."""
+        """The model's name of the function."""
         if not self.namespace:
             return self.name
         return f"{self.namespace.removesuffix(_JOINT)}{_JOINT}{self.name}"
 
     def check(self, param: str) -> None:
-        """Raise `InvalidRequest` where the model's name for it is too long."""
+        """Raise `InvalidRequest` if the model's name of the function is too long."""
         name = self.model_name
         if len(name) > MAX_TOOL_NAME_CHARS:
             raise InvalidRequest(
-                f"A namespace and a name in it have at most {MAX_TOOL_NAME_CHARS} characters"
-                f" together; {name[:60]!a}... has {len(name)}.",
+                f"Namespace and name together have at most {MAX_TOOL_NAME_CHARS} characters;"
+                f" {name[:60]!a}... has {len(name)}.",
                 param=param,
             )

@@ -1,6 +1,6 @@
 """The requests of the Responses API, field by field.
 
-Owns what each field may be, by the rules of `core.http.fields`.
+Owns the values that each field may have, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych.core.http.fields import (
 )
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema, StructuredOutputs
-from triptych.modalities.llm.api.messages import TemplateOptions, few_parts, is_list
+from triptych.modalities.llm.api.messages import TemplateOptions, check_num_parts, is_list
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
 from triptych.modalities.llm.api.responses.tools import ResponseTools, ResponseToolSet, ToolChoices
@@ -47,7 +47,7 @@ Includes = Annotated[list[Include], Field(max_length=64, fail_fast=True)]
 
 
 class TextFormat(NullIsAbsent):
-    """The form of the text: any, JSON of any kind, or by a schema, perhaps with a name."""
+    """The format of the text: any text, any JSON, or JSON by a schema with an optional name."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -68,7 +68,7 @@ class TextFormat(NullIsAbsent):
         return self
 
     def for_chat(self) -> dict[str, Any]:
-        """The form as chat has it."""
+        """The format as a chat request has it."""
         if self.type != "json_schema":
             return {"type": self.type}
         schema = self.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
@@ -76,7 +76,7 @@ class TextFormat(NullIsAbsent):
 
 
 class TextOptions(NullIsAbsent):
-    """What the text is like."""
+    """Options of the text."""
 
     format: TextFormat | None = None
 
@@ -87,11 +87,11 @@ class TextOptions(NullIsAbsent):
 
 
 class ReasoningOptions(NullIsAbsent):
-    """How the model thinks."""
+    """Options of the model's reasoning."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None,
-        description="How much to think, where the template can say so; `none`: not at all.",
+        description="Amount of reasoning, if the template supports it; `none`: no reasoning.",
     )
     summary: Literal["auto", "concise", "detailed"] | None = inert("summary")
     generate_summary: Literal["auto", "concise", "detailed"] | None = inert("generate_summary")
@@ -119,7 +119,7 @@ def _not_empty(value: Any) -> Any:
 
 
 class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
-    """What answering and counting tokens share: all that a prompt is made of."""
+    """The parts of a prompt, for answering and counting tokens."""
 
     ignored = unsupported.IGNORED
     tasks = ("chat",)
@@ -132,15 +132,15 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
             ],
             Discriminator(is_list),
             AfterValidator(_not_empty),
-            BeforeValidator(few_parts),
+            BeforeValidator(check_num_parts),
         ]
         | None
-    ) = Field(default=None, description="A text of the user's, or items.")
+    ) = Field(default=None, description="A user's text, or items.")
     instructions: Text | None = Field(
-        default=None, description="Of the operator, for this answer alone."
+        default=None, description="A system message, for this answer only."
     )
     previous_response_id: Name | None = Field(
-        default=None, description="The answer that this one goes on from, with all before it."
+        default=None, description="The answer that this one continues, with all before it."
     )
     conversation: (
         Annotated[
@@ -149,10 +149,12 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
         ]
         | None
     ) = Field(
-        default=None, description="Its items go before the input, and get input and answer added."
+        default=None,
+        description="Its items precede the input; input and answer are added to it.",
     )
     tools: ResponseTools | None = Field(
-        default=None, description="Functions; those of namespaces come unfolded to the model."
+        default=None,
+        description="Functions; the model sees functions of namespaces as a flat list.",
     )
     tool_choice: ToolChoices | None = Field(
         default=None, description="`none`: no tool is offered. `auto` is the default."
@@ -175,7 +177,7 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
     def _check_input(self) -> Self:
         if self.previous_response_id is not None and self.conversation is not None:
             raise InvalidRequest(
-                "previous_response_id and conversation both say what goes before: send one.",
+                "previous_response_id and conversation both name earlier items: send one.",
                 param="conversation",
             )
         if self.input is None and self.previous_response_id is None and self.conversation is None:
@@ -202,7 +204,7 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
 
 
 class ResponseStreamOptions(NullIsAbsent):
-    """What a stream carries besides events."""
+    """Additional content of a stream."""
 
     include_obfuscation: bool | None = inert("include_obfuscation")
 
@@ -211,22 +213,22 @@ class ResponseRequest(ResponseInput, SamplingFields, InertLabels):
     """Body of `/v1/responses`."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = (
-        Field(default=None, description="Most tokens of the answer, reasoning included.")
+        Field(default=None, description="Max tokens of the answer, reasoning included.")
     )
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="The form of the text, as in chat; or text.format."
+        default=None, description="The format of the text, as in chat; or use text.format."
     )
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     include: Includes | None = Field(
         default=None,
-        description="`message.output_text.logprobs`; the others say nothing of what is made here.",
+        description="`message.output_text.logprobs`; the other values change nothing.",
     )
-    metadata: Metadata | None = Field(default=None, description="Labels, kept with the answer.")
+    metadata: Metadata | None = Field(default=None, description="Labels, stored with the answer.")
     store: bool | None = Field(
-        default=None, description="Keep the answer (the default), if the server keeps any."
+        default=None, description="Store the answer (the default), if the server stores answers."
     )
     background: bool | None = Field(
-        default=None, description="Answer at once, and go on while no client waits."
+        default=None, description="Return immediately, and answer in the background."
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: ResponseStreamOptions | None = None
@@ -241,7 +243,7 @@ class ResponseRequest(ResponseInput, SamplingFields, InertLabels):
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether the answer tells log-probabilities."""
+        """Whether the answer has log-probabilities."""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
 
@@ -251,7 +253,7 @@ NewItems = Annotated[list[KeptItem], Field(max_length=_MAX_NEW_ITEMS, fail_fast=
 class ConversationRequest(NullIsAbsent):
     """Body of `/v1/conversations`."""
 
-    items: NewItems | None = Field(default=None, description="What it begins with.")
+    items: NewItems | None = Field(default=None, description="The first items.")
     metadata: Metadata | None = None
 
 

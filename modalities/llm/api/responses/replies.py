@@ -1,7 +1,7 @@
 """The answers of the Responses API.
 
-Owns their shape. A field is sent if it was set: OpenAI sends some fields as null and leaves others
-out. Knows nothing of HTTP, and not how an answer is made.
+Owns their fields. A field is sent if it was set: OpenAI sends some fields as null and omits others.
+Knows nothing of HTTP and of how an answer is generated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReasoningText(BaseModel):
 
 
 class MessageOutput(BaseModel):
-    """The words of an answer."""
+    """The text of an answer."""
 
     id: str
     type: Literal["message"] = "message"
@@ -67,7 +67,7 @@ class ReasoningOutput(BaseModel):
 
 
 class FunctionCallOutput(BaseModel):
-    """A call of a function of the client's; its `arguments` are JSON text."""
+    """A call of a client's function; its `arguments` are JSON text."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -84,14 +84,14 @@ OutputItem: TypeAlias = Annotated[
 
 
 class InputDetails(BaseModel):
-    """Where input tokens came from."""
+    """Kinds of input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class ReasoningDetails(BaseModel):
-    """What output tokens were for."""
+    """Kinds of output tokens."""
 
     reasoning_tokens: int
 
@@ -107,7 +107,7 @@ class ResponseUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: UsageReply) -> ResponseUsage:
-        """The counts as this API has them."""
+        """The counts of chat under this API's names."""
         details = usage.completion_tokens_details
         num_reasoning = 0 if details is None else details.reasoning_tokens
         cached = usage.prompt_tokens_details.cached_tokens
@@ -130,7 +130,7 @@ class ResponseFailure(BaseModel):
 
     @classmethod
     def of(cls, error: TriptychError) -> ResponseFailure:
-        """The error as this API has it."""
+        """The error under this API's codes."""
         kinds = (
             (RateLimited, "rate_limit_exceeded"),
             ((RequestTimeout, StoreFull), "server_error"),
@@ -141,7 +141,7 @@ class ResponseFailure(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why an answer breaks off."""
+    """Why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
@@ -201,10 +201,10 @@ _ECHOED = (
 )
 
 
-def begun(
+def first_fields(
     body: ResponseRequest, response_id: str, sampling: Mapping[str, float], *, is_kept: bool
 ) -> dict[str, Any]:
-    """What a `ResponseReply` says from the first; `sampling` is what the model recommends."""
+    """The first fields of a `ResponseReply`; `sampling` are the model's default parameters."""
     form = body.text and body.text.format
     effort = body.reasoning and body.reasoning.effort
     choice = "auto" if body.tool_choice is None else body.tool_choice
@@ -217,26 +217,28 @@ def begun(
         "background": bool(body.background),
         "conversation": body.conversation_id and {"id": body.conversation_id},
         "error": None,
-        "frequency_penalty": _said(body.frequency_penalty, sampling.get("frequency_penalty", 0.0)),
+        "frequency_penalty": _number(
+            body.frequency_penalty, sampling.get("frequency_penalty", 0.0)
+        ),
         "incomplete_details": None,
         "metadata": body.metadata or {},
         "model": body.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "presence_penalty": _said(body.presence_penalty, sampling.get("presence_penalty", 0.0)),
+        "presence_penalty": _number(body.presence_penalty, sampling.get("presence_penalty", 0.0)),
         "reasoning": {"effort": effort, "summary": None},
         "service_tier": "default",
         "store": is_kept,
-        "temperature": _said(body.temperature, sampling.get("temperature", 1.0)),
+        "temperature": _number(body.temperature, sampling.get("temperature", 1.0)),
         "text": {"format": {"type": "text"} if form is None else _plain(form)},
         "tool_choice": choice if isinstance(choice, str) else _plain(choice),
         "tools": body.tool_set.shown(),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": _said(body.top_p, sampling.get("top_p", 1.0)),
+        "top_p": _number(body.top_p, sampling.get("top_p", 1.0)),
         "truncation": "disabled",
     }
 
 
-def _said(given: float | None, default: float) -> float:
+def _number(given: float | None, default: float) -> float:
     return default if given is None else given
 
 

@@ -1,6 +1,6 @@
-"""`/v1/responses`: answers are made, found again, followed, cancelled and deleted.
+"""`/v1/responses`: creates, returns, streams, cancels and deletes answers.
 
-Owns these routes. How an answer is made is `answering`'s.
+Owns these routes. `answering` generates the answers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _Obfuscation = Annotated[
     bool | None, Query(description="Accepted, and without effect: chunks are not padded.")
 ]
 _MANY_EVENTS = 64
-"""Behind so many an answer is long: what says all of it again is written on a thread."""
+"""After this number of events, events with the whole answer are serialized on a thread."""
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ResponseReply,
@@ -77,7 +77,7 @@ class ImageItemsRoute(DataUrlRoute):
 
 
 class ResponseStream(EventStream):
-    """Streams the events of an answer; where it breaks off, an event of this API says why."""
+    """Streams the events of an answer; a failure becomes an error event of this API."""
 
     def __init__(self, events: AsyncGenerator[ResponseEvent, None], heartbeat_s: float) -> None:
         super().__init__(events, heartbeat_s=heartbeat_s, end=b"", is_named=True)
@@ -109,34 +109,34 @@ class ResponseStream(EventStream):
 def responses_router(answering: Answering) -> APIRouter:
     """The routes, in front of `answering`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["responses"])
-    _add_making(router, answering)
-    _add_finding(router, answering)
+    _add_creation(router, answering)
+    _add_retrieval(router, answering)
     _add_ends(router, answering)
     return router
 
 
-def _add_making(router: APIRouter, answering: Answering) -> None:
+def _add_creation(router: APIRouter, answering: Answering) -> None:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
-        """Answer items, on top of an earlier answer or a conversation if there is one."""
+        """Answer items, after an earlier answer or a conversation if there is one."""
         heartbeat_s = Context.of(request).options.heartbeat_s
         answer = await answering.begin(body, request)
         if body.background:
             run = await answering.in_background(answer, request, is_streamed=bool(body.stream))
             if body.stream:
-                return ResponseStream(_followed(run, -1, request), heartbeat_s)
+                return ResponseStream(_follow(run, -1, request), heartbeat_s)
             return await _json(run.response)
         if body.stream:
-            return ResponseStream(answering.streamed(answer, request), heartbeat_s)
+            return ResponseStream(answering.stream(answer, request), heartbeat_s)
         return await _json(await answering.whole(answer))
 
     async def count_input_tokens(body: ResponseInput, request: Request) -> InputTokens:
-        """How many tokens a prompt has, made as for an answer."""
+        """Count the tokens of the prompt of an answer."""
         prepared = await answering.prepare(body, request)
         return InputTokens(input_tokens=len(prepared.prompt.prompt_ids))
 
     async def refuse_compaction() -> NoReturn:
         raise UnsupportedOption(
-            "Conversations are not compacted here: ask for a summary, and go on from that."
+            "Conversations are not compacted here: ask for a summary, and continue from that."
         )
 
     options: dict[str, Any] = {"methods": ["POST"], "route_class_override": ImageItemsRoute}
@@ -151,7 +151,7 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
     )
 
 
-def _add_finding(router: APIRouter, answering: Answering) -> None:
+def _add_retrieval(router: APIRouter, answering: Answering) -> None:
     @router.get(_ROUTE + "/{response_id}", response_model=None, responses=_STREAM)
     async def show_response(
         response_id: ResponseId,
@@ -161,9 +161,9 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
         include_obfuscation: _Obfuscation = None,
         starting_after: Annotated[int | None, Query(ge=-1, le=2**31)] = None,
     ) -> Response:
-        """An answer; with `stream` the events of one in the background, from any place on.
+        """Return an answer; with `stream` the events of a background answer, from any event on.
 
-        It is shown as it was made, whatever `include` says.
+        `include` is without effect.
         """
         owner, heartbeat_s = owner_of(request), Context.of(request).options.heartbeat_s
         if starting_after is not None and not stream:
@@ -173,49 +173,49 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
         after = -1 if starting_after is None else starting_after
         run = answering.runs.find(owner, response_id)
         if run is not None:
-            return ResponseStream(_followed(run, after, request), heartbeat_s)
+            return ResponseStream(_follow(run, after, request), heartbeat_s)
         await answering.archive.response(owner, response_id)
         events = answering.archive.events(owner, response_id)
-        return ResponseStream(_replayed(events, after), heartbeat_s)
+        return ResponseStream(_replay(events, after), heartbeat_s)
 
     @router.get(_ROUTE + "/{response_id}/input_items", response_model=ItemList)
     async def list_input_items(
         response_id: ResponseId, request: Request, page: ItemPage
     ) -> Response:
-        """The items that an answer was made of."""
+        """List the input items of an answer."""
         owner = owner_of(request)
-        found = await answering.archive.inputs(owner, response_id, page.wanted)
+        found = await answering.archive.inputs(owner, response_id, page.store_page)
         return await item_list(answering.archive, owner, found, page)
 
 
 def _add_ends(router: APIRouter, answering: Answering) -> None:
     @router.post(_ROUTE + "/{response_id}/cancel", response_model=None, responses=_STREAM)
     async def cancel_response(response_id: ResponseId, request: Request) -> Response:
-        """End an answer that is being made in the background."""
+        """Cancel a background answer in progress."""
         owner = owner_of(request)
         await answering.runs.cancel(owner, response_id)
         shown = await answering.shown(owner, response_id)
         if shown["status"] != "cancelled":
             raise InvalidRequest(
-                f"The response is {shown['status']}: only one that is being made in the background"
-                " can be cancelled.",
+                f"The response is {shown['status']}: only a background response in progress can be"
+                " cancelled.",
                 param="response_id",
             )
         return await json_answer(shown)
 
     @router.delete(_ROUTE + "/{response_id}")
     async def delete_response(response_id: ResponseId, request: Request) -> ResponseDeleted:
-        """Forget an answer; one that is being made is cancelled."""
+        """Delete an answer; one in progress is cancelled."""
         owner = owner_of(request)
         await answering.runs.forget(owner, response_id)
         await answering.archive.delete(owner, RESPONSE, response_id)
         return ResponseDeleted(id=response_id)
 
 
-async def _followed(
+async def _follow(
     run: BackgroundRun, after: int, request: Request
 ) -> AsyncGenerator[ResponseEvent, None]:
-    """The events of a run; a drain ends the run first, and so has its end among them."""
+    """The events of a run; a drain ends the run first, so the last event is among them."""
     watcher: DisconnectWatcher = request.state.watcher
     while True:
         try:
@@ -228,15 +228,15 @@ async def _followed(
                 raise
             if not isinstance(reason, Draining):
                 raise reason from None
-            await run.ended()
+            await run.wait_ended()
         else:
             return
 
 
-async def _replayed(
+async def _replay(
     lines: AsyncGenerator[bytes, None], after: int
 ) -> AsyncGenerator[ResponseEvent, None]:
-    """Events that were kept, as they lie there."""
+    """Stored events after a sequence number."""
     is_streamed = False
     async with aclosing(lines):
         async for line in lines:
@@ -246,7 +246,7 @@ async def _replayed(
                 yield event
     if not is_streamed:
         raise InvalidRequest(
-            "Only a response that was asked for with background and stream is streamed again.",
+            "Only a response created with background and stream can be streamed again.",
             param="stream",
         )
 
@@ -258,5 +258,5 @@ async def _json(reply: ResponseReply) -> Response:
 
 
 def owner_of(request: Request) -> str:
-    """The caller to whom answers and conversations belong."""
+    """The owner of a request's answers and conversations."""
     return Context.of(request).principal.owner

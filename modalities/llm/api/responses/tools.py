@@ -1,7 +1,7 @@
 """The tools of the Responses API, and which of them an answer may or must call.
 
-Owns what their fields may be, and that functions of namespaces come unfolded to the model, while
-tools which a server would run itself are left out. Knows no route.
+Owns the values of their fields, the flat list of functions in namespaces for the model, and the
+omission of tools that a server would run itself. Knows no route.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOSTED = frozenset(get_args(HostedKind))
 
 
 class FunctionTool(NullIsAbsent):
-    """A function of the client's. `parameters` are a JSON schema of an object."""
+    """A function of the client. `parameters` are a JSON schema of an object."""
 
     type: Literal["function"]
     name: ToolName
@@ -42,7 +42,7 @@ class FunctionTool(NullIsAbsent):
     parameters: JsonSchema | None = None
     strict: bool | None = Field(
         default=None,
-        description="Follow the schema under `auto`, too; calls that are forced always do.",
+        description="Enforce the schema also under `auto`; forced calls always follow it.",
     )
 
     @model_validator(mode="before")
@@ -60,7 +60,7 @@ class FunctionTool(NullIsAbsent):
         return self.model_dump()
 
     def for_chat(self, place: FunctionPlace, about: str) -> dict[str, Any]:
-        """The tool as chat has it, with what is said `about` its namespace in front."""
+        """The tool as chat has it, with the namespace's description, `about`, in front."""
         function = self.model_dump(exclude={"type"}, exclude_none=True)
         function["name"] = place.model_name
         if about:
@@ -69,7 +69,7 @@ class FunctionTool(NullIsAbsent):
 
 
 class NamespaceTool(NullIsAbsent):
-    """Functions of the client's under a common name, as MCP servers have them."""
+    """Functions of the client under a common name, as MCP servers have them."""
 
     type: Literal["namespace"]
     name: ToolName
@@ -91,7 +91,7 @@ class NamespaceTool(NullIsAbsent):
 
 
 class HostedTool(NullIsAbsent):
-    """A tool that a server would run: this one runs none, so the model does not hear of it."""
+    """A tool that a server would run; this server runs none and omits it from the prompt."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"format": "json-object"})
 
@@ -132,14 +132,14 @@ ResponseTools: TypeAlias = Annotated[
 
 
 class FunctionName(NullIsAbsent):
-    """A function by its name, with or without that of its namespace in front."""
+    """A function by its name, with or without its namespace as a prefix."""
 
     type: Literal["function"]
     name: ToolName
 
 
 class AllowedTools(NullIsAbsent):
-    """The tools that may, or must be called this time."""
+    """The tools that may or must be called for this answer."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -169,25 +169,25 @@ ToolChoices: TypeAlias = Annotated[
 
 
 class ResponseToolSet:
-    """The functions that a request has, in namespaces or not, and how chat offers them."""
+    """The functions of a request, in namespaces or not, and their translation to chat."""
 
     def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> None:
         self._tools = tools
         self.places = {place.model_name: place for place, _, _ in self._functions()}
-        """Where the client has each function, by the name that the model uses."""
+        """The client's place of each function, by the name that the model uses."""
 
     @property
     def left_out(self) -> list[str]:
-        """The tools that the model does not hear of, as fields of the request."""
+        """The tools that are omitted from the prompt, as fields of the request."""
         kinds = dict.fromkeys(tool.type for tool in self._tools if isinstance(tool, HostedTool))
         return [f"tools.{kind}" for kind in kinds]
 
     def shown(self) -> list[dict[str, Any]]:
-        """The tools as an answer repeats them: those that it could use."""
+        """The usable tools, as an answer repeats them."""
         return [tool.shown() for tool in self._tools if not isinstance(tool, HostedTool)]
 
     def for_chat(self, choice: ToolChoices | None) -> dict[str, Any]:
-        """The fields of a chat request. Raises `InvalidRequest` for a choice that is not there."""
+        """The fields of a chat request. Raises `InvalidRequest` for a choice of an unknown tool."""
         tools = [tool.for_chat(place, about) for place, tool, about in self._functions()]
         chosen: Any = choice
         if isinstance(choice, AllowedTools):
@@ -199,7 +199,7 @@ class ResponseToolSet:
         return {"tools": tools or None, "tool_choice": chosen}
 
     def _functions(self) -> Iterator[tuple[FunctionPlace, FunctionTool, str]]:
-        """Each function, and what is said about its namespace: with the first of it."""
+        """Each function, with the description of its namespace for the first in it."""
         for tool in self._tools:
             if isinstance(tool, FunctionTool):
                 yield FunctionPlace(tool.name), tool, ""
@@ -210,7 +210,7 @@ class ResponseToolSet:
                     about = ""
 
     def _found(self, name: str) -> str:
-        """The one function that is meant, by the name that the model uses."""
+        """The chosen function's name for the model. Raises `InvalidRequest` unless there is one."""
         if name in self.places:
             return name
         meant = [known for known, place in self.places.items() if place.name == name]

@@ -1,6 +1,6 @@
 """Fields of the Responses API that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+Owns their names, the neutral values (which are accepted) and the alternatives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triptych.modalities.llm.api import unsupported
 
 Table: TypeAlias = Mapping[str, RefusedField]
 
-_CLIENT_S = "tools are functions of the client's; declare one that does it, with type 'function'."
+_CLIENT_S = "tools are functions of the client; declare one of type 'function' for it."
 _BEFORE = "moderate before and after the call."
 
 REQUEST: Table = MappingProxyType(
@@ -22,7 +22,7 @@ REQUEST: Table = MappingProxyType(
         **unsupported.COMMON,
         "access_programs": RefusedField("leave it out; nothing here depends on it."),
         "background_options": RefusedField(
-            "a background response begins as soon as there is room.",
+            "leave it out; a background response begins as soon as possible.",
             ({}, {"completion_window": "soonest"}),
         ),
         "context_management": RefusedField("shorten the input; nothing is cut silently.", ([],)),
@@ -35,8 +35,8 @@ REQUEST: Table = MappingProxyType(
         ),
         "moderation": RefusedField(_BEFORE),
         "previous_input_messages": RefusedField("send them in input.", ([],)),
-        "prompt": RefusedField("send instructions and input; no prompts are kept."),
-        "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
+        "prompt": RefusedField("send instructions and input; no prompts are stored."),
+        "prompt_cache_options": RefusedField("equal prompt beginnings are cached automatically."),
         "truncation": RefusedField("shorten the input; nothing is cut silently.", ("disabled",)),
     }
 )
@@ -45,7 +45,7 @@ IGNORED: Mapping[str, str] = MappingProxyType(
 )
 REASONING: Table = MappingProxyType(
     {
-        "context": RefusedField("the chat template chooses what it shows.", ("auto",)),
+        "context": RefusedField("leave it out; the chat template decides.", ("auto",)),
         "mode": RefusedField("there is one mode.", ("standard",)),
     }
 )
@@ -54,26 +54,26 @@ TEXT: Table = MappingProxyType(
 )
 TOOL: Table = MappingProxyType(
     {
-        "allowed_callers": RefusedField("the model alone calls.", (["direct"],)),
-        "defer_loading": RefusedField("the model reads of all tools at once.", (False,)),
-        "output_schema": RefusedField("say it in the description."),
+        "allowed_callers": RefusedField("only the model calls tools.", (["direct"],)),
+        "defer_loading": RefusedField("the prompt describes all tools.", (False,)),
+        "output_schema": RefusedField("put it into the description."),
     }
 )
 CALL: Table = MappingProxyType(
     {
         "async": RefusedField("a call ends the answer.", (False,)),
-        "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
+        "caller": RefusedField("only the model calls tools.", ({"type": "direct"},)),
     }
 )
 
 
 def instead_of_tool() -> str:
-    """What to do in place of a tool that a server would run."""
+    """The alternative to a tool that a server would run."""
     return _CLIENT_S
 
 
 def instead_of_part(kind: str) -> str:
-    """What to do in place of a part of a message."""
+    """The alternative to a part of a message."""
     if kind == "input_file":
         return "put the text of a file into 'input_text'."
     if kind == "input_audio":
@@ -82,7 +82,7 @@ def instead_of_part(kind: str) -> str:
 
 
 def instead_of_item(kind: str) -> str:
-    """What to do in place of an item."""
+    """The alternative to an item."""
     if kind.endswith(("_call", "_call_output", "_output")) or kind.startswith("mcp_"):
         return _CLIENT_S
     return "leave it out."

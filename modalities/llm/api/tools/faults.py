@@ -1,7 +1,7 @@
-"""Which tool's schema cannot be followed, where the grammar of all of them failed.
+"""Finds the tool whose schema cannot be enforced after the grammar of all tools failed.
 
-Owns the search, which ends early: a schema that fails is found soon, and a caller who sends many
-that are slow waits for none but the first.
+Owns the search and its time limit: a failing schema is found soon, and a caller with many slow
+schemas waits for the first only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from triptych.modalities.llm.api.tools.schema import ToolSet
 _SEARCH_S: Final = 2.0
 
 Check = Callable[[Constraint], Awaitable[object]]
-"""Raises `RequestError` for a form that cannot be followed."""
+"""Raises `RequestError` for a constraint that cannot be enforced."""
 
 
 async def name_tool(error: RequestError, tool_set: ToolSet, check: Check) -> RequestError:
-    """`error`, or that of the tool whose schema is its cause, which it names."""
+    """The error of the tool whose schema is the cause, with its name; or `error` itself."""
     try:
         async with asyncio.timeout(_SEARCH_S):
             for tool in tool_set.tools:

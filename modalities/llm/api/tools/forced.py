@@ -1,8 +1,8 @@
 """Grammars of answers that call tools: where a call is required, or must follow its schema.
 
-Owns what is written around the arguments, in Lark's notation (see `core.grammar.constraint`).
-Families whose marks are special tokens write forced calls as a list in JSON. Where a call need not
-be, what begins like one becomes one: a mark does, or the name of a tool in an object that has none.
+Owns the text around the arguments, in Lark's notation (see `core.grammar.constraint`). Families
+whose marks are special tokens write forced calls as a JSON list. Where calls are optional, text
+that begins like a call must become one: with a mark, or with the name of a tool in a bare object.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"properties": {}})
 def answer_constraint(
     tool_set: ToolSet, syntax: AnswerSyntax, reasoning_end: str, form: Constraint | None = None
 ) -> Constraint | None:
-    """The form of an answer that may call what is offered; `None` where any text will do.
+    """The constraint of an answer that may call tools; `None` where any text is allowed.
 
-    The answer begins within reasoning that end with `reasoning_end`, if that is given. What is no
-    call has the `form`, if there is one: agents ask for it in every step, where a call is required,
-    too.
+    With a `reasoning_end` the answer begins within reasoning, which that mark ends. Text that is
+    not a call has the `form`, if there is one: agents send it with every step, also where a call is
+    required.
     """
     form = None if tool_set.is_required else form
     is_marked = syntax.calls == "hermes"
@@ -49,14 +49,14 @@ def answer_constraint(
         if not (tool_set.is_required or form):
             rules += _words_or_calls(tool_set, is_marked=is_marked)
         elif is_marked:
-            rules += _marked(tool_set, has_form=form is not None)
+            rules += _marked_rules(tool_set, has_form=form is not None)
         else:
-            rules += _listed(tool_set)
-        rules += _calls(tool_set)
+            rules += _list_rules(tool_set)
+        rules += _call_rules(tool_set)
     else:
         rules.append("answer: @form")
     if reasoning_end:
-        rules.append(f"reasoning[suffix={_quoted(reasoning_end)}]: {_ANYTHING}")
+        rules.append(f"reasoning[suffix={_quote(reasoning_end)}]: {_ANYTHING}")
     grammar = "\n".join(rules)
     schemas = [*_schemas(tool_set)] if has_calls else []
     if form is not None:
@@ -64,16 +64,16 @@ def answer_constraint(
     return Constraint("grammar", grammar, "tools", schemas=schemas)
 
 
-def _marked(tool_set: ToolSet, *, has_form: bool) -> Sequence[str]:
-    """Calls between marks, or what has the form."""
+def _marked_rules(tool_set: ToolSet, *, has_form: bool) -> Sequence[str]:
+    """Calls between marks, or text in the form."""
     form = "@form | " if has_form else ""
-    return (f"answer: {form}{_quoted(_OPEN)} marked", *_between_marks(tool_set))
+    return (f"answer: {form}{_quote(_OPEN)} marked", *_between_marks(tool_set))
 
 
 def _between_marks(tool_set: ToolSet) -> Sequence[str]:
-    """What follows the first mark."""
-    calls = "body" if tool_set.has_one_call else f"body ({_quoted(_NEXT)} body)*"
-    return (f"marked: {calls}", f'body: "\\n" call {_quoted(_CLOSE)}')
+    """The calls after the first mark."""
+    calls = "body" if tool_set.has_one_call else f"body ({_quote(_NEXT)} body)*"
+    return (f"marked: {calls}", f'body: "\\n" call {_quote(_CLOSE)}')
 
 
 def _words_or_calls(tool_set: ToolSet, *, is_marked: bool) -> Iterator[str]:
@@ -85,8 +85,8 @@ def _words_or_calls(tool_set: ToolSet, *, is_marked: bool) -> Iterator[str]:
     if is_marked:
         yield "answer: WORDS | words_before marked | calls"
         yield from _between_marks(tool_set)
-        yield f"words_before[suffix={_quoted(_OPEN)}]: UNLIKE"
-        yield f"WORDS: ~({_ANYTHING} {_quoted(_OPEN)} {_ANYTHING}) & UNLIKE"
+        yield f"words_before[suffix={_quote(_OPEN)}]: UNLIKE"
+        yield f"WORDS: ~({_ANYTHING} {_quote(_OPEN)} {_ANYTHING}) & UNLIKE"
     else:
         yield "answer: UNLIKE | calls"
     yield f"UNLIKE: {unlike}"
@@ -112,21 +112,21 @@ def _heads(tool_set: ToolSet, *, has_fence: bool) -> Sequence[str]:
     return [f"{_SPACES}{opening}{head}" for opening in openings for head in alone]
 
 
-def _listed(tool_set: ToolSet) -> Sequence[str]:
+def _list_rules(tool_set: ToolSet) -> Sequence[str]:
     calls = "call" if tool_set.has_one_call else 'call (", " call)*'
     return (f'answer: "[" {calls} "]"',)
 
 
-def _calls(tool_set: ToolSet) -> Iterator[str]:
+def _call_rules(tool_set: ToolSet) -> Iterator[str]:
     yield "call: " + " | ".join(f"call_{index}" for index in range(len(tool_set.tools)))
     for index, tool in enumerate(tool_set.tools):
         before = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
-        yield f'call_{index}: {_quoted(before)} arguments_{index} "}}"'
+        yield f'call_{index}: {_quote(before)} arguments_{index} "}}"'
         yield f"arguments_{index}: %json @{index}"
 
 
 def _schemas(tool_set: ToolSet) -> Iterator[str]:
-    """What arguments of each tool follow: any object's where they need not follow its own.
+    """The schema of each tool's arguments: any object where its own need not be enforced.
 
     A schema's references begin at its own root.
     """
@@ -136,5 +136,5 @@ def _schemas(tool_set: ToolSet) -> Iterator[str]:
         yield json.dumps({"type": "object", **own})
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text)

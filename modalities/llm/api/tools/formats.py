@@ -1,7 +1,7 @@
 """The formats in which families write calls and reasoning, and which of them a model has.
 
-Owns their names, as `--tool-call-parser` and `--reasoning-parser` take them (peers' names count,
-too), and how a chat template gives a format away.
+Owns their names, as `--tool-call-parser` and `--reasoning-parser` take them (with the names of
+other servers as aliases), and the detection of a format from the chat template.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerSyntax:
-    """How one model writes `calls` and marks `thinking` (empty: not at all).
+    """How one model writes `calls` and marks `reasoning` (empty: not at all).
 
     `template_supports_tools`: its chat template renders `tools`. `has_special_marks`: marks may be
-    special tokens, which answers do not show otherwise.
+    special tokens, which answers do not show without a parser.
     """
 
     calls: str = "hermes"
@@ -148,9 +148,9 @@ class AnswerSyntax:
 
     @classmethod
     def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerSyntax:
-        """What the operator says, or else the chat template. Raises `ConfigError`."""
-        calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
-        reasoning = _named("--reasoning-parser", options.reasoning_parser, REASONING_FORMATS)
+        """The operator's choice, or else the chat template's. Raises `ConfigError`."""
+        calls = _find_format("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
+        reasoning = _find_format("--reasoning-parser", options.reasoning_parser, REASONING_FORMATS)
         template_supports_tools = supports_tools(template)
         if calls is None:
             calls = call_format_of(template)
@@ -167,16 +167,16 @@ class AnswerSyntax:
         )
 
     def reads(self, tools: ToolSchemas) -> bool:
-        """Whether an answer has to be read for reasoning, or calls of `tools`."""
+        """Whether an answer has to be parsed for reasoning or calls of `tools`."""
         return bool(tools) or self.has_reasoning
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether reasoning is told from the rest."""
+        """Whether reasoning is separated from the answer."""
         return bool(self.reasoning or self.calls == "harmony")
 
     def reasoning_end(self, prompt_end: str) -> str:
-        """What ends the reasoning that a prompt which ends so has opened; nothing if it has not."""
+        """The mark that ends reasoning which a prompt with this end has opened; empty if none."""
         reasoning = REASONING_FORMATS.get(self.reasoning)
         has_begun = reasoning is not None and prompt_end.rstrip().endswith(reasoning.open)
         return reasoning.close if reasoning is not None and has_begun else ""
@@ -184,9 +184,9 @@ class AnswerSyntax:
     def parser(
         self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool, has_form: bool = False
     ) -> AnswerParser:
-        """Reads one answer to a prompt that ends so, of calls alone if those are forced.
+        """The parser of one answer to a prompt with this end; of calls only, if `is_forced`.
 
-        Where a request asked for a form, JSON without marks is the answer and no call.
+        With `has_form`, JSON without marks is text and not a call.
         """
         read_calls: ReadCalls = words_alone
         if is_forced and self.calls != "hermes":
@@ -205,26 +205,26 @@ class AnswerSyntax:
 
 
 def _marks_alone(read_calls: ReadCalls) -> ReadCalls:
-    """The same format, of which only calls with marks are read."""
+    """The same format without calls that have no marks."""
     if isinstance(read_calls, MarkedJson):
         return replace(read_calls, forgets_marks=False)
     return words_alone if read_calls is bare_json else read_calls
 
 
-def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:
-    """The format of that name; `None` to find out."""
+def _find_format(option: str, value: str, known: Mapping[str, object]) -> str | None:
+    """The format of that name; `None` for `auto`."""
     if value == "auto":
         return None
     name = ALIASES.get(value, value)
     if name == "none" and known is REASONING_FORMATS:
         return ""
     if name not in known:
-        raise ConfigError(f"{option} {value}: not known. Use auto or one of {', '.join(known)}.")
+        raise ConfigError(f"{option} {value}: unknown. Use auto or one of {', '.join(known)}.")
     return name
 
 
 def call_format_of(template: str) -> str:
-    """The format that a chat template shows its model; Hermes's where it shows none."""
+    """The format of calls in a chat template; Hermes's if there is none."""
     for marks, name in _MARKS:
         if all(mark in template for mark in marks):
             return name
@@ -232,7 +232,7 @@ def call_format_of(template: str) -> str:
 
 
 def reasoning_format_of(template: str) -> str:
-    """The format of the reasoning that a template knows; nothing if none."""
+    """The format of reasoning in a template; empty if there is none."""
     for name, reasoning in REASONING_FORMATS.items():
         if reasoning.close in template or reasoning.open in template:
             return name

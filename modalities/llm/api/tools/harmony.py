@@ -1,7 +1,7 @@
 """Answers of gpt-oss: messages on channels, by OpenAI's harmony format.
 
 Owns the format: the channel `analysis` is reasoning, a message to `functions.<name>` is a call, and
-what else is said on `commentary` and `final` is the answer.
+all other text on `commentary` and `final` is the answer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from triptych.modalities.llm.api.tools.source import TextSource
 _MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 ANALYSIS = "<|channel|>analysis<|message|>"
-"""What opens reasoning."""
+"""The mark that opens reasoning."""
 FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
-"""What ends reasoning, and opens the answer."""
+"""The text that ends reasoning and opens the answer."""
 _TOOL = re.compile(r"to=functions\.([\w.-]+)")
 
 
 def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
-    """Implements `ReadCalls`."""
+    """Implements the `ReadCalls` protocol."""
     while not (source.is_over and not source.text):
         head, message = yield from source.before((_MESSAGE,))
         if not message:
-            if "<|" not in head:  # no format at all: the model just speaks
+            if "<|" not in head:  # no format at all: plain text
                 yield Words(head)
             return
         tool = _TOOL.search(head)

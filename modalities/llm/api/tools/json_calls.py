@@ -1,7 +1,7 @@
 """Calls written as JSON: marked objects or lists of them, named arguments, bare objects.
 
-Owns three ways in which families write calls as JSON, and their markers. A call begins when its
-name is known; its arguments are passed on as they come, as far as they are valid JSON.
+Owns three ways in which families write calls as JSON, and their marks. A call begins when its name
+is known; its arguments are passed on as they arrive, as far as they are valid JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from triptych.modalities.llm.api.tools.json_mending import JsonMender
-from triptych.modalities.llm.api.tools.json_text import json_text, json_value, loaded
+from triptych.modalities.llm.api.tools.json_text import json_text, json_value, load_json
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
@@ -28,7 +28,7 @@ _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _FENCES = ("```json", "```", "<tools>")
 _FENCE_ENDS = ("```", "</tools>")
 _Attempt = Generator[AnswerPiece | None, None, bool]
-"""Reads one call; whether it was whole."""
+"""Reads one call; returns whether it was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class MarkedJson:
     forgets_marks: bool = False
 
     def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
-        """Implements `ReadCalls`."""
+        """Implements the `ReadCalls` protocol."""
         while self.forgets_marks and (yield from _unmarked_call(source, tools)):
             pass
         while mark := (yield from source.until(self.opens, Words)):
@@ -59,7 +59,7 @@ class MarkedJson:
             yield from source.spaces()
 
     def _marked_calls(self, source: TextSource) -> _Attempt:
-        """The calls of one mark: mostly one. Brackets too many are dropped."""
+        """The calls after one mark, mostly one. Surplus brackets are dropped."""
         while (yield from json_calls(source)):
             source.taken = ""
             yield from source.spaces()
@@ -75,8 +75,8 @@ class MarkedJson:
 class NamedJson:
     """One of `opens`, the name, `separator`, the arguments as an object, one of `closes`.
 
-    `ignored` are marks around calls. Of the name the part after `prefix` counts, up to a colon or a
-    bracket, behind which some models number their calls.
+    `ignored` are marks around calls. The name is the part after `prefix`, up to a colon or a
+    bracket, after which some models number their calls.
     """
 
     opens: Sequence[str]
@@ -87,7 +87,7 @@ class NamedJson:
     has_fence: bool = False
 
     def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
-        """Implements `ReadCalls`."""
+        """Implements the `ReadCalls` protocol."""
         marks = (*self.opens, *self.ignored)
         while mark := (yield from source.until(marks, Words)):
             if mark in self.opens and not (yield from self._call(source, mark)):
@@ -116,16 +116,15 @@ class NamedJson:
         return is_whole
 
     def _fenced_name(self, source: TextSource) -> Generator[None, None, str]:
-        """The name stands on a line of its own, before a fence of JSON."""
+        """The name on its own line before a fence of JSON."""
         name, _ = yield from source.before(("```json",))
         return name.strip()
 
 
 def bare_json(source: TextSource, tools: ToolSchemas) -> Reading:
-    """Llama 3 and 4: the answer is a call, or several, of known tools.
+    """Llama 3 and 4: the answer is one or several calls of known tools.
 
-    Llama 4 may say something between marks of its own first. A semicolon between calls is as good
-    as nothing.
+    Llama 4 may write text between its own marks first. A semicolon between calls is ignored.
     """
     source.taken = ""
     yield from source.spaces()
@@ -151,7 +150,7 @@ def bare_json(source: TextSource, tools: ToolSchemas) -> Reading:
 
 
 def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
-    """The answer is a call or a list of calls, as a grammar forces it."""
+    """Read an answer that is a call or a list of calls, as a grammar forces it."""
     source.taken = ""
     yield from source.spaces()
     yield from json_calls(source)
@@ -161,7 +160,7 @@ def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
 
 
 def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
-    """A call as small models write it: the object alone, or in a fence."""
+    """A call as small models write it: the bare object, or in a fence."""
     source.taken = ""
     yield from source.spaces()
     fence = yield from source.any_of(_FENCES)
@@ -183,9 +182,9 @@ def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
 
 
 def _begins_call(source: TextSource) -> Generator[None, None, bool]:
-    """Whether an object that may be a call is next: it begins with a name, or its type before that.
+    """Whether an object that may be a call is next: its first key is the name, or its type.
 
-    An answer in JSON that is none is text as soon as a key says so. Reads nothing.
+    Other JSON is text as soon as a key shows it. Reads nothing.
     """
     before = len(source.taken)
     is_call = yield from source.begins("{")
@@ -201,7 +200,7 @@ def _begins_call(source: TextSource) -> Generator[None, None, bool]:
 
 
 def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:
-    """A call, or a list of calls. Where none began, `taken` of the source is what was read."""
+    """A call, or a list of calls. If no call began, the source's `taken` is the text read."""
     if not (yield from source.begins("[")):
         return (yield from _object(source, known))
     while True:
@@ -215,7 +214,7 @@ def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt
 
 @dataclass(slots=True)
 class _OpenCall:
-    """What is known of a call that is being read; arguments that came before its name are kept."""
+    """The state of a call that is being read; keeps arguments that precede the name."""
 
     name: str = ""
     early: str = ""
@@ -223,10 +222,10 @@ class _OpenCall:
 
 
 def _object(source: TextSource, known: ToolSchemas | None) -> _Attempt:
-    """`{"name": ..., "arguments": ...}`, in any order and with other keys; `known` names alone.
+    """`{"name": ..., "arguments": ...}`, in any order and with other keys; only `known` names.
 
-    An object of a `known` name has arguments, or it is no call. Where none began, `taken` of the
-    source is what was read.
+    An object with a `known` name but without arguments is not a call. If no call began, the
+    source's `taken` is the text read.
     """
     call, separator = _OpenCall(), "{"
     while (yield from source.begins(separator)) and (yield from _field(source, call, known)):
@@ -267,26 +266,26 @@ def _field(source: TextSource, call: _OpenCall, known: ToolSchemas | None) -> _A
 
 
 def _key(source: TextSource) -> Generator[None, None, str]:
-    """A key and its colon; nothing where there is none."""
+    """A key with its colon; empty if there is none."""
     key = yield from json_value(source)
     yield from source.spaces()
     return _string(key or "") if (yield from source.begins(":")) else ""
 
 
 def _whole_arguments(text: str, *, has_none: bool) -> str | None:
-    """Arguments that came in one piece: an object, one in a string, or nothing; else `None`.
+    """Arguments that arrived at once: an object, an object in a string, or empty; else `None`.
 
-    Without any text there are none if that `has_none`.
+    An empty text counts as no arguments if `has_none`.
     """
-    value = loaded(text)
+    value = load_json(text)
     if isinstance(value, str):
-        text, value = value, loaded(value)
+        text, value = value, load_json(value)
     if isinstance(value, dict):
-        return JsonMender.mended(text)
+        return JsonMender.mend(text)
     is_empty = text in ("", "null") if text or has_none else False
     return "{}" if is_empty else None
 
 
 def _string(text: str) -> str:
-    value = loaded(text)
+    value = load_json(text)
     return value if isinstance(value, str) else ""

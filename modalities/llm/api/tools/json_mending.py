@@ -1,9 +1,9 @@
-"""Mends what models often get wrong in the JSON of a call, while it is being written.
+"""Mends frequent faults in the JSON of a call while it is being written.
 
 Owns the rules, each of which leaves valid JSON as it is: control characters in a string are
 escaped; a quotation mark ends a value only where the value may end; `True`, `False` and `None`
-are JSON's words; a comma before a closing bracket is dropped; half of a pair of surrogates, which
-is no character, is the sign of a missing one. Builds no values.
+become JSON's words; a comma before a closing bracket is dropped; an unpaired surrogate becomes the
+replacement character. Builds no values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MISSING = r"\ufffd"
 
 
 class JsonMender:
-    """Takes one value in character by character, and gives valid JSON out.
+    """Takes one value character by character, and returns valid JSON.
 
-    What depends on the characters that follow is held back until they are there. `is_done` once
-    the value is complete.
+    Text that depends on the next characters is held back until they arrive. `is_done` once the
+    value is complete.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class JsonMender:
         return self._scanner.is_done
 
     def push(self, char: str) -> str | None:
-        """What the text goes on with; `None` where it is broken beyond these rules."""
+        """The mended text of a further character; `None` if these rules cannot mend it."""
         if self._held:
             if char in _SPACES:
                 self._held += char
@@ -54,16 +54,16 @@ class JsonMender:
         if char == "," and self._scanner.expects_comma:
             self._held = char
             return ""
-        return self._passed(char)
+        return self._pass(char)
 
     def finish(self) -> str:
-        """What was held back when the text broke off."""
+        """The text that was held back when the input ended."""
         held, self._held = self._held, ""
-        return self._passed(held) or ""
+        return self._pass(held) or ""
 
     @classmethod
-    def mended(cls, text: str) -> str | None:
-        """The text of a whole value; `None` where it is broken beyond these rules, or too deep."""
+    def mend(cls, text: str) -> str | None:
+        """The mended text of a whole value; `None` if these rules cannot mend it, or too deep."""
         mender = cls()
         pieces = [mender.push(char) for char in text]
         return None if None in pieces else "".join(map(str, pieces)) + mender.finish()
@@ -75,10 +75,10 @@ class JsonMender:
         elif char in (_AFTER_KEY if self._scanner.is_in_key else _AFTER_VALUE):
             before = held
         elif self._scanner.is_in_key:
-            return None  # what follows would be taken for a part of the key, marks included
+            return None  # the following text, with its marks, would be taken for a part of the key
         else:
             before = json.dumps(held)[1:-1]
-        passed = self._passed(before)
+        passed = self._pass(before)
         rest = None if passed is None else self.push(char)
         return None if rest is None else f"{passed}{rest}"
 
@@ -89,11 +89,11 @@ class JsonMender:
         if char == '"':
             self._held = char
             return before
-        passed = self._passed(json.dumps(char)[1:-1] if char < " " else char)
+        passed = self._pass(json.dumps(char)[1:-1] if char < " " else char)
         return None if passed is None else before + passed
 
     def _in_escape(self, char: str) -> str | None:
-        if self._passed(char) is None:
+        if self._pass(char) is None:
             return None
         self._escape += char
         if self._scanner.is_in_escape:
@@ -102,7 +102,7 @@ class JsonMender:
         return self._with_half(escape)
 
     def _with_half(self, text: str) -> str:
-        """A whole escape, or nothing, behind what was held back before it."""
+        """A complete escape, or nothing, after the half that was held back before it."""
         first, self._first_half = self._first_half, ""
         if first and _SECOND_HALF.fullmatch(text):
             return first + text
@@ -116,8 +116,8 @@ class JsonMender:
         self._word += char
         if self._word in _WORDS:
             word, self._word = _WORDS[self._word], ""
-            return self._passed(word)
+            return self._pass(word)
         return "" if any(word.startswith(self._word) for word in _WORDS) else None
 
-    def _passed(self, text: str) -> str | None:
+    def _pass(self, text: str) -> str | None:
         return text if all(map(self._scanner.push, text)) else None

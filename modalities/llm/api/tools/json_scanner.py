@@ -1,6 +1,6 @@
-"""The grammar of JSON (RFC 8259), one character after the other.
+"""The grammar of JSON (RFC 8259), one character at a time.
 
-Owns what may follow what in a value that is still being written. Builds no values.
+Owns which character may follow in a value that is still being written. Builds no values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS: Final[Mapping[str, Mapping[str, str]]] = {
     "1e+": {_DIGITS: "1e0"},
     "1e0": {_DIGITS: "1e0"},
 }
-"""What a number may go on with, and as what: each stands for all that may go on alike."""
+"""The next state of a number by character; a state is named by one example."""
 _WORDS: Final = ("true", "false", "null")
 
 
@@ -41,9 +41,9 @@ _WHOLE_SCALARS: Final = frozenset({*_WORDS, "0", "1", "1.0", "1e0"})
 
 
 class JsonScanner:
-    """Says of each character whether it can go on a valid JSON value.
+    """Checks each character for whether it can continue a valid JSON value.
 
-    `is_done` once the value is complete; a number at the top ends with what follows it.
+    `is_done` once the value is complete; a number at the top level ends with the next character.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class JsonScanner:
 
     @property
     def is_in_key(self) -> bool:
-        """Whether the string that is being read is a key."""
+        """Whether the current string is a key."""
         return self._is_key
 
     @property
@@ -76,11 +76,11 @@ class JsonScanner:
 
     @property
     def expects_comma(self) -> bool:
-        """Whether a comma may come here, which ends a number, too."""
+        """Whether a comma may come here, which may also end a number."""
         return bool(self._closers) and (self._expects == "next" or bool(self._scalar))
 
     def push(self, char: str) -> bool:
-        """Take a character in; false where it cannot come here."""
+        """Add a character; false if it cannot come here."""
         if self._string:
             return self._in_string(char)
         if self._scalar:
@@ -92,7 +92,7 @@ class JsonScanner:
         return char in _SPACES or (not self.is_done and self._token(char))
 
     def finish(self) -> bool:
-        """The text is over; whether the value is complete."""
+        """End the text; returns whether the value is complete."""
         return self._end_scalar() and self.is_done
 
     def _token(self, char: str) -> bool:

@@ -1,7 +1,7 @@
-"""JSON that models write, whole or still being written.
+"""JSON that models write, complete or still being written.
 
-Owns how much of a source belongs to a value, and what a whole text means. The grammar is
-`json_scanner`'s, and what is mended of the text `json_mending`'s.
+Owns how much of a source belongs to a value, and the value of a complete text. The grammar is
+`json_scanner`'s, the repair of faulty text `json_mending`'s.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from triptych.modalities.llm.api.tools.source import FoundT, TextSource
 def json_text(
     source: TextSource, found: Callable[[str], FoundT]
 ) -> Generator[FoundT | None, None, bool]:
-    """Yield the text of one object or array as it comes, mended; whether it came to a valid end.
+    """Yield the mended text of one object or array as it arrives; return whether it is valid.
 
-    Beyond the place where it cannot be mended everything is left in the source.
+    Text from the place where it cannot be mended stays in the source.
     """
     mender = JsonMender()
     while not mender.is_done:
@@ -44,7 +44,7 @@ def json_text(
 
 
 def json_value(source: TextSource) -> Generator[None, None, str | None]:
-    """The text of a whole value; `None` where there is none, with the source in its midst."""
+    """The text of a whole value; `None` if it is invalid, with the source in the midst of it."""
     scanner, text = JsonScanner(), ""
     yield from source.spaces()
     while (char := (yield from source.next())) and scanner.push(char):
@@ -54,8 +54,8 @@ def json_value(source: TextSource) -> Generator[None, None, str | None]:
     return text.rstrip() if scanner.finish() else None
 
 
-def loaded(text: str) -> Any:
-    """The value of a whole text; `None` where it is no JSON, as `NaN` is none."""
+def load_json(text: str) -> Any:
+    """The value of a complete text; `None` if it is not JSON (`NaN` is not)."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""An answer as it arrives, taken apart: reasoning, words, calls.
+"""Parses an answer as it arrives into reasoning, words and calls.
 
-Owns the order of the parts and the white space between them, which belongs to none.
+Owns the order of the parts, and the white space between them, which belongs to none.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from triptych.modalities.llm.api.tools.source import TextSource
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What a family writes around its reasoning."""
+    """The marks around a family's reasoning."""
 
     open: str
     close: str
 
 
 def words_alone(source: TextSource, tools: ToolSchemas) -> Reading:
-    """Reads an answer without calls."""
+    """Read an answer without calls."""
     yield from source.until((), Words)
 
 
 class AnswerParser:
-    """Takes one answer's text in, and gives its pieces out.
+    """Takes the text of one answer and returns its pieces.
 
-    With `is_reasoning` the prompt has opened the reasoning already. An answer that `is_forced` has
-    calls alone: what is no call is the beginning of one that was cut off, and not shown. However
-    the text is cut, the pieces joined are the same.
+    With `is_reasoning` the prompt has already opened the reasoning. An answer that `is_forced`
+    consists of calls: other text is the beginning of a call that was cut off, and is not shown.
+    However the text is cut, the joined pieces are the same.
     """
 
     def __init__(
@@ -51,26 +51,28 @@ class AnswerParser:
     ) -> None:
         self._is_forced = is_forced
         self._source = TextSource()
-        self._reading = _reading(self._source, reasoning, read_calls, tools or {}, is_reasoning)
+        self._reading = _read_answer(self._source, reasoning, read_calls, tools or {}, is_reasoning)
         self._kind: type[AnswerPiece] | None = None
         self._has_reasoning = False
         self._held = ""  # white space that is shown only if more of its kind follows
 
     @property
     def is_in_reasoning(self) -> bool:
-        """Whether what comes next is reasoning."""
+        """Whether the next text is reasoning."""
         return self._source.is_reasoning
 
     def push(self, text: str) -> list[AnswerPiece]:
-        """What further text adds."""
+        """The pieces of further text."""
         self._source.text += text
         return list(self._found())
 
     def finish(self) -> list[AnswerPiece]:
-        """What is left when the answer is over."""
+        """The remaining pieces at the end of the answer."""
         self._source.is_over = True
         found = list(self._found())
-        if self._kind is Words and self._held:  # the end of a plain answer is its own
+        if (
+            self._kind is Words and self._held
+        ):  # white space at the end of a plain answer is part of it
             found.append(Words(self._held))
         return found
 
@@ -81,14 +83,14 @@ class AnswerParser:
             if self._is_forced and isinstance(piece, Words):
                 continue
             if isinstance(piece, Words | Reasoning):
-                yield from self._trimmed(piece)
+                yield from self._trim(piece)
             else:
                 self._held = ""
                 self._kind = type(piece)
                 yield piece
 
-    def _trimmed(self, piece: Words | Reasoning) -> Iterator[AnswerPiece]:
-        """Without white space at the edges of a part, but for those of the whole answer."""
+    def _trim(self, piece: Words | Reasoning) -> Iterator[AnswerPiece]:
+        """The piece without white space at the edges of its part, except at the answer's edges."""
         kind, text = type(piece), piece.text
         self._has_reasoning = self._has_reasoning or kind is Reasoning
         is_new = self._kind is not kind
@@ -106,7 +108,7 @@ class AnswerParser:
         self._held += text[len(shown) :]
 
 
-def _reading(
+def _read_answer(
     source: TextSource,
     reasoning: ReasoningMarks | None,
     read_calls: ReadCalls,
@@ -119,6 +121,6 @@ def _reading(
             is_reasoning = yield from source.begins(reasoning.open)
             source.text = source.text if is_reasoning else spaces + source.text
         if is_reasoning:
-            yield Reasoning("")  # reasoning that are empty part the white space, too
+            yield Reasoning("")  # empty reasoning also separates white space
             yield from source.reasoning((reasoning.close,), Reasoning)
     yield from read_calls(source, tools)

@@ -1,6 +1,6 @@
-"""What an answer is made of: words, reasoning and calls, as they arrive.
+"""The pieces of an answer: words, reasoning and calls, as they arrive.
 
-Owns these pieces alone.
+Owns their types. Knows no format.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself before the answer."""
+    """Text of the reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a tool begins; what follows it of `CallArguments` is its own."""
+    """The beginning of a call; the `CallArguments` that follow belong to it."""
 
     name: str
 
@@ -42,7 +42,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call of a tool, whole: its `arguments` are JSON text."""
+    """A complete call of a tool; its `arguments` are JSON text."""
 
     name: str
     arguments: str
@@ -53,7 +53,7 @@ ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the parameters of the tools that may be called, by name."""
 Reading: TypeAlias = Generator[AnswerPiece | None, None, None]
 ReadCalls: TypeAlias = Callable[[TextSource, ToolSchemas], Reading]
-"""Reads an answer with calls in one family's format; a call that is broken is text."""
+"""Reads an answer with calls in one family's format; a malformed call is text."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Answer:
 
     @classmethod
     def of(cls, pieces: Iterable[AnswerPiece]) -> Answer:
-        """The answer of these pieces."""
+        """The answer with these pieces."""
         answer = cls()
         for piece in pieces:
             match piece:

@@ -1,7 +1,6 @@
-"""Tools in a prompt, where a chat template knows none.
+"""Describes tools in the prompt's text, where a chat template does not support them.
 
-Owns the words with which a model is told of them, of calls and of their results. The format is
-Hermes's, which `formats` reads.
+Owns the text of tools, calls and results, in Hermes's format, which `formats` reads.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ To call a function, write its name and its arguments as JSON within tags:
 </tool_call>"""
 
 
-def in_words(
+def describe_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The conversation with everything about tools in its texts."""
-    said = [_in_words(message) for message in messages]
+    """The conversation with tools, calls and results as text."""
+    said = [_describe_calls(message) for message in messages]
     if not tools:
         return said
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _TOOLS.format(tools=listed)
     if said and said[0]["role"] == "system":
         first, *rest = said
-        return [{**first, "content": _joined(first["content"], text)}, *rest]
+        return [{**first, "content": _join(first["content"], text)}, *rest]
     return [{"role": "system", "content": text}, *said]
 
 
-def _in_words(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if message["role"] == "tool":
-        result = f"<tool_response>\n{_joined(message['content'])}\n</tool_response>"
+        result = f"<tool_response>\n{_join(message['content'])}\n</tool_response>"
         return {"role": "user", "content": result}
     calls = message.get("tool_calls")
     if not calls:
         return message
-    texts = [call_in_words(call["function"]) for call in calls]
+    texts = [call_text(call["function"]) for call in calls]
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": _joined(message.get("content"), *texts)}
+    return {**kept, "content": _join(message.get("content"), *texts)}
 
 
-def call_in_words(function: Mapping[str, Any]) -> str:
+def call_text(function: Mapping[str, Any]) -> str:
     """A call as Hermes's models write it."""
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
-def _joined(content: str | Sequence[str] | None, *texts: str) -> str:
-    """Some text after a message's own."""
+def _join(content: str | Sequence[str] | None, *texts: str) -> str:
+    """A message's text, followed by more text."""
     own = words_of(content)
     return "\n\n".join([own, *texts] if own else texts)

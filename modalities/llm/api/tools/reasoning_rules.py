@@ -1,7 +1,7 @@
-"""The tokens between which a model's reasoning lies, for the engine that counts them.
+"""The tokens around a model's reasoning, for the engine that counts them.
 
-Owns how the marks of a family become tokens. Where a mark that ends reasoning is no token of its
-own, the engine cannot see it, and there are no rules.
+Owns the tokens of a family's marks. If the mark that ends reasoning is not a single token, the
+engine cannot see it, and there are no rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLANKS = (" ", "\n", "\n\n", "\r\n")
 
 
 def reasoning_rules(syntax: AnswerSyntax, tokenizer: Tokenizer) -> ReasoningRules | None:
-    """How answers in `syntax` think; `None` where they do not, or not between tokens."""
+    """The rules of reasoning in `syntax`; `None` without reasoning, or without tokens as marks."""
     if syntax.calls == "harmony":
         return _rules(tokenizer, ANALYSIS, ENDS, FINAL, reopen=True)
     reasoning = REASONING_FORMATS.get(syntax.reasoning)

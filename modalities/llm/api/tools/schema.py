@@ -1,6 +1,6 @@
 """Tools and calls as the OpenAI API writes them.
 
-Owns what each of their fields may be. Knows no route and no format of a family.
+Owns the values that each field may have. Knows no route and no format of a family.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triptych.core.http.fields import (
 )
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
-from triptych.modalities.llm.api.tools.json_text import loaded
+from triptych.modalities.llm.api.tools.json_text import load_json
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
 MAX_TOOL_NAME_CHARS = 128
@@ -36,18 +36,17 @@ ToolName = Annotated[
 
 
 def _as_object(arguments: str) -> dict[str, Any]:
-    """The object that arguments are the text of.
+    """The arguments as an object, which templates take.
 
-    An earlier answer may have been cut off in the midst of them: templates, which take objects,
-    then get one that holds the text.
+    Incomplete arguments of an answer that was cut off become an object that contains the text.
     """
-    value = loaded(arguments or "{}")
+    value = load_json(arguments or "{}")
     is_object = isinstance(value, dict) and _is_shallow(value)
     return value if is_object else {"arguments": arguments}
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether a value is nested no deeper than calls are read."""
+    """Whether a value is nested at most as deeply as parsed calls."""
     layer = [value]
     for _ in range(MAX_DEPTH):
         parts = (each.values() if isinstance(each, dict) else each for each in layer)
@@ -74,7 +73,7 @@ class FunctionSchema(Strict):
     parameters: Annotated[JsonSchema, AfterValidator(_of_object)] | None = None
     strict: bool | None = Field(
         default=None,
-        description="Follow the schema under `auto`, too; calls that are forced always do.",
+        description="Enforce the schema also under `auto`; forced calls always follow it.",
     )
 
     @model_validator(mode="after")
@@ -85,7 +84,7 @@ class FunctionSchema(Strict):
 
 
 class Tool(Strict):
-    """A tool: a function of the client's."""
+    """A tool, which is a function of the client."""
 
     type: Literal["function"]
     function: FunctionSchema
@@ -95,12 +94,12 @@ class Tool(Strict):
     def _only_functions(cls, value: Any) -> Any:
         if kind := unknown_type(value, "function"):
             raise UnsupportedOption(
-                f"Tools are functions of the client's; {kind} is none.", param="tools"
+                f"Tools are functions of the client, not {kind}.", param="tools"
             )
         return value
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates take it: without what was not given."""
+        """The tool as chat templates take it, without absent fields."""
         given = {
             "name": self.function.name,
             "description": self.function.description,
@@ -124,7 +123,7 @@ class NamedTool(Strict):
 
 
 class AllowedFunctions(Strict):
-    """Some of the tools, and whether one must be called."""
+    """A subset of the tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[
@@ -133,7 +132,7 @@ class AllowedFunctions(Strict):
 
 
 class ToolSubset(Strict):
-    """The tools that may be called of those there are."""
+    """The choice of a subset of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
@@ -147,7 +146,7 @@ def _choice_kind(value: Any) -> str:
 
 Tools = Annotated[
     list[Tool],
-    Field(max_length=limits.MAX_TOOLS, fail_fast=True, description="What may be called."),
+    Field(max_length=limits.MAX_TOOLS, fail_fast=True, description="Tools that may be called."),
 ]
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(":word")]
@@ -158,7 +157,7 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(Strict):
-    """A function and the arguments it was called with, which are JSON text or the start of it."""
+    """A function and the arguments of its call, as JSON text or the beginning of it."""
 
     name: ToolName
     arguments: Text
@@ -182,7 +181,7 @@ class ToolCall(Strict):
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """The tools that an answer may call, or must if that `is_required`; once, if `has_one_call`."""
+    """The tools that an answer may call, or must if `is_required`; once, if `has_one_call`."""
 
     tools: tuple[Tool, ...] = ()
     is_required: bool = False
@@ -196,7 +195,7 @@ class ToolSet:
         *,
         is_parallel: bool = True,
     ) -> ToolSet:
-        """What a request offers. Raises `InvalidRequest` for a choice that is not there."""
+        """The tool set of a request. Raises `InvalidRequest` for a choice of an unknown tool."""
         if len({tool.function.name for tool in tools}) < len(tools):
             raise InvalidRequest("Two tools have one name.", param="tools")
         if isinstance(choice, NamedTool):
@@ -223,7 +222,7 @@ class ToolSet:
 
 
 def _among(tools: Sequence[Tool], chosen: Sequence[NamedTool]) -> tuple[Tool, ...]:
-    """Those of `tools` that are `chosen`, in their order."""
+    """The chosen tools, in the order of `tools`."""
     names = {choice.function.name for choice in chosen}
     if absent := sorted(names - {tool.function.name for tool in tools}):
         raise InvalidRequest(

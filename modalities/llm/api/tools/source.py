@@ -1,7 +1,7 @@
 """Text that arrives in pieces, as parsers read it.
 
-Owns what has arrived and is not read yet. A parser is a generator: it yields what it has found,
-and `None` where it needs more text. However the text is cut, it finds the same.
+Owns the text that has arrived and is not read yet. A parser is a generator: it yields the pieces it
+finds, and `None` where it needs more text. The result does not depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(slots=True)
 class TextSource:
-    """Unread `text`; when it `is_over`, no more comes. `taken` was read since it was last reset.
+    """Unread `text`, the last of it if `is_over`. `taken` is the text read since its last reset.
 
-    What is read now `is_reasoning` until a mark ends it.
+    `is_reasoning` while the text being read is reasoning, until a mark ends it.
     """
 
     text: str = ""
@@ -28,18 +28,18 @@ class TextSource:
     is_reasoning: bool = False
 
     def take(self, length: int) -> str:
-        """Read the next characters, which are there."""
+        """Read the next characters, which must have arrived."""
         text, self.text = self.text[:length], self.text[length:]
         self.taken += text
         return text
 
     def put_back(self, text: str) -> None:
-        """Make `text`, which was read last, unread again."""
+        """Make `text`, which was read last, unread."""
         self.text = text + self.text
         self.taken = self.taken.removesuffix(text)
 
     def next(self) -> Generator[None, None, str]:
-        """The next character, unread; nothing where the text is over."""
+        """The next character, which stays unread; empty at the end of the text."""
         while not self.text and not self.is_over:
             yield None
         return self.text[:1]
@@ -49,7 +49,7 @@ class TextSource:
     ) -> Generator[FoundT | None, None, str]:
         """Yield the text before the first of `ends`, as soon as it cannot belong to one.
 
-        Returns the end that was met and read, or nothing where the text is over.
+        Returns the end that was read; empty at the end of the text.
         """
         while True:
             place, end = self._first(ends)
@@ -63,14 +63,14 @@ class TextSource:
     def reasoning(
         self, ends: Sequence[str], found: Callable[[str], FoundT]
     ) -> Generator[FoundT | None, None, str]:
-        """As `until`, of text of reasoning."""
+        """Read reasoning as `until` reads text."""
         self.is_reasoning = True
         end = yield from self.until(ends, found)
         self.is_reasoning = False
         return end
 
     def before(self, ends: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
-        """The whole text before the first of `ends`, and that end, which is read, too."""
+        """Read the text up to the first of `ends`; return both."""
         while True:
             place, end = self._first(ends)
             if end:
@@ -82,7 +82,7 @@ class TextSource:
             yield None
 
     def skip(self, ends: Sequence[str]) -> Generator[None, None, None]:
-        """Drop the text before the first of `ends`, as it comes; that end stays unread."""
+        """Drop the text before the first of `ends` as it arrives; the end stays unread."""
         while True:
             place, end = self._first(ends)
             self.take(place)
@@ -92,7 +92,7 @@ class TextSource:
             yield None
 
     def begins(self, text: str) -> Generator[None, None, bool]:
-        """Whether `text` is next; if so it is read."""
+        """Whether `text` is next; reads it if so."""
         while len(self.text) < len(text) and not self.is_over and text.startswith(self.text):
             yield None
         if self.text.startswith(text):
@@ -101,7 +101,7 @@ class TextSource:
         return False
 
     def spaces(self) -> Generator[None, None, str]:
-        """Read white space up to something else."""
+        """Read white space up to another character."""
         spaces = ""
         while True:
             spaces += self.take(len(self.text) - len(self.text.lstrip()))
@@ -110,21 +110,21 @@ class TextSource:
             yield None
 
     def any_of(self, texts: Sequence[str]) -> Generator[None, None, str]:
-        """Which of some texts is next, which is read then; nothing if none is."""
+        """Read the one of `texts` that is next; empty if none is."""
         for text in texts:
             if (yield from self.begins(text)):
                 return text
         return ""
 
     def closing(self, ends: Sequence[str]) -> Generator[None, None, str]:
-        """As `any_of`; an end with which the text breaks off is read, too."""
+        """Read as `any_of` does, or an incomplete end at the end of the text."""
         end = yield from self.any_of(ends)
         if not end and self.is_over and any(each.startswith(self.text) for each in ends):
             self.take(len(self.text))
         return end
 
     def _first(self, ends: Sequence[str]) -> tuple[int, str]:
-        """Where the first of `ends` is; without one, how far the text surely goes before any."""
+        """The position of the first of `ends`; without one, where the first may still begin."""
         places = [(self.text.find(end), -len(end), end) for end in ends]
         if there := [each for each in places if each[0] >= 0]:
             place, _, end = min(there)

@@ -1,9 +1,9 @@
 """A conversation with calls and reasoning, in the fields that a chat template reads.
 
-Owns what published templates differ in: how they are told of tools, whether they show calls at all
-or several in one message, which ids they take, and what they call reasoning. What is written here
-goes into the prompt as the template's own text, whose marks are special tokens; text of callers has
-been escaped before.
+Owns the differences of published templates: how they take tools, whether they render calls at all
+or several in one message, which ids they accept, and their name of reasoning. Text added here goes
+into the prompt as the template's own, whose marks are special tokens; text of callers has been
+escaped before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from jinja2 import nodes
 
 from triptych.modalities.llm.api.template_child import environment
-from triptych.modalities.llm.api.tools.prompt import call_in_words
+from triptych.modalities.llm.api.tools.prompt import call_text
 
 _Fields: TypeAlias = Mapping[str, Any]
 
@@ -31,18 +31,18 @@ _NUMBERED_IDS = ("<|tool_call_begin|>", "tool_declare<|im_middle|>")
 _ONE_CALL = "single tool-call"
 
 _LIST_MARKS = {"granite": ("<|tool_call|>", ""), "phi4-mini": ("<|tool_call|>", "<|/tool_call|>")}
-"""What stands around a list of calls in families whose templates show none."""
+"""The marks around a list of calls in families whose templates do not render calls."""
 _KIMI_CALLS = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>".format
 _KIMI_CALL = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>".format
 
 
 def supports_tools(template: str) -> bool:
-    """Whether a template can tell its model of tools."""
+    """Whether a template renders tools."""
     return _SYSTEM_TOOLS.search(template) is not None or _reads_tools(template)
 
 
 def _reads_tools(template: str) -> bool:
-    """The template is parsed alone: compiling it would compute what is constant."""
+    """Whether a template reads `tools`; parses only, since compiling evaluates constants."""
     rest: list[nodes.Node] = [environment().parse(template)]
     while rest:
         node = rest.pop()
@@ -53,7 +53,7 @@ def _reads_tools(template: str) -> bool:
 
 
 class TemplateTraits:
-    """How one `template` takes conversations of a model that writes `calls` in that format."""
+    """The fields that one `template` reads, for a model that writes `calls` in that format."""
 
     def __init__(self, template: str, calls: str = "hermes") -> None:
         self._calls = calls
@@ -73,7 +73,7 @@ class TemplateTraits:
     ) -> tuple[list[_Fields], Sequence[_Fields]]:
         """Messages and tools as the template takes them."""
         if self._new_id is not None:
-            messages = list(_renamed(messages, self._new_id))
+            messages = list(_rename_calls(messages, self._new_id))
         if self._has_one_call:
             messages = list(_one_call_each(messages))
         taken = [self._message(message) for message in messages]
@@ -82,7 +82,7 @@ class TemplateTraits:
         return taken, tools
 
     def _message(self, message: _Fields) -> _Fields:
-        """One that names reasoning `thinking` shows reasoning or words before a call, not both."""
+        """A message for the template; one with `thinking` renders it or text before a call."""
         calls = message.get("tool_calls")
         if not self._shows_calls:
             message = self._shown(message)
@@ -93,31 +93,31 @@ class TemplateTraits:
         return message
 
     def _shown(self, message: _Fields) -> _Fields:
-        """With its calls, or what it is the result of, in its text."""
+        """The message with its calls, or the name of the call that it answers, in its text."""
         content = message.get("content") or ""
         if message["role"] == "tool" and self._calls in _LIST_MARKS:
             return {**message, "role": "tool_response"}
         if message["role"] == "tool" and self._calls == "kimi-k2":
             title = f"## Return of {message['tool_call_id']}\n"
-            return {**message, "content": _joined(title, content)}
+            return {**message, "content": _join(title, content)}
         calls = message.get("tool_calls")
         if not calls:
             return message
-        return {**message, "content": _joined(content, self._written(calls))}
+        return {**message, "content": _join(content, self._written(calls))}
 
     def _written(self, calls: Sequence[_Fields]) -> str:
         if self._calls == "kimi-k2":
             texts = (_KIMI_CALL(call["id"], _json(call["function"]["arguments"])) for call in calls)
             return _KIMI_CALLS("".join(texts))
         if self._calls not in _LIST_MARKS:
-            return "\n".join(call_in_words(call["function"]) for call in calls)
+            return "\n".join(call_text(call["function"]) for call in calls)
         before, after = _LIST_MARKS[self._calls]
         named = [{key: call["function"][key] for key in ("name", "arguments")} for call in calls]
         return before + _json(named) + after
 
 
-def _joined(*contents: str | Sequence[_Fields]) -> str | list[_Fields]:
-    """One content of several, in parts where one of them is."""
+def _join(*contents: str | Sequence[_Fields]) -> str | list[_Fields]:
+    """One content of several; a list of parts if one of them is a list."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return "".join(texts)
@@ -127,10 +127,10 @@ def _joined(*contents: str | Sequence[_Fields]) -> str | list[_Fields]:
     return parts
 
 
-def _renamed(
+def _rename_calls(
     messages: Sequence[_Fields], new_id: Callable[[str, str, int], str]
 ) -> Iterator[_Fields]:
-    """With other ids of calls; a result has the name of what was called."""
+    """Messages with other ids of calls; a result also gets the name of its function."""
     ids: dict[str, tuple[str, str]] = {}
     num_calls = 0
     for message in messages:
@@ -150,19 +150,19 @@ def _renamed(
 
 
 def _numbered_id(given: str, name: str, number: int) -> str:
-    """As Kimi K2 names its calls, from the first of a conversation on."""
+    """An id as Kimi K2 numbers the calls of a conversation."""
     return f"functions.{name}:{number}"
 
 
 def _short_id(given: str, name: str, number: int) -> str:
-    """Nine letters and digits, which Mistral's templates insist on."""
+    """Nine letters and digits, which Mistral's templates require."""
     if len(given) == 9 and given.isalnum() and given.isascii():
         return given
     return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _one_call_each(messages: Sequence[_Fields]) -> Iterator[_Fields]:
-    """Messages with several calls as one message for each, before its result."""
+    """Messages with one call each, before its result."""
     waiting: dict[str, _Fields] = {}
     for message in messages:
         if message["role"] != "tool":
@@ -182,7 +182,7 @@ def _one_call_each(messages: Sequence[_Fields]) -> Iterator[_Fields]:
 
 
 def _with_system_tools(messages: list[_Fields], tools: Sequence[_Fields]) -> list[_Fields]:
-    """With the tools, as text, in a system message, where Phi-4-mini's template has them."""
+    """Messages with the tools in a system message, where Phi-4-mini's template reads them."""
     text = _json([tool["function"] for tool in tools])
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], "tools": text}, *messages[1:]]
@@ -190,7 +190,7 @@ def _with_system_tools(messages: list[_Fields], tools: Sequence[_Fields]) -> lis
 
 
 def _with_text(call: _Fields) -> dict[str, Any]:
-    """The call with its arguments as text, for a template that joins it to others."""
+    """The call with its arguments as text, for a template that concatenates them."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
 

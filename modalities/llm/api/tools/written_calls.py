@@ -1,6 +1,6 @@
-"""Calls whose arguments are not written as JSON: tagged parameters, and Python.
+"""Calls whose arguments are not JSON: tagged parameters, and Python.
 
-Owns how their values become JSON: by the type that the tool's schema gives a parameter.
+Owns the conversion of their values to JSON by the parameter's type in the tool's schema.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TaggedParameters:
     closes: tuple[str, ...]
 
     def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
-        """Implements `ReadCalls`."""
+        """Implements the `ReadCalls` protocol."""
         tags = (self.key_open, *self.closes)
         while mark := (yield from source.until((self.open,), Words)):
             source.taken = mark
@@ -79,7 +79,7 @@ class TaggedParameters:
 
 
 def pythonic(source: TextSource, tools: ToolSchemas) -> Reading:
-    """Llama 4: the answer is `[name(key=value), ...]`, with names of known tools alone."""
+    """Llama 4: the answer is `[name(key=value), ...]`, with names of known tools only."""
     source.taken = ""
     yield from source.spaces()
     yield from source.begins("<|python_start|>")
@@ -101,7 +101,7 @@ def pythonic(source: TextSource, tools: ToolSchemas) -> Reading:
 def _python_calls(
     source: TextSource, tools: ToolSchemas
 ) -> Generator[AnswerPiece | None, None, list[tuple[str, dict[str, Any]]] | None]:
-    """The calls of a list, once it is whole; `None` where it is something else."""
+    """The calls of a complete list; `None` if it is not a list of calls."""
     text = ""
     while len(text) < _MAX_PYTHON_CHARS:
         part, end = yield from source.before(("]",))
@@ -143,7 +143,7 @@ _UNIONS = ("anyOf", "oneOf")
 
 
 def _literal(value: ast.expr) -> Any:
-    """A literal of Python, in which models write JSON's own names, too."""
+    """A Python literal, which may contain JSON's `true`, `false` and `null`."""
     for node in ast.walk(value):
         if isinstance(node, ast.Name):
             node.id = _JSON_NAMES.get(node.id, node.id)
@@ -151,12 +151,12 @@ def _literal(value: ast.expr) -> Any:
 
 
 def _kinds_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The types that a value may have; none where the schema does not say."""
+    """The types that a value may have; empty if the schema does not say."""
     properties = schema.get("properties")
     entry = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(entry, Mapping):
         return frozenset()
-    entries = [entry, *(part for word in _UNIONS for part in _listed(entry.get(word)))]
+    entries = [entry, *(part for word in _UNIONS for part in _as_list(entry.get(word)))]
     kinds = (kind for each in entries if isinstance(each, Mapping) for kind in _types(each))
     return frozenset(kind for kind in kinds if isinstance(kind, str))
 
@@ -166,19 +166,19 @@ def _types(entry: Mapping[str, Any]) -> Sequence[Any]:
     return given if isinstance(given, list) else [given]
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
 def _is_text(word: str, kinds: frozenset[str]) -> bool:
-    """Whether a value is a string, and not one of the other things that it may be."""
+    """Whether a value is a string and not a literal of another type in the schema."""
     if "string" not in kinds or (word in _EMPTY and "null" in kinds):
         return False
     return _OPENED.get(word[:1]) not in kinds
 
 
 def _as_json(value: str, kinds: frozenset[str]) -> str:
-    """One line break at either end belongs to the tags."""
+    """A value as JSON, without one line break at either end, which belongs to the tags."""
     value = value.removeprefix("\n").removesuffix("\n")
     word = value.strip()
     if not _is_text(word, kinds):

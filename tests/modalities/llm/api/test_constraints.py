@@ -100,7 +100,7 @@ def test_what_asks_for_no_form(asked: dict[str, Any]) -> None:
         ({"response_format": {"type": "json_object"}, "guided_json": {}}, "two"),
         (
             {"structured_outputs": {"regex": "a", "json_object": True}},
-            "structured_outputs asks for two",
+            "structured_outputs has two",
         ),
         ({"response_format": {"type": "json_schema"}}, "json_schema goes with"),
         ({"response_format": {"type": "text", "schema": SCHEMA}}, "text with neither"),

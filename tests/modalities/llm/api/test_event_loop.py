@@ -69,7 +69,7 @@ async def test_parts_are_counted_before_any_is_validated(
 
 
 async def test_an_echoed_prompt(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    telling = threads_of(monkeypatch, SampleText, "_scored")
+    telling = threads_of(monkeypatch, SampleText, "_score_prompt")
     writing = threads_of(monkeypatch, CompletionLogprobs, "model_construct")
     async with in_process(app) as client:
         whole = (await client.post(COMPLETIONS, json=PROMPT)).json()["choices"][0]
@@ -120,7 +120,7 @@ async def test_the_end_of_a_long_response(
 async def test_many_items_of_a_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_items: int
 ) -> None:
-    understanding = threads_of(monkeypatch, answering, "_understood")
+    understanding = threads_of(monkeypatch, answering, "_parse")
     part = {"type": "input_text", "text": ""}
     content: Any = [part] * MAX_CONTENT_PARTS if num_items == 1 else "a"
     with responses_app(tmp_path, FakeEngine()) as app:

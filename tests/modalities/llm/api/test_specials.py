@@ -174,7 +174,7 @@ async def test_a_template_that_trims_messages_trims_an_open_one(folder: Resolved
 async def test_a_template_that_hides_the_message_cannot_continue_it(folder: ResolvedModel) -> None:
     text = with_template(folder, "{{ messages[0].content }}")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with pytest.raises(InvalidRequest, match="does not show the last message"):
+    with pytest.raises(InvalidRequest, match="does not render the last message"):
         await text.render(messages, continue_final_message=True)
 
 

@@ -11,7 +11,7 @@ from triptych.modalities.llm.api.anthropic.conversation import chat_names
 from triptych.modalities.llm.api.anthropic.protocol import MessagesRequest
 from triptych.modalities.llm.api.generation import chat_request
 from triptych.modalities.llm.api.ollama.conversation import CHAT_NAMES, GENERATE_NAMES
-from triptych.modalities.llm.api.translation import rename_errors, written_arguments
+from triptych.modalities.llm.api.translation import parse_arguments, rename_errors
 
 ASKED = [{"role": "user", "content": "hi"}]
 ANTHROPIC = chat_names(
@@ -63,4 +63,4 @@ def test_other_errors_stay_what_they_are() -> None:
     ("text", "found"), [("", {}), ('{"a": 1, "b": [2', {"a": 1, "b": [2]}), ("[1]", {})]
 )
 def test_arguments_that_broke_off(text: str, found: dict[str, object]) -> None:
-    assert written_arguments(text) == found
+    assert parse_arguments(text) == found

@@ -132,7 +132,7 @@ async def test_images_are_the_users(client: httpx.AsyncClient) -> None:
     body["messages"][0]["role"] = "assistant"
     reply = await client.post(CHAT, json=body)
     assert reply.status_code == 400
-    assert "messages of the user" in reply.json()["error"]["message"]
+    assert "a user's message" in reply.json()["error"]["message"]
 
 
 async def test_bounds(client: httpx.AsyncClient) -> None:

@@ -64,5 +64,5 @@ def test_a_block_in_a_wrong_place_is_not_recommended(kind: str) -> None:
         {"system": [{"type": kind}]},
         {"messages": [{"role": "user", "content": [document]}]},
     ):
-        with pytest.raises(ValidationError, match="only text is read in this place"):
+        with pytest.raises(ValidationError, match="only text is accepted in this place"):
             MessagesRequest.model_validate(message(**body))

@@ -63,7 +63,7 @@ def document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
                     {"role": "assistant", "content": [{"type": "document", "source": PLAIN}]}
                 ]
             },
-            "says no document",
+            "has no document",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "mcp_tool_use"}]}]}, "mcp_tool_use"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "source"),
@@ -92,7 +92,7 @@ def document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
                     }
                 ]
             },
-            "by a file's id",
+            "by file id",
         ),
         (
             {

@@ -157,7 +157,9 @@ async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClien
     """The model here marks its reasoning by words."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
     reply = await thinker.post(PATH, json=message(thinking=thinking, max_tokens=2000))
-    assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
+    assert reply.json()["error"]["message"].startswith(
+        "thinking.budget_tokens: tiny marks reasoning"
+    )
 
 
 async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient) -> None:
@@ -206,7 +208,7 @@ TEXT = {"type": "text", "text": "hi"}
     [
         ([[RESULT]], "tool_result 'a'"),
         ([[TEXT], [CALLED], [TEXT]], "tool_use 'a' has no"),
-        ([[TEXT], [CALLED], [TEXT, RESULT]], "before anything else"),
+        ([[TEXT], [CALLED], [TEXT, RESULT]], "begins with its tool_result"),
         ([[TEXT], [CALLED], [RESULT, RESULT]], "one tool_use_id"),
         ([[TEXT], [CALLED, CALLED], [RESULT]], "one id"),
         ([[TEXT], [CALLED], [RESULT], [CALLED], [RESULT]], "one id"),

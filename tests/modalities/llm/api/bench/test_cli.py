@@ -150,7 +150,7 @@ def test_poisson_arrivals(fake: FakeServer, tmp_path: Path) -> None:
         (("--shared-prefix-tokens", "12"), "less than --prompt-tokens"),
         (("--concurrency", "0"), "expected a whole number above 0"),
         (("--extra-body", "[]"), "expected a JSON object"),
-        (("--url", "http://a", "--url", "http://b", "--label", "x"), "a --label of its own"),
+        (("--url", "http://a", "--url", "http://b", "--label", "x"), "its own --label"),
         (("--url", "http://a", "--model", "x", "--model", "y"), "--model once for each"),
     ],
 )

@@ -355,10 +355,10 @@ async def test_a_model_is_loaded(
         (CHAT, chat(options={"colour": 9}), "options.colour"),
         (CHAT, chat(think=True), "think"),
         (CHAT, chat(top_logprobs=2), "logprobs"),
-        (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "Images"),
+        (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "images"),
         (CHAT, chat(messages=[{"role": "user", "content": "a", "tool_calls": [
             {"function": {"name": "f"}}]}]), "tool_calls"),
-        (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "tool_calls before it"),
+        (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "answers an earlier tool call"),
         (GENERATE, prompt(suffix="x"), "suffix"),
         (GENERATE, prompt(template="x"), "--chat-template"),
         (GENERATE, prompt(context=[1], images=["AA"]), "/api/chat"),

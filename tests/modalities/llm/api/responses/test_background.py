@@ -20,8 +20,11 @@ from triptych.modalities.llm.api.responses.background import BackgroundRun, Back
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.events import ResponseEvent
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
-from triptych.modalities.llm.api.responses.replies import ResponseFailure, ResponseReply
-from triptych.modalities.llm.api.responses.replies import begun as first_fields
+from triptych.modalities.llm.api.responses.replies import (
+    ResponseFailure,
+    ResponseReply,
+    first_fields,
+)
 
 
 class Run:
@@ -54,12 +57,12 @@ async def test_an_end_is_shown_once_it_is_kept() -> None:
     keeping = asyncio.Event()
     made = Run(keeping)
     made.run.start(lambda: None)
-    await made.run.begun()
+    await made.run.wait_begun()
     for _ in range(20):
         await asyncio.sleep(0)
     assert made.run.response.status == "in_progress"
     keeping.set()
-    await made.run.ended()
+    await made.run.wait_ended()
     assert made.run.response.status == made.kept[-1].status == "completed"
 
 

@@ -171,4 +171,4 @@ async def test_no_client_names_an_image_s_place(tmp_path: Path) -> None:
         conversation = (await post(client, "/v1/conversations"))["id"]
         for path in ("/v1/conversations", f"/v1/conversations/{conversation}/items"):
             error = refused(await client.post(path, json={"items": [item]}))
-            assert "no image's URL" in error["message"]
+            assert "not the URL of an image" in error["message"]

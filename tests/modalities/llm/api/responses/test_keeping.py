@@ -28,8 +28,7 @@ from triptych.modalities.llm.api.responses import archive, history
 from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest
 from triptych.modalities.llm.api.responses.items import MessageItem
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
-from triptych.modalities.llm.api.responses.replies import UNFINISHED, ResponseReply
-from triptych.modalities.llm.api.responses.replies import begun as first_fields
+from triptych.modalities.llm.api.responses.replies import UNFINISHED, ResponseReply, first_fields
 
 
 def opened(place: str, *, max_bytes: int = 2**20) -> DocumentStore:

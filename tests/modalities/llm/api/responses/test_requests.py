@@ -326,7 +326,7 @@ async def test_a_result_without_its_call(tmp_path: Path, differs: dict[str, str]
             reply = await client.post("/v1/responses", json=ask_for([*before, RESULT, CALL]))
     error = refused(reply)
     assert error["param"] == "input"
-    assert "function_call_output has the call_id of a function_call" in error["message"]
+    assert "function_call_output needs the call_id of an earlier function_call" in error["message"]
 
 
 async def test_a_result_of_ten_megabytes(tmp_path: Path) -> None:
