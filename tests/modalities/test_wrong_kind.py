@@ -65,7 +65,7 @@ def test_what_is_no_language_model_is_called_what_it_is(family: str | None, said
 
 def test_a_recognizer_that_is_no_whisper_says_so_first(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "wav2vec2"}))
-    with pytest.raises(WeightsError, match="'wav2vec2' is not whisper; speech is recognized by"):
+    with pytest.raises(WeightsError, match="'wav2vec2' is not whisper, the only supported family"):
         WhisperSpec.read(tmp_path)
 
 
