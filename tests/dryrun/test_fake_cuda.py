@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.runtime.devices.device import end_of_work
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.sampling.host_copy import HostCopy
 
 FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -37,8 +37,8 @@ RAISES: dict[str, Callable[[torch.Tensor], object]] = {
     "devices mixed": lambda x: x + torch.zeros(3, 3),
 }
 SOUND: dict[str, Callable[[torch.Tensor], object]] = {
-    "sent": lambda x: x[sent(torch.tensor([0, 1]), CUDA)],
-    "sent and put": lambda x: x.index_copy_(0, sent(torch.tensor([1]), CUDA), x[:1] + 1),
+    "sent": lambda x: x[to_device(torch.tensor([0, 1]), CUDA)],
+    "sent and put": lambda x: x.index_copy_(0, to_device(torch.tensor([1]), CUDA), x[:1] + 1),
     "a number in a row": lambda x: x.__setitem__(0, 1.0),
     "a scalar of the host": lambda x: x * torch.tensor(2.0),
     "chosen on the device": lambda x: torch.where(x > 0, x, 0.0),
@@ -118,7 +118,7 @@ def test_the_host_computes_as_ever(gpu: FakeCuda) -> None:
     values = torch.arange(3) * 2
     assert not isinstance(values, FakeTensor)
     assert values.tolist() == [0, 2, 4]
-    assert isinstance(sent(values, CUDA), FakeTensor)
+    assert isinstance(to_device(values, CUDA), FakeTensor)
 
 
 def test_numbers_of_the_host_are_known_but_read_at_a_cost(gpu: FakeCuda) -> None:

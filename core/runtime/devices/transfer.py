@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor to `device`; returns the tensor itself if it is there already.
 
     A copy from memory that is not pinned would wait for all work launched before it. Torch keeps
@@ -20,6 +20,6 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def sent_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def to_device_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to the device of another, in its type."""
-    return sent(tensor.to(like.dtype), like.device)
+    return to_device(tensor.to(like.dtype), like.device)

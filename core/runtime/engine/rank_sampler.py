@@ -57,10 +57,10 @@ class FollowingSampler:
     ) -> TokenSamples:
         """Receive the tokens that rank 0 sampled."""
         ids_B = torch.empty(len(slots), dtype=torch.int64, device=logits_BV.device)
-        return _ToldTokens(self._group.broadcast(ids_B))
+        return _BroadcastTokens(self._group.broadcast(ids_B))
 
 
-class _ToldTokens:
+class _BroadcastTokens:
     """Implements `TokenSamples`: used for the next step only."""
 
     def __init__(self, token_ids_B: torch.Tensor) -> None:

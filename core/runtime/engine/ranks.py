@@ -142,7 +142,7 @@ class RankProcess:
         except queue.Empty:
             raise DeviceError(f"Rank {self.rank} did not start within {timeout_s:.0f} s.") from None
 
-    def tell(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Send the process a message. Raises `OSError` where it has ended."""
         self._plans.send_bytes(message)
 
@@ -227,29 +227,29 @@ class Ranks:
         """Run `work`, in which all ranks meet. Raises `SetupError` where a rank has ended."""
         return _together(partial(work, self.group), self._processes)
 
-    def tell_capacity(self, capacity: int) -> None:
+    def send_capacity(self, capacity: int) -> None:
         """Make the ranks load their parts, with this capacity; see `Plans.capacity`."""
         for process in self._processes:
             with suppress(OSError):  # the rank has ended; `leading_runner` raises its reason
-                process.tell(msgspec.msgpack.encode(capacity))
+                process.send(msgspec.msgpack.encode(capacity))
 
-    def tell(self, plan: Plan) -> None:
+    def send(self, plan: Plan) -> None:
         """Make the ranks run `plan`. Raises `OSError` where one has ended."""
         message = msgspec.msgpack.encode(plan)
         for process in self._processes:
-            process.tell(message)
+            process.send(message)
 
     def leading_sampler(self, sampler: TokenSampler) -> LeadingSampler:
         """The sampler of rank 0."""
         return LeadingSampler(sampler, self.group)
 
     def leading_runner(
-        self, runner: Runner, told: Callable[[Plan], RankPlan] = RankPlan
+        self, runner: Runner, rank_plan: Callable[[Plan], RankPlan] = RankPlan
     ) -> LeadingRunner:
         """The runner of rank 0, once all ranks have loaded. Raises the failure of any of them."""
         for process in self._processes:
             process.expect(Ready)
-        return LeadingRunner(runner, self, told)
+        return LeadingRunner(runner, self, rank_plan)
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
         """Call `on_lost`, on another thread, when a rank ends by itself."""
@@ -265,22 +265,22 @@ class LeadingRunner:
     """A `Runner` on rank 0: the other ranks also run each plan, as `rank_plan` gives it."""
 
     def __init__(
-        self, runner: Runner, ranks: Ranks, told: Callable[[Plan], RankPlan] = RankPlan
+        self, runner: Runner, ranks: Ranks, rank_plan: Callable[[Plan], RankPlan] = RankPlan
     ) -> None:
-        self._runner, self._ranks, self._told = runner, ranks, told
+        self._runner, self._ranks, self._rank_plan = runner, ranks, rank_plan
 
     def launch(self, plan: Plan) -> PendingStep:
         """Send the plan to all ranks and launch it.
 
         Raises `RankLost` for any failure where ranks meet: they may be out of step then.
         """
-        told, is_told = self._told(plan), False
+        shared, is_sent = self._rank_plan(plan), False
         try:
-            self._ranks.tell(told.plan)
-            is_told = True
+            self._ranks.send(shared.plan)
+            is_sent = True
             return self._runner.launch(plan)
         except Exception as error:
-            if is_told and not told.is_shared:
+            if is_sent and not shared.is_shared:
                 raise
             raise RankLost("A step of a divided model failed; its ranks start again.") from error
 

@@ -20,7 +20,7 @@ import torch
 from triptych.core.engine_api.plan import TokenRow
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob
 from triptych.core.runtime.decoders.causal_model import PROMPT_LOGITS_ROWS, CausalModel
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.token_runner import RowResults, StepLayout
 from triptych.core.runtime.kernels.paged_attention import Int64s
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
@@ -138,7 +138,7 @@ class TextHead:
         token_ids_T[: len(slots_D)] = self._last_tokens.index_select(0, slots_D)
 
     def _numbers(self, values: Sequence[int]) -> torch.Tensor:
-        return sent(torch.tensor(values, dtype=torch.int64), self._device)
+        return to_device(torch.tensor(values, dtype=torch.int64), self._device)
 
     def _score_prompt(self, row: TokenRow, hidden_TC: torch.Tensor) -> list[_Scores]:
         """Log-probabilities of the prompt tokens that follow this chunk's positions."""

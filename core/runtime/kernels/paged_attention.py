@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells, write_cells
 
 Int64s = npt.NDArray[np.int64]
@@ -311,7 +311,9 @@ def _make_group(
     max_queries = int(batch.host_query_lengths_B[rows].max())
     max_keys = int(num_keys_B[rows].max())
     host = np.stack([rows, batch.host_query_lengths_B[rows], num_keys_B[rows]])
-    rows_G, num_queries_G1, num_keys_G1 = sent(torch.from_numpy(host), device).unsqueeze(2).unbind()
+    rows_G, num_queries_G1, num_keys_G1 = (
+        to_device(torch.from_numpy(host), device).unsqueeze(2).unbind()
+    )
     rows_G = rows_G.squeeze(1)
     context_G1 = batch.context_lengths_B[rows_G].unsqueeze(1)
 

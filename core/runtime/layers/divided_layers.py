@@ -62,8 +62,8 @@ class _Pair:
         else:
             shard = feature_shard(self.features, group.rank, group.num_ranks, unit)
         for name in self.inputs:
-            told = group if self._is_normed(name) else None
-            setattr(self.parent, name, DividedOutputs(self._linear(name), shard, told))
+            gather_group = group if self._is_normed(name) else None
+            setattr(self.parent, name, DividedOutputs(self._linear(name), shard, gather_group))
         setattr(self.parent, self.output, DividedInputs(self._linear(self.output), shard, group))
 
     def _is_normed(self, name: str) -> bool:

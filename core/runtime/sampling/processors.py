@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.devices.upload import Uploads
 
 _IS_IN_PROMPT = 2**30
@@ -130,11 +130,11 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
     bytes_N = np.frombuffer(b"".join(allowed), np.uint8)
-    bytes_RM = sent(torch.from_numpy(bytes_N.astype(np.int32)), device).view(len(masked), -1)
+    bytes_RM = to_device(torch.from_numpy(bytes_N.astype(np.int32)), device).view(len(masked), -1)
     added_RV = functional.embedding(bytes_RM, _added_by_byte(device)).flatten(1)[:, :vocab_size]
     if len(masked) == len(logits_BV):
         return logits_BV + added_RV
-    return logits_BV.index_add(0, sent(torch.tensor(masked), device), added_RV)
+    return logits_BV.index_add(0, to_device(torch.tensor(masked), device), added_RV)
 
 
 def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -146,7 +146,7 @@ def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) 
     everything = b"\xff" * num_bytes
     joined = bytearray().join((mask or everything)[:num_bytes] for mask in allowed)
     words_BW = np.frombuffer(joined, np.int32).reshape(len(allowed), -1)
-    return sent(torch.from_numpy(words_BW), device)
+    return to_device(torch.from_numpy(words_BW), device)
 
 
 @cache

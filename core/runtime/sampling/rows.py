@@ -100,7 +100,7 @@ class CapturedRows(StepRows):
     is_greedy_B: torch.Tensor
 
     def repeated(self, num_codes: int) -> Self:
-        """See `StepRows`."""
+        """See `StepRows`; also repeats `is_greedy_B`."""
         is_greedy_B = self.is_greedy_B.repeat_interleave(num_codes)
         return replace(super().repeated(num_codes), is_greedy_B=is_greedy_B)
 

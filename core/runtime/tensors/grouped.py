@@ -120,8 +120,8 @@ class GroupedCheckpoint(Checkpoint):
                 continue
             found = {part: tensors.pop(name)}
             for other in scheme.others:
-                if (beside := tensors.pop(f"{prefix}.{other}", None)) is not None:
-                    found[other] = beside
+                if (tensor := tensors.pop(f"{prefix}.{other}", None)) is not None:
+                    found[other] = tensor
             shape = scheme.shape(info.shape)
             if len(shape) != 2 or not FORMATS[scheme.format].holds(shape[1]):
                 raise WeightsError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.asr.spec import HOP_SAMPLES, SAMPLE_RATE, WhisperSpec
 
 _DYNAMIC_RANGE = 8.0
@@ -63,7 +63,7 @@ class Spectrogram:
     def __init__(self, mel: LogMel, pcm_S: Tensor) -> None:
         self.num_frames = len(pcm_S) // HOP_SAMPLES
         missing = mel.window_frames * HOP_SAMPLES - len(pcm_S)
-        self._pcm_S = torch.nn.functional.pad(sent(pcm_S, mel.device), (0, max(missing, 0)))
+        self._pcm_S = torch.nn.functional.pad(to_device(pcm_S, mel.device), (0, max(missing, 0)))
         self._mel = mel
         self._pieces: list[Tensor] = []
         self._num_left = len(self._pcm_S) // HOP_SAMPLES

@@ -22,7 +22,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.whisper.configuration_whisper import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperForConditionalGeneration
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.sampling.host_copy import HostCopy
@@ -112,7 +112,7 @@ class WhisperWindow:
 
     def feed(self, token_ids: Sequence[int]) -> Tensor:
         """Feed more tokens; returns the decoder's hidden states [T, D]."""
-        ids_1T = sent(torch.tensor([token_ids]), self._network.device)
+        ids_1T = to_device(torch.tensor([token_ids]), self._network.device)
         # Positional: `past_key_values` became `cache` in transformers 5.24.
         hidden_1TD: Tensor = self._network.decoder(
             ids_1T, None, self._encoded_1PD, self._cache, use_cache=True
@@ -157,7 +157,7 @@ class WhisperWindow:
         keys_HPd = self._cache.cross_attention_cache.layers[layer].keys[0]
         width = keys_HPd.shape[-1]
         queries_HTd = queries_TD.unflatten(-1, (-1, width)).transpose(0, 1)
-        chosen = sent(torch.tensor(heads), queries_TD.device)
+        chosen = to_device(torch.tensor(heads), queries_TD.device)
         keys_HPd, queries_HTd = (x.index_select(0, chosen) for x in (keys_HPd, queries_HTd))
         scores_HTP = queries_HTd.float() @ keys_HPd[:, :num_positions].float().transpose(1, 2)
         attention_HTP: Tensor = (scores_HTP * width**-0.5).softmax(-1)

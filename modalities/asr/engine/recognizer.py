@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import NonFinite
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.staged_runner import Yield, advance_each
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.sampling.randomness import stream_key, uniforms
@@ -216,7 +216,7 @@ class TranscriptionJob:
         logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
         codes, ids = zip(*self._spec.languages.items(), strict=True)
-        scores = HostCopy(logits_V.index_select(0, sent(torch.tensor(ids), logits_V.device)))
+        scores = HostCopy(logits_V.index_select(0, to_device(torch.tensor(ids), logits_V.device)))
         language: str = codes[int(scores.get().argmax())]
         return language
 

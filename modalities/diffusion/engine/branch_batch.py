@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, Guidance, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import Batch
@@ -72,7 +72,7 @@ class BranchBatch:
         times = [sample.timesteps[sample.step] for sample in samples]
         return Batch(
             samples=select_rows(inputs_R, self.row_indices),
-            times=sent(torch.tensor(times), inputs_R.device),
+            times=to_device(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in self.branches],
         )
 

@@ -81,7 +81,7 @@ class DiffusionLoader(DeviceLoader):
             # Before the weights load: a rank that cannot load them is not waited for.
             division = Division() if ranks is None else ranks.divide(self._division)
             if ranks is not None:
-                ranks.tell_capacity(room.whole_pixels)
+                ranks.send_capacity(room.whole_pixels)
             recipe, components = self._open(memory, report)
             costs = replace(costs, recipe=recipe)
             executor = self._executor(components, recipe, room, division)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 
 Weights = Sequence[Sequence[float]]
 """A few numbers for each row, as lists: arrays take longer to create."""
@@ -107,7 +107,7 @@ class TensorPool:
             weights_IR = torch.tensor(weights_RI, dtype=torch.float32).t().contiguous()
             index = _index([list(cells_R) for cells_R in cells_IR], self.device)
             sums: Tensor = weighted_cells(
-                self._cells.flatten(1), index, sent(weights_IR, self.device)
+                self._cells.flatten(1), index, to_device(weights_IR, self.device)
             )
             return sums.view(-1, *self.shape)
         columns = [column.float() for column in self.read_columns(cells_IR)]
@@ -177,7 +177,7 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
         return torch.zeros_like(columns[0])
     wanted = list(of_columns)
     first = columns[wanted[0]]
-    w_IR = sent(torch.tensor(list(of_columns.values()), dtype=first.dtype), first.device)
+    w_IR = to_device(torch.tensor(list(of_columns.values()), dtype=first.dtype), first.device)
     w_IR = w_IR.view(*w_IR.shape, *[1] * (first.ndim - 1))
     total = first * w_IR[0]
     for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):
@@ -186,4 +186,4 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
 
 
 def _index(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    return sent(torch.tensor(numbers, dtype=torch.int64), device)
+    return to_device(torch.tensor(numbers, dtype=torch.int64), device)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.library_errors import library_errors
@@ -81,7 +81,7 @@ class _Biases:
         if self._table is None:
             return mask_G11S
         if length not in self._made:
-            buckets_SS = sent(_buckets(length, self._num_buckets), self._table.device)
+            buckets_SS = to_device(_buckets(length, self._num_buckets), self._table.device)
             self._made[length] = self._table[buckets_SS].permute(2, 0, 1)[None].contiguous()
         bias_1HSS = self._made[length]
         return bias_1HSS if mask_G11S is None else mask_G11S + bias_1HSS

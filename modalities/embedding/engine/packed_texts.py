@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget
 from triptych.modalities.embedding.architecture import EncoderSizes
@@ -104,7 +104,7 @@ class PackedEncoder(nn.Module):
 
     def sent(self, array: Int64s) -> Tensor:
         """Integers on the device."""
-        return sent(torch.from_numpy(array), self.norm.weight.device)
+        return to_device(torch.from_numpy(array), self.norm.weight.device)
 
     def prefix_of(self, checkpoint: Checkpoint) -> str:
         """The prefix of tensor names; empty if the encoder was saved alone."""
@@ -121,7 +121,7 @@ class PackedEncoder(nn.Module):
         if not is_real_GS.all():
             mask = torch.zeros(is_real_GS.shape, dtype=self.norm.weight.dtype)
             mask.masked_fill_(torch.from_numpy(~is_real_GS), -math.inf)
-            mask = sent(mask[:, None, None], self.norm.weight.device)
+            mask = to_device(mask[:, None, None], self.norm.weight.device)
         return TextGroup(
             padded_GS=self.sent(padded_GS),
             mask_G11S=mask,

@@ -92,7 +92,7 @@ class LlmLoader(TokenLoader):
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
             if ranks is not None:
-                ranks.tell_capacity(num_pages)
+                ranks.send_capacity(num_pages)
                 sampler = ranks.leading_sampler(sampler)
             runner = self._runner(
                 self._head(blueprint.build(checkpoint, report), sampler),

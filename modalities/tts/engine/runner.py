@@ -20,7 +20,7 @@ from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.core.process.content_cache import ContentCache
 from triptych.core.runtime.devices.device import end_of_work
 from triptych.core.runtime.devices.stream import StepStream
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
@@ -123,7 +123,7 @@ class AudioSteps:
 
     def _prime(self, slot: int, codes_QF: Codes) -> None:
         """Run a row's decoder over a voice's frames; their sound is discarded."""
-        codes = sent(torch.from_numpy(codes_QF), self._device)
+        codes = to_device(torch.from_numpy(codes_QF), self._device)
         if isinstance(self._decoder, WindowDecoder):
             self._decoder.prime(slot, codes)
             return
@@ -149,7 +149,7 @@ class AudioSteps:
         for padded_QF, codes_QF in zip(codes_BQF, whole.values(), strict=True):
             padded_QF[:, : codes_QF.shape[1]] = codes_QF
         slots = [plan.rows[index].slot for index in whole]
-        codes = sent(torch.from_numpy(codes_BQF), self._device)
+        codes = to_device(torch.from_numpy(codes_BQF), self._device)
         self._add(list(whole), slots, self._decoder.push(codes, slots, num_valid), parts)
 
     def _add(
@@ -253,7 +253,7 @@ class VoiceReader:
     def _encode(self, clip: VoiceClip) -> torch.Tensor:
         if self._codec.encode is None:
             raise InvalidRequest("This model cannot imitate recordings.", param="voice")
-        pcm_S = sent(torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32), self._device)
+        pcm_S = to_device(torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32), self._device)
         rate = self._codec.decoder.sample_rate
         if clip.sample_rate != rate:
             import torchaudio  # slow to import, and rarely needed

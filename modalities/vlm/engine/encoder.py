@@ -22,7 +22,7 @@ import torch
 from triptych.core.engine_api.prompt_content import Array, PromptContent
 from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
 from triptych.core.process.content_cache import ContentCache
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.library_errors import library_errors
@@ -119,7 +119,7 @@ class Scaling:
         scaled: torch.Tensor = values.float().mul_(self.factor)
         if are_patches:
             scaled = scaled.unflatten(1, (len(self.mean), 1, -1))
-        mean, std = (sent(torch.tensor(x), values.device) for x in (self.mean, self.std))
+        mean, std = (to_device(torch.tensor(x), values.device) for x in (self.mean, self.std))
         scaled.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
         return scaled.expand(-1, -1, self.num_frames, -1).flatten(1) if are_patches else scaled
 
@@ -203,7 +203,7 @@ class ImageEncoder:
             kind = getattr(torch, array.dtype)
             return self._group.broadcast(torch.empty(array.shape, dtype=kind, device=self._device))
         numbers = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
-        values = sent(torch.from_numpy(numbers.copy()), self._device)
+        values = to_device(torch.from_numpy(numbers.copy()), self._device)
         return values if self._group is None else self._group.broadcast(values)
 
 

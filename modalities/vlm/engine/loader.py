@@ -87,7 +87,7 @@ class VisionLoader(LlmLoader):
             sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
             source = CachedFeatures(features)
             if ranks is not None:
-                ranks.tell_capacity(num_pages)
+                ranks.send_capacity(num_pages)
                 sampler = ranks.leading_sampler(sampler)
                 source = LeadingFeatures(features, ranks.group)
             decoder, encoder = blueprint.build(report)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 
 Layer = nn.Linear | nn.Conv2d
 _MAX_RANK = 128
@@ -159,8 +159,8 @@ def make_share(scales: Sequence[float], device: torch.device) -> Share:
     is_alike = len(set(scales)) == 1
     chosen = scales[:1] if is_alike else [scales[row] for row in rows]
     return Share(
-        scales=sent(torch.tensor(chosen, dtype=torch.float32), device),
-        rows=None if is_alike else sent(torch.tensor(rows), device),
+        scales=to_device(torch.tensor(chosen, dtype=torch.float32), device),
+        rows=None if is_alike else to_device(torch.tensor(rows), device),
         of_rows=tuple(scales),
     )
 
@@ -203,8 +203,8 @@ def _rows_of(parts: Sequence[_Part], sent_rows: dict[object, _RowAdapters]) -> _
     if key not in sent_rows:
         device = parts[0][0].down.device
         sent_rows[key] = _RowAdapters(
-            sent(torch.tensor(places, dtype=torch.int32), device),
-            sent(torch.tensor(scales, dtype=torch.float32), device),
+            to_device(torch.tensor(places, dtype=torch.int32), device),
+            to_device(torch.tensor(scales, dtype=torch.float32), device),
         )
     return sent_rows[key]
 

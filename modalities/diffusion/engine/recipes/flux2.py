@@ -15,7 +15,7 @@ from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import sent_like
+from triptych.core.runtime.devices.transfer import to_device_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
@@ -49,7 +49,7 @@ class _Flux2(ReferenceRecipe, EvenFlow):
         words = torch.zeros(len(hidden), 4)
         words[:, 3] = torch.arange(len(hidden))
         places = {"txt_ids": words, "img_ids": _places(0, height, width)}
-        shared = {name: sent_like(place, hidden) for name, place in places.items()}
+        shared = {name: to_device_like(place, hidden) for name, place in places.items()}
         return Conditioning(rows=text, shared=shared, key=(height, width))
 
     @override
@@ -100,7 +100,7 @@ class _Flux2(ReferenceRecipe, EvenFlow):
     ) -> dict[str, Any]:
         ids = shared["img_ids"]
         positions = [
-            sent_like(_places(_REFERENCE_SPACING * number, one.height, one.width), ids)
+            to_device_like(_places(_REFERENCE_SPACING * number, one.height, one.width), ids)
             for number, one in enumerate(references, 1)
         ]
         return {"img_ids": torch.cat([ids, *positions])}

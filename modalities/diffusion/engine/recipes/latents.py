@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, interpolate
 
 from triptych.core.engine_api.pixels import Pixels
-from triptych.core.runtime.devices.transfer import sent, sent_like
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
 from triptych.modalities.diffusion.wire import ImageRequest
 
 
@@ -89,7 +89,7 @@ def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None 
     Sampled with `generator` from the autoencoder's distribution, or its mode without one. The
     image's sides must be multiples of the autoencoder's downscaling.
     """
-    pixels = sent_like((image_3HW * 2 - 1)[None], _like(vae))
+    pixels = to_device_like((image_3HW * 2 - 1)[None], _like(vae))
     encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
     if hasattr(encoded, "latent_dist"):
         found = encoded.latent_dist
@@ -107,7 +107,7 @@ def _sample(found: Any, generator: torch.Generator) -> Tensor:
     """Sample as the distribution's own `sample` does, without waiting for the device."""
     like: Tensor = found.mean
     noise = torch.randn(like.shape, generator=generator, dtype=like.dtype)
-    sampled: Tensor = like + found.std * sent(noise, like.device)
+    sampled: Tensor = like + found.std * to_device(noise, like.device)
     return sampled
 
 
@@ -119,7 +119,7 @@ def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     by_channel = (1, -1, 1, 1)
     scale = config.get("scaling_factor") or 1.0
     offset, spread = (
-        sent(torch.tensor(values, dtype=like.dtype), like.device).view(by_channel)
+        to_device(torch.tensor(values, dtype=like.dtype), like.device).view(by_channel)
         for values in (mean, deviation)
     )
     return offset, scale / spread

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import sent_like
+from triptych.core.runtime.devices.transfer import to_device_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,
@@ -123,7 +123,7 @@ class FluxKontext(ReferenceRecipe, Flux):
         positions = [position_ids(2 * one.height, 2 * one.width) for one in references]
         for number, ids_T3 in enumerate(positions):
             ids_T3[:, 0] = 1 + number
-        return {"img_ids": torch.cat([ids, *(sent_like(each, ids) for each in positions)])}
+        return {"img_ids": torch.cat([ids, *(to_device_like(each, ids) for each in positions)])}
 
 
 class Chroma(Packed):
@@ -180,7 +180,7 @@ class OvisImage(Packed):
         placed = _with_positions(self, text, request)
         words = torch.arange(len(text["encoder_hidden_states"]))
         ids = torch.stack([torch.zeros_like(words), words, words], dim=1)
-        shared = {**placed.shared, "txt_ids": sent_like(ids, text["encoder_hidden_states"])}
+        shared = {**placed.shared, "txt_ids": to_device_like(ids, text["encoder_hidden_states"])}
         return replace(placed, shared=shared)
 
     @override
@@ -192,7 +192,7 @@ def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageReque
     _, height, width = recipe.latent_shape(request)
     hidden = text["encoder_hidden_states"]
     ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}
-    shared = {name: sent_like(value, hidden) for name, value in ids.items()}
+    shared = {name: to_device_like(value, hidden) for name, value in ids.items()}
     return Conditioning(rows=text, shared=shared, key=(height, width))
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.core.runtime.devices.transfer import sent, sent_like
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise_row import (
@@ -164,7 +164,7 @@ class Recipe(ABC):
         generator = seeded_generator(row_seed(request.seed or 0, index))
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
-        noise = sent(self.to_sample(noise), self.device)
+        noise = to_device(self.to_sample(noise), self.device)
         conditionings = self.add_references(
             [self.conditioning(text, request) for text in texts], request
         )
@@ -276,14 +276,14 @@ class Recipe(ABC):
             return None
         image = resize(image_tensor(request.sources[0]), request.height, request.width)
         source = generator if self.samples_sources else None
-        return sent(self.image_sample(image, source), self.device)
+        return to_device(self.image_sample(image, source), self.device)
 
     def _inpainting(
         self, request: ImageRequest, clean: Tensor | None, noise: Tensor
     ) -> Inpainting | None:
         if clean is None or not request.mask:
             return None
-        mask = sent_like(self.mask_sample(mask_tensor(request), request), clean)
+        mask = to_device_like(self.mask_sample(mask_tensor(request), request), clean)
         return Inpainting(clean=clean, mask=mask, noise=noise)
 
     def _begin(

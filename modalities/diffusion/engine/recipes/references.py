@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import image_tensor, resize
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
@@ -48,7 +48,7 @@ class ReferenceRecipe(Recipe):
         return [
             replace(
                 branch,
-                context=sent(context, self.device),
+                context=to_device(context, self.device),
                 shared={**branch.shared, **self.reference_arguments(branch.shared, references)},
                 key=(branch.key, shapes),
             )

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.devices.transfer import sent_like
+from triptych.core.runtime.devices.transfer import to_device_like
 from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe
@@ -159,7 +159,7 @@ class StableDiffusionXL(TextRecipe):
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         size = (request.height, request.width)
-        time_ids = sent_like(torch.tensor((*size, 0, 0, *size)), text["encoder_hidden_states"])
+        time_ids = to_device_like(torch.tensor((*size, 0, 0, *size)), text["encoder_hidden_states"])
         return Conditioning(rows={**text, "added_cond_kwargs.time_ids": time_ids})
 
 
@@ -184,7 +184,7 @@ class PixArt(TextRecipe):
         if not self.model.config.use_additional_conditions:
             return Conditioning(rows=text, shared={"added_cond_kwargs": nothing})
         size = torch.tensor((request.height, request.width))
-        size = sent_like(size, text["encoder_hidden_states"])
+        size = to_device_like(size, text["encoder_hidden_states"])
         rows = {
             **text,
             "added_cond_kwargs.resolution": size,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.wire import ImageRequest
@@ -41,7 +41,7 @@ class Encoded:
     def real(self) -> Tensor:
         """The hidden states of the real tokens."""
         (places,) = self.host_mask.nonzero(as_tuple=True)
-        return self.hidden.index_select(0, sent(places, self.hidden.device))
+        return self.hidden.index_select(0, to_device(places, self.hidden.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class TextEncoder:
         self, tokens: Mapping[str, Any], *, masks: bool, layer: int | Sequence[int] | None
     ) -> list[Encoded]:
         device = next(self.module.parameters()).device
-        mask = sent(tokens["attention_mask"], device)
+        mask = to_device(tokens["attention_mask"], device)
         output = self.module(
-            input_ids=sent(tokens["input_ids"], device),
+            input_ids=to_device(tokens["input_ids"], device),
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
-            **{name: sent(tokens[name], device) for name in _IMAGE_INPUTS if name in tokens},
+            **{name: to_device(tokens[name], device) for name in _IMAGE_INPUTS if name in tokens},
         )
         if layer is None:
             hidden = output[0]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.diffusion.engine.samplers.program import Program
 from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,
@@ -203,7 +203,7 @@ def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Te
         torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)
         for row in rows
     ]
-    return sent(torch.stack(noise), like.device)
+    return to_device(torch.stack(noise), like.device)
 
 
 def _advance_foreign(row: SampleRow, output: Tensor) -> None:

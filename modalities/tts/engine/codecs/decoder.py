@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.devices.upload import Uploads
 from triptych.core.runtime.graphs.backend import Tensors
 from triptych.core.runtime.graphs.buckets import Bucket, row_sizes, smallest
@@ -108,10 +108,10 @@ class StreamingDecoder:
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`."""
         device = self._adapter.device
-        rows_B = sent(torch.tensor(rows), device)
+        rows_B = to_device(torch.tensor(rows), device)
         for state in self._states:
             state.clear(rows_B)
-        self._seeds[rows_B] = sent(torch.tensor(seeds or [0] * len(rows)), device)
+        self._seeds[rows_B] = to_device(torch.tensor(seeds or [0] * len(rows)), device)
         self._frames[list(rows)] = 0
 
     @torch.inference_mode()

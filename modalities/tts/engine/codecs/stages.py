@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 
 _FAR = 2**40  # frames
 
@@ -89,18 +89,18 @@ class CodecStep:
         self._device = seeds.device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
-        self.valid_B = sent(torch.tensor(num_valid), self._device) if self.is_ragged else None
+        self.valid_B = to_device(torch.tensor(num_valid), self._device) if self.is_ragged else None
 
     # Created on demand: most steps of most codecs need none.
     @cached_property
     def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
         """The slots of the rows."""
-        return sent(torch.tensor(self._rows), self._device)
+        return to_device(torch.tensor(self._rows), self._device)
 
     @cached_property
     def starts_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
         """Frames each row had before this step."""
-        return sent(torch.tensor(self._starts), self._device)
+        return to_device(torch.tensor(self._starts), self._device)
 
     @cached_property
     def seeds_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape

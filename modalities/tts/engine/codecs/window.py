@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
 
 
@@ -125,8 +125,8 @@ class WindowDecoder:
         return DecodedAudio(torch.zeros(len(rows), 0), none, none)
 
     def _window(self, row: _RowFrames, chunk_QF: Tensor) -> _Window:
-        past_QF = sent(row.past_QF, chunk_QF.device)
-        prompt_QF = sent(row.prompt_QF, chunk_QF.device)
+        past_QF = to_device(row.past_QF, chunk_QF.device)
+        prompt_QF = to_device(row.prompt_QF, chunk_QF.device)
         if row.has_begun:
             is_rolling = self._policy.prompt_use is PromptUse.ROLLING
             room = self._policy.buffer - past_QF.shape[1] if is_rolling else 0

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 
 Result = TypeVar("Result")
 Sliced = Generator[float, None, Result]
@@ -69,7 +69,7 @@ class LengthMask:
         """The mask of rows padded to the longest of them."""
         if min(lengths) == max(lengths):
             return cls(tuple(lengths), None)
-        lengths_B = sent(torch.tensor(lengths), device)
+        lengths_B = to_device(torch.tensor(lengths), device)
         return cls(tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None])
 
     def upsample(self, factor: int, extra: int = 0) -> LengthMask:
@@ -85,7 +85,7 @@ class LengthMask:
 
     def moments(self, x_BCT: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance over each row's real positions, both [B, C, 1]."""
-        lengths = sent(torch.tensor(self.lengths), x_BCT.device)
+        lengths = to_device(torch.tensor(self.lengths), x_BCT.device)
         count_B11 = lengths[:, None, None]
         mean_BC1 = self.clear(x_BCT).sum(-1, keepdim=True) / count_B11
         # A squared norm is many times faster on a CPU than `torch.var`, and as exact.

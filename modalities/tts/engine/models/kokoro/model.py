@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.core.runtime.devices.transfer import sent, sent_like
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.tts.configs.kokoro import BOUNDARY_ID, SAMPLE_RATE, KokoroConfig
 from triptych.modalities.tts.configs.mixture import parse_mixture
@@ -95,8 +95,8 @@ class KokoroModel(nn.Module):
         that a batch's different rounding of the last bit would sometimes be audible.
         """
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
-        ids_1T = sent(torch.tensor([ids]), self.device)
-        style_Y = sent_like(sentence.style_Y, self.bert_encoder.weight)
+        ids_1T = to_device(torch.tensor([ids]), self.device)
+        style_Y = to_device_like(sentence.style_Y, self.bert_encoder.weight)
         timbre_1Y, prosody_1Y = style_Y[None].chunk(2, dim=-1)
         hidden_1TC = self.bert_encoder((yield from self.bert(ids_1T)))
         yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
@@ -114,7 +114,7 @@ class KokoroModel(nn.Module):
         pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
         yield gmacs(self.text_encoder, ids_1T[:, None])
         num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
-        noise_SH = sent_like(noise(sentence.seed, num_samples), pitch_1P)
+        noise_SH = to_device_like(noise(sentence.seed, num_samples), pitch_1P)
         return ProsodyPlan(
             timbre_Y=timbre_1Y[0],
             text_FC=self.text_encoder(ids_1T)[0, token_F],

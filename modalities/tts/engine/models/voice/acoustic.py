@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from triptych.core.engine_api.frames import StepCodes
 from triptych.core.runtime.decoders.tensor_names import AS_STORED, stack_targets
-from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import DecoderStack
@@ -208,7 +208,7 @@ class AcousticModel:
         symbols = prompt_ids[:-1]
         row_P = torch.full(self._symbols_SP.shape[1:], self.start_id)
         row_P[self._before : self._before + len(symbols)] = torch.tensor(symbols)
-        self._symbols_SP[slot] = sent(row_P, self._device)
+        self._symbols_SP[slot] = to_device(row_P, self._device)
         self._num_symbols_S[slot].fill_(len(symbols))
         self._due_SL[slot] = self._held_SL[slot] = 0
 
