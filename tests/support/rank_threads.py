@@ -130,7 +130,7 @@ class PlanQueue:
     def __init__(self, num_followers: int) -> None:
         self.queues = [queue.SimpleQueue[bytes]() for _ in range(num_followers)]
 
-    def tell(self, plan: Plan) -> None:
+    def send(self, plan: Plan) -> None:
         for each in self.queues:
             each.put(msgspec.msgpack.encode(plan))
 
