@@ -1,4 +1,4 @@
-"""What every modality shares: devices, memory, weights, kernels, transport and HTTP.
+"""Everything that the modalities share: runtime, memory, weights, transport and HTTP.
 
 Imports nothing above itself, and nothing inside it imports `core.http`.
 """
