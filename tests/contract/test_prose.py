@@ -1,4 +1,4 @@
-"""Prose of the product can be read once: docstrings name their subject, and things are no persons."""
+"""Prose of the product reads plainly: docstrings name their subject, things are no persons."""
 
 from __future__ import annotations
 
