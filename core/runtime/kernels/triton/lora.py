@@ -51,8 +51,9 @@ def launch_lora_add(
     shrink = Tiling(tiling.rows, tile_size(rank, tiling.outputs), tiling.num_splits)
     pairs = group_pairs(adapters_T, num_adapters, tiling.rows)
     is_split = shrink.num_splits > 1
-    dtype = torch.float32 if is_split else x_TI.dtype
-    parts_PTR = x_TI.new_empty(shrink.num_splits, len(x_TI), rank, dtype=dtype)
+    # Rows without an adapter are never written: zeros, so that their sums are numbers.
+    new, dtype = (x_TI.new_zeros, torch.float32) if is_split else (x_TI.new_empty, x_TI.dtype)
+    parts_PTR = new(shrink.num_splits, len(x_TI), rank, dtype=dtype)
     grouped_linear(x_TI, a_LRI, pairs, parts_PTR, shrink)
     low_TR = add_parts(parts_PTR, x_TI.dtype) if is_split else parts_PTR[0]
     expand = Tiling(tiling.rows, tiling.outputs)
