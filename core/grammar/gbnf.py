@@ -1,32 +1,39 @@
 """Translating grammars from GBNF to Lark's notation.
 
 Owns what the library's translation lacks: names that Lark does not accept, escapes, control
-characters, and keeping each rule at its line and column, so that errors refer to the original.
+characters, operators inside classes, repeated repetitions, and keeping each rule at its line and
+column, so that errors refer to the original.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Final
 
 from llguidance.gbnf_to_lark import (
+    AlternativeNode,
     ASTNode,
     GbnfToLarkError,
     GrammarParser,
     LiteralNode,
     RegexNode,
+    RepetitionNode,
     RuleNode,
     RuleRefNode,
     resolve,
 )
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 
 _RULE: Final = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=[ \t]*", re.MULTILINE)
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SIGN: Final = re.compile(r"[\x00-\x1f\x7f&~^-]")
+"""Characters that mean something else in a class of a regular expression."""
+_CLASS_ITEM: Final = re.compile(r"(\\x..|\\?.)(?:-(\\x..|\\?.))?", re.DOTALL)
+_ANY_CHARACTER: Final = "(?s:.)"
 _NEW_LINE: Final = re.compile(r"\r\n?")
 _ROOT, _START = "root", "start"
 """The start rule in GBNF and in Lark."""
@@ -52,11 +59,16 @@ def gbnf_to_lark(text: str) -> str:
         placed = sorted(((places.get(name, (1, 1)), rules[name]) for name in rules), key=_place)
         _check_names(rules)
         resolve(_rename_rules(rules))
+        _wrap_repetitions(rules.values())
         return _render(placed)
     except GbnfToLarkError as error:
         raise _read_error(error) from error
     except IndexError as error:  # of the library, past the end of the text
         raise InvalidRequest("The grammar cannot be read: it ends with half an escape.") from error
+    except RequestError:
+        raise
+    except ValueError as error:  # of int()
+        raise InvalidRequest("The grammar cannot be read: a repetition is no number.") from error
     except RecursionError as error:
         raise InvalidRequest("The grammar cannot be read: it is nested too deeply.") from error
 
@@ -141,8 +153,26 @@ def _rename_rules(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
             elif isinstance(node, LiteralNode):
                 node.value = _CONTROL.sub(_escaped, node.value)
             elif isinstance(node, RegexNode):
-                node.rx = _CONTROL.sub(_escaped, node.rx)
+                node.rx = _ANY_CHARACTER if node.rx == "." else _class(node.rx)
     return {rule.name: rule for rule in rules.values()}
+
+
+def _wrap_repetitions(rules: Iterable[RuleNode]) -> None:
+    """Put a repetition that is repeated in parentheses, which the library leaves out."""
+    for rule in rules:
+        for node in _nodes(rule):
+            if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
+                node.node = AlternativeNode([node.node])
+
+
+def _class(text: str) -> str:
+    """A class of characters without the operators that only regular expressions have in it."""
+    begin = 2 if text.startswith("[^") else 1
+    return f"{text[:begin]}{_CLASS_ITEM.sub(_class_item, text[begin:-1])}]"
+
+
+def _class_item(item: re.Match[str]) -> str:
+    return "-".join(_SIGN.sub(_escaped, each) for each in item.groups() if each)
 
 
 def _escaped(control: re.Match[str]) -> str:

@@ -39,6 +39,11 @@ def takes(grammar: str, text: str) -> bool:
         ('root ::= "a" |\r\n  "b"\r\n# rule\r\n', "b"),
         ('# root ::= "c"\nroot ::=\n  "a" ( # one\n  "b" |\n  "c" )', "ac"),
         ('root ::= [^"]* [<>]', "ab>"),
+        ('root ::= ("a"+)? (("b"?)*)+ ("c"{2}){2}', "aabbcccc"),
+        ("root ::= [a-z&&b]+ [~~] [--/] [+--] [a-z-]", "a&~.,-"),
+        ("root ::= [^--/]", "0"),
+        ("root ::= [a\\]^]{2}", "]^"),
+        ("root ::= .{2}", "\n😀"),
     ],
 )
 def test_a_grammar_of_gbnf_is_taken(grammar: str, text: str) -> None:
@@ -84,6 +89,9 @@ def test_larks_ways_to_begin_a_rule_are_taken(grammar: str) -> None:
         (r'root ::= "" "\ud800"', r"\\ud800 at line 1, column 14 is no character"),
         (r'root ::= "\U00110000"', r"\\U00110000 at line 1, column 11 is no character"),
         ('root ::= "a"{x}', "line 1, column 14: expected integer"),
+        ('root ::= "a"{²}', "a repetition is no number"),
+        ('root ::= "a"{' + "9" * 5000 + "}", "a repetition is no number"),
+        ("root ::= [a--]", r"\[a-\\x2d\] cannot be read: .* line 1, column 10"),
         ('root ::= y\n\nx ::= "b"\n  y ::= "a"{3,2}', r"{3, 2}.* line 4, column 9\.$"),
         (
             "# z\nroot ::= x\nx ::= [z-a]",
