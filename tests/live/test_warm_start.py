@@ -70,7 +70,7 @@ def test_weights_that_are_damaged_are_told_and_made_again(
     weights.unlink()
     weights.write_bytes(content)
     with started(gguf, bundle, tmp_path) as server:
-        assert "a bundle promised it, and it had to be made" in server.output
+        assert "not usable from the bundle, so it was created" in server.output
         assert "model.safetensors is damaged" in server.output
         assert counts(server, "weights") == (1, 1), "of two attempts"
         assert server.chat().status_code == 200

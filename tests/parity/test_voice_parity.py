@@ -50,7 +50,7 @@ def model(folder: Path, reference: ReferenceAcousticModel) -> AcousticModel:
 @pytest.fixture
 def rig(model: AcousticModel) -> FrameRig:
     layout = model.stack.config.kv_layout(4, torch.float32)
-    logits = model.ends["output"].scores
+    logits = model.io["output"].scores
     recorder = partial(FrameRecorder, logits=logits, vocab_size=CODEC.num_levels)
     return FrameRig(model, layout, recorder=recorder)
 
@@ -166,7 +166,7 @@ def test_steps_of_which_nothing_came_are_computed_again(
 
 def test_a_symbol_is_held_no_longer_than_the_bound(rig: FrameRig, model: AcousticModel) -> None:
     with torch.no_grad():
-        output = model.ends["output"]
+        output = model.io["output"]
         output.scores.weight[-3:] = 0
         output.scores.bias[-3:] = torch.tensor([9.0, 0.0, -9.0])  # would never go on
     row = rig.open((*SENTENCES[1], START))

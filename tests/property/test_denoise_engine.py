@@ -24,7 +24,7 @@ from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.engine.loader import measure
-from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingResult
 from triptych.modalities.diffusion.plan import ImageRow
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
@@ -60,7 +60,7 @@ class Witness:
             decided.setdefault(decisions, []).append((step, computes))
             return computes
 
-        def note_latents(runner: DenoiseRunner, rows: Sequence[ImageRow]) -> list[Yield]:
+        def note_latents(runner: DenoiseRunner, rows: Sequence[ImageRow]) -> list[PendingResult]:
             self._raise_if_set()
             for row in (runner._images[each.key].row for each in rows):
                 slots = [branch.cache for branch in row.branches if branch.cache is not None]

@@ -46,7 +46,7 @@ _FAULTS: list[tuple[type, str, Callable[..., None]]] = [
     (FetchedPages, "_end", forgets_what_was_to_come),
     (FetchedPages, "_end", gives_no_pages_back),
     (SentPages, "_send", sends_pages_that_nobody_holds),
-    (PagePool, "follow", follows_without_holding),
+    (PagePool, "extend_cached", follows_without_holding),
 ]
 
 

@@ -90,7 +90,7 @@ async def test_texts_of_many_tokens(app: FastAPI, monkeypatch: pytest.MonkeyPatc
     async with in_process(app) as client:
         told = (await client.post("/tokenize", json={**model, "prompt": "a" * 100})).json()
         assert (told["count"], told["token_strs"]) == (100, ["a"] * 100)
-        monkeypatch.setattr("triptych.core.text.threads._BRIEF", 50)
+        monkeypatch.setattr("triptych.core.text.threads._SHORT_CHARS", 50)
         assert (await client.post("/tokenize", json={**model, "prompt": "a" * 100})).json() == told
     assert len(telling) == 2
     assert are_aside(telling[1:])
