@@ -3,8 +3,10 @@
 # ruff: noqa: RUF001
 from __future__ import annotations
 
+from ipaddress import AddressValueError, IPv4Address
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from triptych.modalities.tts.api.text.grouping import Grouping
@@ -15,9 +17,18 @@ from triptych.modalities.tts.api.text.numbers import NumberWords
 GROUPING, NORMALIZE, SAY = Grouping(english()), Normalizer(), NumberWords()
 
 
+def is_address(text: str) -> bool:
+    """Whether four groups are read as an address of the Internet, such as 99.234.171.100."""
+    try:
+        return bool(IPv4Address(text))
+    except AddressValueError:
+        return False
+
+
 @given(st.integers(1000, 10**11), st.sampled_from(["'", "’", " ", "."]))
 def test_grouped_digits_are_one_number(number: int, mark: str) -> None:
     text = f"{number:,}".replace(",", mark)
+    assume(not is_address(text))
     if mark == "." and number < 10**6:
         text += ",0"  # a single point alone is an English one
     if mark == " ":
