@@ -53,3 +53,17 @@ def test_importing_the_face_loads_nothing_heavy(code: str) -> None:
 )
 def test_whatever_the_api_and_the_supervisor_load_knows_no_torch(module: str) -> None:
     assert not _loaded_by(f"import {module}") & {"torch", "transformers"}
+
+
+def test_the_embedded_voice_starts_without_the_compiler_of_torch() -> None:
+    """Importing it takes a quarter of the start."""
+    program = (
+        "import sys, triptych\n"
+        "with triptych.SpeechPipeline.from_pretrained() as speak:\n"
+        "    speak('Hello.')\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert run.stdout.split()[-1] == "False"

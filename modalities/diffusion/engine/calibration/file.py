@@ -92,7 +92,8 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_calibration(path: Path, digest: str) -> CalibrationFile | None:
     """The file at `path`, or `None` if it is damaged or of another model."""
     try:
-        file = decode_json(path.read_bytes(), CalibrationFile)
+        data = path.read_bytes().replace(b'"num_pictures"', b'"num_images"')  # its name in 0.1
+        file = decode_json(data, CalibrationFile)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError):

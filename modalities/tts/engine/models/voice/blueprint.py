@@ -88,8 +88,11 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         return sum(tensor.nbytes for tensor in self._codec("meta").parameters())
 
     def codec_state_bytes(self, num_rows: int) -> int:
-        """Bytes of the state of `num_rows` streams in the codec."""
-        return state_bytes(adapter(self._codec("meta")), num_rows)
+        """Bytes of the state of `num_rows` streams in the codec.
+
+        Computed on the CPU: the codec is small, and torch's meta device imports its compiler.
+        """
+        return state_bytes(adapter(self._codec("cpu")), num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec, and check that streaming equals decoding at once."""

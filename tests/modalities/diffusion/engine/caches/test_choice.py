@@ -332,6 +332,8 @@ def test_new_runs_take_the_place_of_old_ones(folder: Path) -> None:
     file = file_of(folder, run_of(6), run_of(8)).with_runs([run_of(6, *PLANS), run_of(4)])
     file.write(path)
     assert read_calibration(path, file.digest) == file
+    path.write_bytes(path.read_bytes().replace(b'"num_images"', b'"num_pictures"'))
+    assert read_calibration(path, file.digest) == file, "as the first release wrote it"
     assert [(run.num_steps, len(run.plans)) for run in file.runs] == [(4, 0), (6, 3), (8, 0)]
     assert [entry.name for entry in folder.iterdir() if "partial" in entry.name] == []
 
