@@ -30,9 +30,9 @@ def target_folder(target: str) -> str:
 
 @cache
 def use_triton_cache(cache_dir: str, target: str, bundle: str) -> None:
-    """Set Triton's cache to our cache folder, and copy the kernels of a bundle there.
+    """Set TRITON_CACHE_DIR to a folder in Triptych's cache, and copy a bundle's kernels there.
 
-    `bundle` is a folder, or empty. A folder that the user set for Triton is kept.
+    `bundle` is a folder, or empty. If the user has set TRITON_CACHE_DIR, that folder is used.
     """
     folder = WeightsCache.open(cache_dir).triton / target_folder(target)
     folder = Path(os.environ.setdefault(_FOLDER_VARIABLE, str(folder)))

@@ -1,4 +1,4 @@
-"""The caller of a request: identity, deadline and connection.
+"""The caller of a request: identity, time limit and connection.
 
 Owns these types. Knows neither HTTP nor any modality.
 """
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller's identity. `key` identifies it in admission and logs; `tenant` salts its cache.
+    """A caller's identity. `key` identifies it in admission and logs.
 
+    `tenant` salts its cache keys, so that no tenant hits an entry of another.
     `owner` owns data that outlives the process, such as voices: it is the same in every run.
     """
 
@@ -25,8 +26,8 @@ class Principal:
 class Caller:
     """The sender of a request; by default the user of this process, under a new id.
 
-    `call_id` prefixes the ids of its jobs, each of which may take `deadline_s`. Fair scheduling is
-    per `client`: the key, or the `connection` where there are no keys.
+    `call_id` prefixes the ids of its jobs. `deadline_s` is the time that each may take, from its
+    arrival. Scheduling is fair between `client`s: the key, or without keys the `connection`.
     """
 
     call_id: str = field(default_factory=lambda: uuid.uuid4().hex)

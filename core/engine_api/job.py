@@ -1,7 +1,7 @@
 """A job: one admitted unit of work, from submission to its last output.
 
-Owns the life cycle that all modalities share. The computation (tokens, latents, audio) belongs to
-the scheduler that runs the job.
+Owns the types that all modalities share: the job, its states, and the messages of its stream. The
+scheduler that runs a job changes its state, and computes tokens, latents or audio.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing_extensions import TypeVar
 from triptych.core.errors import ErrorInfo
 
 Request = TypeVar("Request", default=Any)
-"""The modality's own request type; the codec names it, other code passes it on."""
+"""The modality's own request type. The codec lists these types; shared code passes it on unread."""
 Payload = TypeVar("Payload", default=Any)
-"""The modality's own output type; the codec names it, other code passes it on."""
+"""The modality's own output type. The codec lists these types; shared code passes it on unread."""
 
 
 class JobState(enum.Enum):

@@ -1,11 +1,11 @@
-"""Prompt content other than text, such as images, and its positions.
+"""Multimodal prompt content, such as images, and the placeholder ids of its positions.
 
-Owns the wire types, and the ids of the positions that content fills. Content is sent as its model's
-processor prepares it, except the last step: sizes, crops and tiles are done, but values are still
-bytes, a quarter of the size; the engine scales and normalizes them. The id of a position is made
-from the content's digest and the index in it, so that prompts with different content differ
-wherever ids are compared. Such ids are 2**62 and above, like frame ids (`core.engine_api.frames`).
-Knows no model and no kind of content.
+Owns the wire types, and the ids at positions that content fills in place of tokens. Content is sent
+as its model's processor prepares it, except the last step: sizes, crops and tiles are done, but
+values are still bytes, a quarter of the size; the engine scales and normalizes them. The id of a
+position is made from the content's digest and the index in it, so that prompts with different
+images never share a cached prefix. Such ids are 2**62 and above, like frame ids
+(`core.engine_api.frames`). Knows no model and no kind of content.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The positions of a prompt that one content fills.
+    """The positions of a prompt that one image or other content fills.
 
     `digest` identifies its features (see `content_digest`). They fill, in order, the positions of
     `runs`: (first, length) each, ascending; between runs are the model's separators. `grid` is the
@@ -76,7 +76,7 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             num_before += length
 
     def mark(self, start: int, stop: int) -> bytes:
-        """A key of the features at `start .. stop - 1`, relative to `start`; empty if none."""
+        """A cache key for the features at `start .. stop - 1`, counted from `start`; or empty."""
         return b"".join(
             self.digest + struct.pack("<3q", low - start, high - start, feature)
             for low, high, feature in self.filled_ranges(start, stop)
@@ -103,7 +103,7 @@ def input_bytes(inputs: Mapping[str, Array]) -> int:
 def content_digest(
     inputs: Mapping[str, Array], *, settings: str, model: str, adapter: str
 ) -> bytes:
-    """SHA-256 over everything that determines the features of a content.
+    """SHA-256 over everything that determines the features of an image or other content.
 
     `settings` are the processor's, `model` is the digest of the weights.
     """

@@ -1,7 +1,7 @@
 """Constraints that a caller may set on an answer.
 
-Owns the forms (a JSON schema, a regular expression, a list of texts, a grammar in Lark's or GBNF's
-notation) and their size limit. `core.grammar.source` translates them.
+Owns the forms (a JSON schema, a regular expression, a list of strings, a grammar in Lark's or
+GBNF's syntax) and their size limit. `core.grammar.source` translates them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ANY_OBJECT: Final = '{"type":"object"}'
 class Constraint:
     """A constraint on an answer. `param` is its request field, which errors name.
 
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. If it covers
-    only a part of the answer, `around` is the rest, in Lark's notation, where `@form` is that part.
-    There, or in a grammar without `around`, `%json @0` is the first of `schemas`, and so on.
+    `text` is a JSON schema, a regular expression, a JSON list of strings, or a grammar. If it
+    covers only a part of the answer, `around` is a Lark grammar of the whole, where `@form` stands
+    for that part. There, or in a grammar without `around`, `%json @0` is the first of `schemas`.
     """
 
     kind: ConstraintKind

@@ -1,7 +1,7 @@
-"""Regular expressions of JSON schemas: patterns of formats, and translation of callers' patterns.
+"""Regular expressions for JSON schemas: of formats, of callers' patterns, and of other names.
 
-Owns the differences between ECMAScript's notation, which the standard prescribes, and Rust's. Knows
-no schemas.
+Owns the translation from ECMAScript's syntax, which the standard prescribes, to that of Rust, which
+llguidance reads; and the pattern for property names that a schema does not list. Knows no schemas.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FORMATS: Final[Mapping[str, str]] = {
     "date-time": f"^{_DATE}T{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
-"""Formats that are exact only as patterns."""
+"""The formats for which a pattern is exact and the check of llguidance is not."""
 _ANY: Final = r"[\x00-\u{10ffff}]"
 _NOT: Final = r"[^\x00"
 """The start of a negated class. It excludes NUL, because for a class with all control characters
-the library also accepts a quotation mark and a backslash, whether the class has them or not."""
+llguidance also accepts a quotation mark and a backslash, whether the class has them or not."""
 _MAX_DEPTH: Final = 64
 """The longest name in characters, which is the nesting depth of groups."""
 _LOOKS_AROUND: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|(\(\?(?:[=!]|<[=!]))", re.DOTALL)
@@ -74,7 +74,7 @@ def looks_around(pattern: str) -> str:
 
 
 def portable_pattern(pattern: str, at: str) -> str:
-    """Translate `pattern` for the library. Raises `UnsupportedOption` for look-arounds."""
+    """Translate `pattern` for llguidance. Raises `UnsupportedOption` for look-arounds."""
     if look := looks_around(pattern):
         raise UnsupportedOption(
             f"pattern at {at}: look-ahead and look-behind ({look}) cannot be enforced: write it"
@@ -93,7 +93,7 @@ def portable_pattern(pattern: str, at: str) -> str:
 
 
 def other_names(names: Iterable[str]) -> str | None:
-    """A pattern for all texts except `names`; `None` if it would be too deep."""
+    """A pattern for all strings except `names`; `None` if it would be too deep."""
     tree: dict[str, Any] = {}
     for name in names:
         if len(name) > _MAX_DEPTH:
@@ -106,7 +106,7 @@ def other_names(names: Iterable[str]) -> str | None:
 
 
 def _other_ends(node: Mapping[str, Any]) -> str:
-    """A pattern for all continuations from a node in the tree of names that give none of them."""
+    """A pattern for all suffixes that do not complete a name, from a node in the trie of names."""
     letters = {letter: _code(letter) for letter in node if letter}
     ways = [f"{_NOT}{''.join(letters.values())}]{_ANY}*" if letters else f"{_ANY}+"]
     ways += [code + _other_ends(node[letter]) for letter, code in letters.items()]

@@ -17,9 +17,10 @@ from triptych.core.options.config import ServerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The context of a request. `call_id` is unique; the caller knows the `request_id`.
+    """The context of a request. `call_id` is unique, `request_id` may be the client's own.
 
-    `limit_s` is the engine's time limit; lines of a batch have none, since the batch has a window.
+    `limit_s` is the engine's time limit. Requests that the server sends to itself for a batch file
+    have none: the batch has its completion window.
     """
 
     request_id: str

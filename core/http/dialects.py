@@ -1,7 +1,8 @@
 """The API dialects (OpenAI, Anthropic, ...), as far as middlewares need to know them.
 
-Owns how a dialect is recognized before routing, and its differences from OpenAI's: errors and the
-header with the request id. Knows none by name: each comes with its routers.
+Owns how a request's dialect is recognized before a route is found, and the differences between
+dialects in errors and in the header with the request id. Knows none by name: each comes with its
+routers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Dialect:
 
 
 def named_message(error: TriptychError) -> str:
-    """Return the error's message with the field's name, for APIs without a place for it."""
+    """Return the message with the field's name, for APIs whose errors cannot hold it separately."""
     is_named = not error.param or error.param in error.message
     return error.message if is_named else f"{error.param}: {error.message}"
 

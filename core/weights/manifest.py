@@ -1,6 +1,7 @@
-"""The manifest of a folder that Triptych wrote: the names, lengths and SHA-256 of its files.
+"""The manifest of a folder that Triptych wrote: the names, sizes and SHA-256 of its files.
 
-Owns reading, writing and checking `manifest.json`. Opening a sealed folder hashes every file again:
+Owns reading, writing and checking `manifest.json`. A folder with a manifest is sealed: it should
+never change again, so opening it hashes every file:
 SHA-256 is fast compared with reading from disk, and no cheaper check detects a flipped bit. A
 server does so once per start, in the engine, in parallel with importing its libraries.
 """
@@ -31,14 +32,14 @@ _ahead: dict[Path, Future[Manifest]] = {}
 
 
 class FileSeal(msgspec.Struct, frozen=True):
-    """Length and SHA-256 of one file."""
+    """The size and SHA-256 of one file."""
 
     num_bytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a sealed folder. `key` is its address, `source` its model reference."""
+    """The files of a sealed folder. `key` is its key in the cache, `source` its reference."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -99,7 +100,7 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
     """Check that `folder` matches its manifest byte for byte.
 
     Raises `WeightsError` naming the first file that is missing, truncated, changed or unexpected.
-    Inside `skip_weight_files` only the lengths of safetensors files are checked.
+    Inside `skip_weight_files` only the sizes of safetensors files are checked.
     """
     try:
         return _verify(folder, progress or SilentProgress())

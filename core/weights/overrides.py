@@ -1,7 +1,7 @@
-"""Parsing `--model-override`: other files or another type for one part of a model.
+"""Parsing `--model-override`: other files or another encoding for one part of an image model.
 
-Owns the syntax of the option. The model's parts are defined by its model_index.json, the content of
-files is read by the loader. Loads no torch.
+Owns the syntax of the option. A part is what diffusers calls a component: model_index.json lists
+them, and the loader reads their files. Loads no torch.
 """
 
 from __future__ import annotations

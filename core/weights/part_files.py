@@ -51,7 +51,7 @@ def part_weight_file(override: PartOverride, options: ModelOptions) -> Path | No
 
 
 def identity(override: PartOverride, options: ModelOptions) -> str:
-    """SHA-256 over the content of the override's files, wherever they are."""
+    """SHA-256 over the override's encoding and the content of its files, but not their folder."""
     folder, files = part_folder(override, options, Path()), list[Path]()
     if override.path:
         files += sorted(file for file in folder.glob("*") if file.suffix in SMALL_FILES)

@@ -4,8 +4,9 @@ Owns the names that transformers and diffusers give to fields for layer counts, 
 widths, and the limits that tensor headers imply. Knows no architecture: a configuration that passes
 may still be refused by the model's own checks.
 
-A model has a tensor for each of its layers, and tensors for each layer's experts, or one whose
-first dimension counts them; so a damaged or forged field cannot make it build millions of layers.
+A model has a tensor for each of its layers, and tensors for each layer's experts, or one stacked
+tensor whose first dimension is their number; so a damaged or forged field cannot make it build
+millions of layers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import TensorInfo
 
 _PACKED = 8
-"""The most values packed into one stored number: eight of 4 bits in 32."""
+"""The most values packed into one stored number: eight 4-bit values in an int32."""
 _MIXED = 4
-"""The factor by which layers times experts may exceed the tensors: some layers have no experts."""
+"""How many times layers times experts may exceed the tensors: dense layers have no experts."""
 _MAX_DEPTH = 16
 
 _ANY_LAYERS = 64
@@ -34,7 +35,7 @@ _LAYERS = re.compile(
 )
 _EXPERTS = re.compile(r"(\w+_)?experts")
 _WIDTHS = re.compile(
-    r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # sizes along positions
+    r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # lengths and buffers
     r"((\w+_)?(dims?|size|width|channels|heads?|bins|buckets|features|inner|embd|positions)"
     r"|d_\w+|num_position_embeddings|scale_factor)"
 )
@@ -62,7 +63,7 @@ def check_plausible(
             num_layers = max(num_layers, int(count))
         for name, count in _counts(fields, _EXPERTS):
             most = max(_MIXED * num_parts, _ANY_EXPERTS) // num_layers
-            check(f"{where}{name}", count, most, f"{num_parts} parts for {num_layers} layers")
+            check(f"{where}{name}", count, most, f"{num_parts} matrices for {num_layers} layers")
         for name, width in _counts(fields, _WIDTHS):
             most = max(_PACKED * widest, _ANY_WIDTH)
             check(f"{where}{name}", width, most, f"no dimension above {widest}")

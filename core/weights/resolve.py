@@ -1,7 +1,7 @@
 """Resolving model references to local safetensors folders.
 
-Owns references (hub ids, folders, GGUF files, registry packages and the embedded model) and the
-names that models are served under. All later code sees only safetensors folders. No torch here.
+Owns references (hub ids, folders, GGUF files, PyPI packages and the embedded model) and the names
+that models are served under. All later code sees only safetensors folders. Loads no torch.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def resolve(
 
 
 def served_name(reference: str) -> str:
-    """The served name of a reference: the part before `=`, or a name derived from its place."""
+    """The served name of a reference: the text before `=`, or a name made from its path or id."""
     name, place = _split(reference)
     if name:
         return name
@@ -162,12 +162,12 @@ def served_name(reference: str) -> str:
 
 
 def place_of(reference: str) -> str:
-    """The place of a reference, without the name before `=`."""
+    """The path or id that a reference gives, without the served name before `=`."""
     return _split(reference)[1]
 
 
 def _split(reference: str) -> tuple[str, str]:
-    """The name and the place of `name=place`; an existing path is always a place."""
+    """The name and the path or id of `name=place`; text that is an existing path has no name."""
     match = _NAMED.fullmatch(reference)
     if match is None or Path(reference).expanduser().exists():
         return "", reference

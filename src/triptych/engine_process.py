@@ -1,7 +1,8 @@
 """The engine process: `python -m triptych.engine_process`, started by the supervisor.
 
-Owns the process around an engine: configuration from the control line, the socket, notes to the
-supervisor, exit codes. Imports no web framework.
+Owns the process around an engine: configuration from the control line (a socket pair shared with
+the supervisor), status messages on it, the engine's own socket, exit codes. Imports no web
+framework.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
 
 
 def keep_budget(line: ControlLine, ledger: Ledger, first_bytes: int) -> None:
-    """Keep the memory budget of the first start, which is `first_bytes` on a restart."""
+    """Report the memory budget on the first start; on a restart, keep the first: `first_bytes`."""
     if not first_bytes:
         line.send(StartFacts({"device_budget_bytes": ledger.capacity_bytes}))
         return
@@ -77,7 +78,7 @@ def keep_budget(line: ControlLine, ledger: Ledger, first_bytes: int) -> None:
 
 
 class StartReport:
-    """Turns heartbeats into notes for the supervisor, and calls `warm` once models are ready."""
+    """Turns heartbeats into messages to the supervisor, and calls `warm` once models are ready."""
 
     def __init__(self, line: ControlLine, warm: Callable[[], None]) -> None:
         self._line = line

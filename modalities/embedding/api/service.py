@@ -1,7 +1,7 @@
-"""The embedding service of HTTP routes, the command line and the Python pipeline.
+"""Embeddings and scores of documents, for HTTP routes, the command line and the Python pipeline.
 
-Owns the steps of a call: tokenizing, admission, the engine job, shortening vectors. Knows nothing
-of HTTP or torch.
+Owns the steps of a call: tokenizing, admission, engine jobs, then truncating and normalizing
+vectors, or comparing them. Knows nothing of HTTP or torch.
 
 Shape suffixes: N texts, T tokens of a text, D dimensions.
 """
@@ -41,7 +41,7 @@ class EmbedCall:
     """One call: texts, or their token ids. `dimensions` 0 keeps all of them.
 
     `max_tokens`, `keeps_end` and `prompt_name` as in `EmbeddingModel.encode`; they only apply to
-    texts. `normalizes` selects vectors of length one; `None`: as the model defines.
+    texts. `normalizes` selects unit vectors; `None`: as the model defines.
     """
 
     model: str
@@ -60,7 +60,7 @@ class ScoreCall:
 
     `max_tokens` and `keeps_end` as in `EmbeddingModel.encode` or `encode_pairs`; documents are
     first truncated to `max_document_tokens`, 0: not at all. Without `has_activation` a
-    cross-encoder's scores are returned before the sigmoid. Errors about texts name the field
+    cross-encoder's scores are its logits, before the sigmoid. Errors about texts name the field
     `param`.
     """
 
@@ -224,7 +224,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         return [delta.vectors for delta in deltas if delta.vectors]
 
     async def _run_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
-        """The final states of all texts: one job per text, whose prefix may be cached."""
+        """The last hidden states of all texts: one job per text, whose prefix may be cached."""
         places = asyncio.Semaphore(_MAX_TOGETHER)
         call_id, tenant = call.caller.call_id, call.caller.principal.tenant
 

@@ -1,7 +1,7 @@
 """`triptych bench`: its flags, and the order of measurements.
 
-With several `--url`, servers take turns within each repeat, so that drift of the machine affects
-all of them, and ratios are computed per repeat.
+With several `--url`, all servers are measured in each repeat, one after another, so that drift of
+the machine affects all of them; ratios to the first are computed per repeat.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         default=0,
         help="part of each prompt that is the same in all of them [default 0]",
     )
-    group.add_argument("--warmup", type=int, default=2, help="requests before [default 2]")
+    group.add_argument(
+        "--warmup", type=int, default=2, help="unmeasured requests before [default 2]"
+    )
     group.add_argument("--timeout-s", type=float, default=600.0, help="for one request [600]")
     group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals [default 0]")
 
@@ -153,7 +155,7 @@ async def _measure_all(args: argparse.Namespace, workload: Workload) -> list[Res
         runs: dict[str, list[Run]] = {target.label: [] for target in targets}
         for repeat in range(args.repeats):
             prompts = workload.prompts(repeat=repeat, tokens_per_word=density)
-            # Rotate which server goes first.
+            # Alternate the order of servers.
             for target in targets if repeat % 2 == 0 else reversed(targets):
                 send = partial(measure, client, target, max_tokens=args.output_tokens)
                 with Console(stderr=True).status(f"{target.label}: {repeat + 1}/{args.repeats}"):
