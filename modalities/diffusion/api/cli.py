@@ -78,20 +78,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=SCALE]",
         help="a LoRA of --lora-paths",
     )
-    sources = parser.add_argument_group("images to begin from")
-    sources.add_argument(
-        "-i",
-        "--image",
-        action="append",
-        metavar="FILE",
-        help="image to edit; to vary, without a prompt",
-    )
-    sources.add_argument(
-        "--mask", metavar="FILE", help="white or transparent where the image may change"
-    )
-    sources.add_argument(
-        "--strength", type=float, metavar="X", help="0 keeps the image, 1 regenerates it"
-    )
+    _add_source_arguments(parser)
     parser.add_argument(
         "--batch",
         metavar="FILE",
@@ -112,6 +99,23 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
     sections = ("models", "device", "images")
     add_options(parser, sections=sections, roles=("image",), exclude=exclude)
+
+
+def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    sources = parser.add_argument_group("images to begin from")
+    sources.add_argument(
+        "-i",
+        "--image",
+        action="append",
+        metavar="FILE",
+        help="image to edit; to vary, without a prompt",
+    )
+    sources.add_argument(
+        "--mask", metavar="FILE", help="white or transparent where the image may change"
+    )
+    sources.add_argument(
+        "--strength", type=float, metavar="X", help="0 keeps the image, 1 regenerates it"
+    )
 
 
 def run_imagine(args: argparse.Namespace) -> int:
