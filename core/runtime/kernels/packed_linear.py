@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.library_products import prefers_library, scaled_linear
 
 _SQUARE = 128
 """Side of the squares that share a scale in blockwise float8."""
@@ -166,9 +167,19 @@ def _on_gpu(
         tensors = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I
         y_TO = gptq_linear(x_TI, *tensors, weight.layout, out_dtype, is_deterministic)
     else:
-        from triptych.core.runtime.kernels.triton.fp8_linear import fp8_linear
+        y_TO = _float8_on_gpu(x_TI, weight, out_dtype, is_deterministic)
+    return y_TO
 
-        y_TO = fp8_linear(x_TI, weight.weight_OI, weight.scale, out_dtype, is_deterministic)
+
+def _float8_on_gpu(
+    x_TI: torch.Tensor, weight: Float8Weight, out_dtype: torch.dtype, is_deterministic: bool
+) -> torch.Tensor:
+    from triptych.core.runtime.kernels.triton.fp8_linear import fp8_linear
+
+    weight_OI, scale = weight.weight_OI, weight.scale
+    if not is_deterministic and prefers_library(x_TI, weight_OI, scale, out_dtype):
+        return scaled_linear(x_TI, weight_OI, scale, out_dtype)
+    y_TO: torch.Tensor = fp8_linear(x_TI, weight_OI, scale, out_dtype, is_deterministic)
     return y_TO
 
 

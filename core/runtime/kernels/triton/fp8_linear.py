@@ -118,9 +118,9 @@ def multiply_fp8(
     _check(x_TI, weight_OI, scale)
     (num_rows, num_inputs), num_outputs = x_TI.shape, len(weight_OI)
     has_blocks = scale.dim() == 2
-    x_scale_TR = scale
+    x_scale_RT = scale
     if has_units:
-        x_TI, x_scale_TR = quantize_rows(x_TI, BLOCK if has_blocks else num_inputs)
+        x_TI, x_scale_RT = launch_quantize_rows(x_TI, BLOCK if has_blocks else num_inputs)
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, BLOCK), is_deterministic=deterministic
     )
@@ -128,7 +128,7 @@ def multiply_fp8(
     return multiply(
         _fp8_kernel,
         as_stored(x_TI),
-        (x_scale_TR, as_stored(weight_OI), scale),
+        (x_scale_RT, as_stored(weight_OI), scale),
         sizes,
         tiling,
         out_dtype,
@@ -143,23 +143,48 @@ def _step_inputs(has_units: bool) -> int:
     return BLOCK if has_units else _WIDE_STEP_INPUTS
 
 
-def quantize_rows(x_TI: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each group of a row in float8, and its factors, `[T, R]` in float32."""
+def launch_quantize_rows(
+    x_TI: torch.Tensor, group_size: int, row_multiple: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each group of a row in float8, and its factors, `[R, T]` in float32.
+
+    Both have the next multiple of `row_multiple` rows; those added are not written.
+    """
     num_rows, num_inputs = x_TI.shape
-    num_groups = ceil_div(num_inputs, group_size)
-    quantized_TI = x_TI.new_empty(num_rows, num_inputs, dtype=torch.float8_e4m3fn)
-    scale_TR = x_TI.new_empty(num_rows, num_groups, dtype=torch.float32)
-    _quantize_kernel[num_rows, num_groups](
+    quantized_TI, scale_RT = _quantized_like(x_TI, group_size, row_multiple)
+    _quantize_kernel[num_rows, len(scale_RT)](
         x_TI,
         as_stored(quantized_TI),
-        scale_TR,
+        scale_RT,
+        len(quantized_TI),
         num_inputs,
         group_size,
         x_TI.stride(0),
         B=min(_ROW_BLOCK, triton.next_power_of_2(group_size)),
         num_stages=NUM_STAGES,
     )
-    return quantized_TI, scale_TR
+    return quantized_TI, scale_RT
+
+
+quantize_rows = torch.library.custom_op(
+    "triptych::quantize_rows", launch_quantize_rows, mutates_args=(), device_types="cuda"
+)
+
+
+def _quantized_like(
+    x_TI: torch.Tensor, group_size: int, row_multiple: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the results of `quantize_rows`."""
+    num_rows, num_inputs = x_TI.shape
+    num_rows = ceil_div(num_rows, row_multiple) * row_multiple
+    num_groups = ceil_div(num_inputs, group_size)
+    return (
+        x_TI.new_empty(num_rows, num_inputs, dtype=torch.float8_e4m3fn),
+        x_TI.new_empty(num_groups, num_rows, dtype=torch.float32),
+    )
+
+
+quantize_rows.register_fake(_quantized_like)
 
 
 def reference(
@@ -195,8 +220,17 @@ def _round_group(x: torch.Tensor) -> torch.Tensor:
     return (x / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-@triton.jit
-def _quantize_kernel(x_ptr, out_ptr, scale_ptr, num_inputs, group_size, x_stride, B: tl.constexpr):
+@triton.jit(do_not_specialize=VARYING)
+def _quantize_kernel(
+    x_ptr,
+    out_ptr,
+    scale_ptr,
+    num_rows,
+    num_inputs,
+    group_size,
+    x_stride,
+    B: tl.constexpr,
+):
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, end = group * group_size, tl.minimum((group + 1) * group_size, num_inputs)
     largest, sum_of_zeros = 0.0, 0.0
@@ -206,7 +240,7 @@ def _quantize_kernel(x_ptr, out_ptr, scale_ptr, num_inputs, group_size, x_stride
         largest = tl.maximum(largest, tl.max(tl.abs(x), 0))
         sum_of_zeros += tl.sum(x * 0.0, 0)  # NaN if a value is not finite: a maximum may ignore it
     scale = tl.where(largest == 0, 1.0, largest / _LARGEST) + sum_of_zeros
-    tl.store(scale_ptr + row * tl.num_programs(1) + group, scale)
+    tl.store(scale_ptr + group.to(tl.int64) * num_rows + row, scale)
     for first in range(begin, end, B):
         inputs = first + tl.arange(0, B)
         x = tl.load(x_ptr + row * x_stride + inputs, mask=inputs < end, other=0).to(tl.float32)
@@ -239,7 +273,7 @@ def _fp8_kernel(
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
     num_blocks = tl.cdiv(num_inputs, _BLOCK)
-    x_scale_ptrs_M = x_scale_ptr + rows_M.to(tl.int64) * (num_blocks if HAS_BLOCKS else 1)
+    x_scale_ptrs_M = x_scale_ptr + rows_M
     if HAS_BLOCKS:
         scale_ptrs_N = scale_ptr + (outputs_N // _BLOCK) * num_blocks
     else:
@@ -263,7 +297,8 @@ def _fp8_kernel(
                 block = step * K // _BLOCK
                 scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)
                 if HAS_UNITS:
-                    x_scale_M = tl.load(x_scale_ptrs_M + block, mask=is_row_M, other=0)
+                    x_scales_M = x_scale_ptrs_M + block.to(tl.int64) * num_rows
+                    x_scale_M = tl.load(x_scales_M, mask=is_row_M, other=0)
             # One step at a time, since float8 units sum with fewer bits than float32 has.
             product_MN = dot(x_MK, weight_NK.T, tl.zeros((M, N), tl.float32))
             if HAS_UNITS:

@@ -7,8 +7,8 @@ from support.kernel_products import assert_near, random_rows, tolerance_of
 from triptych.core.runtime.kernels.triton.fp8_linear import (
     BLOCK,
     launch_fp8_linear,
+    launch_quantize_rows,
     multiply_fp8,
-    quantize_rows,
     reference,
     round_rows,
 )
@@ -51,13 +51,17 @@ def test_every_code_is_decoded_where_there_are_no_units() -> None:
 
 
 @pytest.mark.parametrize("group_size", [NUM_INPUTS, BLOCK])
-def test_rows_are_quantized_as_torch_does(group_size: int) -> None:
+@pytest.mark.parametrize("row_multiple", [1, 4])
+def test_rows_are_quantized_as_torch_does(group_size: int, row_multiple: int) -> None:
     x_TI = torch.randn(5, NUM_INPUTS, generator=torch.Generator().manual_seed(3))
     x_TI[2] = 0
-    quantized, scale_TR = quantize_rows(x_TI, group_size)
-    assert scale_TR.shape == (5, -(-NUM_INPUTS // group_size))
+    quantized_TI, scale_RT = launch_quantize_rows(x_TI, group_size, row_multiple)
+    num_rows = 5 if row_multiple == 1 else 8
+    assert quantized_TI.shape == (num_rows, NUM_INPUTS)
+    assert scale_RT.shape == (-(-NUM_INPUTS // group_size), num_rows)
+    scale_TR = scale_RT[:, :5].t()
     scale_TI = scale_TR.repeat_interleave(group_size, 1)[:, :NUM_INPUTS]
-    assert torch.equal(quantized.float() * scale_TI, round_rows(x_TI, group_size))
+    assert torch.equal(quantized_TI[:5].float() * scale_TI, round_rows(x_TI, group_size))
     largest = torch.stack([part.abs().amax(1) for part in x_TI.split(group_size, 1)], 1)
     expected_scale = torch.where(largest == 0, 1, largest / 448)
     torch.testing.assert_close(scale_TR, expected_scale)

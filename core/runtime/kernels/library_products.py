@@ -1,0 +1,90 @@
+"""Products of torch's libraries in the place of our kernels, for batches of the size of a prompt.
+
+Owns the choice between both, and the calls. Both sum in float32 and round once; in another order,
+so the choice depends on the number of rows, and deterministic mode always uses our kernels.
+
+Shapes: T rows, I inputs, O outputs, R groups of inputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from triptych.core.runtime.kernels.triton.units import multiplies_float8
+
+MIN_ROWS = 64
+"""Rows from which a library's product in float8 is used.
+
+An estimate: our kernel reaches a quarter of the rate of an H100's units, at which reading weights
+takes as long as multiplying 50 to 75 rows.
+"""
+_BLOCK = 128
+"""Inputs, and outputs, that share a scale of blocks."""
+_ALIGNED = 16
+"""Weights of a float8 product have a multiple of this number of inputs, and of outputs."""
+_BLOCK_ALIGNED = 4 * _BLOCK
+"""cuBLAS reads the scales of blocks in groups of four."""
+_BLOCK_ROWS = 4
+"""Rows whose scales cuBLAS reads at once."""
+_FIRST_WITH_BLOCKS = (12, 9)
+"""The version of CUDA in which cuBLAS multiplies with scales of blocks."""
+
+
+def prefers_library(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+) -> bool:
+    """Whether `scaled_linear` is to be used: it can be, and there are rows enough."""
+    return len(x_TI) >= MIN_ROWS and takes_scaled(weight_OI, scale, out_dtype)
+
+
+def takes_scaled(weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether torch's library has the product of a float8 weight, on the weight's device."""
+    capability = _cuda_capability(weight_OI.device)
+    num_outputs, num_inputs = weight_OI.shape
+    if capability is None or num_outputs % _ALIGNED or out_dtype is not torch.bfloat16:
+        return False
+    if scale.dim() == 2:
+        has_blocks = capability == (9, 0) and _cuda_version() >= _FIRST_WITH_BLOCKS
+        return has_blocks and num_inputs % _BLOCK_ALIGNED == 0
+    return num_inputs % _ALIGNED == 0 and multiplies_float8("cuda", "".join(map(str, capability)))
+
+
+def scaled_linear(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """As `fp8_linear` of our kernels, of equally quantized rows: `x_TI @ (weight_OI * scale).T`.
+
+    The weight must be one that `takes_scaled`.
+    """
+    from triptych.core.runtime.kernels.triton.fp8_linear import quantize_rows
+
+    (num_rows, num_inputs), has_blocks = x_TI.shape, scale.dim() == 2
+    if has_blocks:
+        quantized_TI, x_scale_RT = quantize_rows(x_TI, _BLOCK, _BLOCK_ROWS)
+    else:
+        quantized_TI, x_scale_RT = quantize_rows(x_TI, num_inputs)
+        scale = scale.expand(len(weight_OI)).contiguous().unsqueeze(1)
+    y_TO = torch._scaled_mm(
+        quantized_TI,
+        weight_OI.t(),
+        scale_a=x_scale_RT.t(),
+        scale_b=scale.t(),
+        out_dtype=out_dtype,
+        use_fast_accum=False,  # its sums have fewer bits than float32
+    )
+    return y_TO[:num_rows]
+
+
+@cache
+def _cuda_capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of NVIDIA's devices."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
+def _cuda_version() -> tuple[int, ...]:
+    return tuple(map(int, (torch.version.cuda or "0").split(".")))
