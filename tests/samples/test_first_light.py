@@ -92,7 +92,9 @@ def test_summary_has_the_errors_and_fits() -> None:
     assert [f"stage{index}: " in shown for index in range(3)] == [True, True, True]
 
 
-@pytest.mark.parametrize("stage", ["limits"])
+@pytest.mark.parametrize(
+    "stage", ["limits", "text_figures", "text_figures_fp8", "image_figures", "codec_figures"]
+)
 def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
     script = [str(GPU / "first_light.py"), "--out", str(tmp_path / "results"), "--stages", stage]
     subprocess.run([sys.executable, *script, "--device", "cpu", "--tiny"], check=True)
