@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from filelock import FileLock
 
+from support.kernel_device import choose_kernels, is_interpreted
 from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
+    import torch
+
     from triptych.core.runtime.kernels.native.library import NativeKernels
 
 _MAX_CHILDREN = 8
-
-# Kernels of a GPU are interpreted. Triton must know before anything imports it.
-os.environ["TRITON_INTERPRET"] = "1"
-
 
 # With `-n`, processes that compute share the cores: more threads than cores only take turns.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -33,6 +32,37 @@ _LONGEST = ("live", "security", "property", "dryrun", "parity")
 _UNTRACED = {"property", "dryrun", "parity", "engine", "kernels"}
 """Folders whose tests go through code of torch, or through the rest over and over: tracing makes
 them thrice as long, and shows nothing new."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels run on a device with `-m gpu`, and only then: else they are interpreted.
+
+    On a device, warnings are no errors: those of its libraries are not ours.
+    """
+    is_on_device = config.option.markexpr == "gpu"
+    choose_kernels(on_device=is_on_device)
+    if is_on_device:
+        config.addinivalue_line("filterwarnings", "default")
+
+
+@pytest.fixture(autouse=True)
+def _where_there_is_a_device(request: pytest.FixtureRequest) -> None:
+    if is_interpreted() or request.node.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA or ROCm device")
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """A real device, for tests of what no interpreter has."""
+    import torch
+
+    if is_interpreted():
+        pytest.skip("runs on a CUDA or ROCm device, with -m gpu")
+    return torch.device("cuda", 0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,12 +99,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """With `-n`, a file's tests run in one process, since they share servers.
 
-    Those of `live/` are one group: each starts a server that computes on all cores.
+    Those of `live/` are one group: each starts a server that computes on all cores. On a device
+    tests share nothing, and most of their time is the compiler's.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class FilesTogether(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if not is_interpreted():
+                return nodeid
             return "live" if "/live/" in nodeid else super()._split_scope(nodeid)
 
     return FilesTogether(config, log)

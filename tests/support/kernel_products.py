@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from support.kernel_device import is_interpreted
+
 
 def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(num_rows)
@@ -18,6 +20,11 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     assert actual.dtype == expected.dtype
     largest = float(expected.float().abs().max())
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * largest)
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal in all bits; but for the last on a device, whose compiler makes one rounding of two."""
+    assert_near(actual, expected, 0 if is_interpreted() else 2**-22)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:

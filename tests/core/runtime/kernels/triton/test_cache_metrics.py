@@ -1,13 +1,18 @@
-"""Distances and predictions of step caches under the interpreter, against the pool's on a CPU."""
+"""Distances and predictions of step caches against the pool's on a CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from triptych.core.runtime.kernels.triton.cache_metrics import launch_distances, launch_weighted
+from support.kernel_device import on_device
+from triptych.core.runtime.kernels.triton import cache_metrics
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point, StepTaylor
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPool
+
+pytestmark = pytest.mark.gpu
+launch_distances = on_device(cache_metrics.launch_distances)
+launch_weighted = on_device(cache_metrics.launch_weighted)
 
 
 def pool_of(size: int, dtype: torch.dtype) -> tuple[TensorPool, tuple[int, ...]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
+from support.kernel_device import on_device
 from triptych.core.runtime.kernels.triton.float8 import as_stored, to_stored
+
+pytestmark = pytest.mark.gpu
 
 
 @triton.jit
@@ -15,8 +19,9 @@ def _convert(values_ptr, out_ptr, SIZE: tl.constexpr):
     tl.store(out_ptr + at, to_stored(tl.load(values_ptr + at), out_ptr.dtype.element_ty))
 
 
+@on_device
 def converted(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(values.shape, dtype=dtype)
+    out = torch.empty(values.shape, dtype=dtype, device=values.device)
     _convert[(1,)](values, as_stored(out), SIZE=len(values))
     return out
 

@@ -1,4 +1,4 @@
-"""The gates under the interpreter, against torch's."""
+"""The gates against torch's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from support.kernel_device import on_device
 from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
-from triptych.core.runtime.kernels.triton.gated import launch
+from triptych.core.runtime.kernels.triton import gated
 
 # The interpreter's exponentials are numpy's, which warns where they end in infinity.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),
+]
+launch = on_device(gated.launch)
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 

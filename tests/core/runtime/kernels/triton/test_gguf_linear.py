@@ -6,10 +6,15 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from support.kernel_products import assert_near, random_rows, tolerance_of
+from support.kernel_device import each_type, on_device
+from support.kernel_products import assert_near, assert_same, random_rows, tolerance_of
 from triptych.core.block_formats import FORMATS
+from triptych.core.runtime.kernels.triton import gguf_linear
 from triptych.core.runtime.kernels.triton.gguf_blocks import GROUPS
-from triptych.core.runtime.kernels.triton.gguf_linear import launch_gguf_linear, reference
+from triptych.core.runtime.kernels.triton.gguf_linear import reference
+
+pytestmark = pytest.mark.gpu
+launch_gguf_linear = on_device(gguf_linear.launch_gguf_linear)
 
 NUM_BLOCKS = {32: 11, 256: 3}
 """So many that they fill no whole steps, by the inputs of a block."""
@@ -35,18 +40,21 @@ def test_blocks_are_read_as_the_gguf_library_reads_them(kind: str) -> None:
     expected_OI = dequantize(blocks.numpy(), GGMLQuantizationType[kind.upper()])
     unit_II = torch.eye(expected_OI.shape[1])
     y_IO = launch_gguf_linear(unit_II, blocks, kind, torch.float32)
-    assert torch.equal(y_IO.t(), torch.from_numpy(expected_OI))
+    assert_same(y_IO.t(), torch.from_numpy(expected_OI))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 @pytest.mark.parametrize("kind", GROUPS)
-def test_is_the_product_with_dequantized_weights(kind: str, num_rows: int) -> None:
+@pytest.mark.parametrize("dtype", each_type())
+def test_is_the_product_with_dequantized_weights(
+    kind: str, num_rows: int, dtype: torch.dtype
+) -> None:
     num_blocks = NUM_BLOCKS[FORMATS[kind].num_inputs]
     blocks = random_blocks(kind, num_outputs=70, num_blocks=num_blocks)
-    x_TI = random_rows(num_rows, num_blocks * FORMATS[kind].num_inputs)
+    x_TI = random_rows(num_rows, num_blocks * FORMATS[kind].num_inputs, dtype)
     y_TO = launch_gguf_linear(x_TI, blocks, kind, torch.float32)
     expected_TO = reference(x_TI, blocks, kind, torch.float32)
-    assert_near(y_TO, expected_TO)
+    assert_near(y_TO, expected_TO, tolerance_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

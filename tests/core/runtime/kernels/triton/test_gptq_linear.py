@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, random_rows, tolerance_of
-from triptych.core.runtime.kernels.triton.gptq_linear import launch_gptq_linear, reference
+from triptych.core.runtime.kernels.triton import gptq_linear
+from triptych.core.runtime.kernels.triton.gptq_linear import reference
+
+pytestmark = pytest.mark.gpu
+launch_gptq_linear = on_device(gptq_linear.launch_gptq_linear)
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs lies in each half byte of a word, the lowest first."""
@@ -41,11 +46,14 @@ class Weights:
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
-def test_is_the_product_with_the_weights_that_were_packed(layout: str, num_rows: int) -> None:
+@pytest.mark.parametrize("dtype", each_type())
+def test_is_the_product_with_the_weights_that_were_packed(
+    layout: str, num_rows: int, dtype: torch.dtype
+) -> None:
     weights = Weights(num_inputs=288, num_outputs=72, num_groups=3)
-    x_TI = random_rows(num_rows, 288)
+    x_TI = random_rows(num_rows, 288, dtype)
     y_TO = launch_gptq_linear(x_TI, *weights.arguments(layout), None, layout, torch.float32)
-    assert_near(y_TO, x_TI @ weights.values())
+    assert_near(y_TO, x_TI.float() @ weights.values(), tolerance_of(dtype))
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])

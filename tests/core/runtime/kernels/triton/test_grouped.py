@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.core.runtime.kernels.triton.grouped import group_pairs
+from support.kernel_device import on_device
+from triptych.core.runtime.kernels.triton import grouped as kernel
+
+pytestmark = pytest.mark.gpu
+group_pairs = on_device(kernel.group_pairs)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, random_rows, tolerance_of
-from triptych.core.runtime.kernels.triton.linear import launch_linear, reference
+from triptych.core.runtime.kernels.triton import linear
+from triptych.core.runtime.kernels.triton.linear import reference
+
+pytestmark = pytest.mark.gpu
+launch_linear = on_device(linear.launch_linear)
 
 
 def random_operands(
@@ -15,8 +20,9 @@ def random_operands(
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17, 130])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_is_the_product(num_rows: int, deterministic: bool) -> None:
-    x_TI, weight_OI = random_operands(num_rows, 500, 77)
+@pytest.mark.parametrize("dtype", each_type())
+def test_is_the_product(num_rows: int, deterministic: bool, dtype: torch.dtype) -> None:
+    x_TI, weight_OI = random_operands(num_rows, 500, 77, dtype)
     y_TO = launch_linear(x_TI, weight_OI, torch.float32, deterministic)
     assert_near(y_TO, reference(x_TI, weight_OI, torch.float32))
 

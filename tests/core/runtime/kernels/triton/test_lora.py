@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, tolerance_of
-from triptych.core.runtime.kernels.triton.lora import launch_lora_add, reference
+from triptych.core.runtime.kernels.triton import lora
+from triptych.core.runtime.kernels.triton.lora import reference
+
+pytestmark = pytest.mark.gpu
+launch_lora_add = on_device(lora.launch_lora_add)
 
 NUM_INPUTS, NUM_OUTPUTS, NUM_ADAPTERS = 300, 70, 3
 
@@ -29,11 +34,12 @@ def random_batch(
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 @pytest.mark.parametrize("rank", [1, 8, 24, 128])
-def test_adds_each_rows_adapter(num_rows: int, rank: int) -> None:
-    batch = random_batch(num_rows, rank)
+@pytest.mark.parametrize("dtype", each_type())
+def test_adds_each_rows_adapter(num_rows: int, rank: int, dtype: torch.dtype) -> None:
+    batch = random_batch(num_rows, rank, dtype)
     expected_TO = reference(*batch)
     launch_lora_add(*batch)
-    assert_near(batch[0], expected_TO)
+    assert_near(batch[0], expected_TO, tolerance_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, tolerance_of
-from triptych.core.runtime.kernels.triton.moe import launch_moe_mlp, reference
+from triptych.core.runtime.kernels.triton import moe
+from triptych.core.runtime.kernels.triton.moe import reference
+
+pytestmark = pytest.mark.gpu
+launch_moe_mlp = on_device(moe.launch_moe_mlp)
 
 Arguments = tuple[torch.Tensor, ...]
 
@@ -29,10 +34,13 @@ def random_layer(num_tokens: int, num_chosen: int, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("num_tokens", [1, 3, 17])
 @pytest.mark.parametrize("num_chosen", [1, 3])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_is_the_weighted_sum_of_experts(num_tokens: int, num_chosen: int, activation: str) -> None:
-    layer = random_layer(num_tokens, num_chosen)
+@pytest.mark.parametrize("dtype", each_type())
+def test_is_the_weighted_sum_of_experts(
+    num_tokens: int, num_chosen: int, activation: str, dtype: torch.dtype
+) -> None:
+    layer = random_layer(num_tokens, num_chosen, dtype)
     out_TI = launch_moe_mlp(*layer, activation)
-    assert_near(out_TI, reference(*layer, activation))
+    assert_near(out_TI, reference(*layer, activation), tolerance_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

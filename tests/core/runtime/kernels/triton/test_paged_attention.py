@@ -1,4 +1,4 @@
-"""The interpreted kernels of paged attention against the torch reference."""
+"""The kernels of paged attention against the torch reference."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from support.kernel_device import each_type, is_interpreted, on_device
 from support.paged_case import PagedCase, PagedShape, make_batch, make_case
 from triptych.core.runtime.kernels import paged_attention as operation
 from triptych.core.runtime.kernels.kv_pages import KvPages
@@ -17,6 +18,7 @@ pytest.importorskip("triton")
 
 from triptych.core.runtime.kernels.triton import paged_decode, paged_prefill
 
+pytestmark = pytest.mark.gpu
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 
@@ -33,6 +35,8 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     In float32, too, with the tiles of the types that models have: fewer, and the ones that matter.
     """
+    if not is_interpreted():
+        return
     block_n, tile = paged_decode._block_n, paged_prefill._tile
     monkeypatch.setattr(paged_decode, "_block_n", lambda dim, dtype: block_n(dim, BFLOAT))
     monkeypatch.setattr(paged_prefill, "_tile", lambda group, dim, dtype: tile(group, dim, BFLOAT))
@@ -42,7 +46,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(case: PagedCase, rule: AttentionRule, *, is_deterministic: bool = False) -> torch.Tensor:
     batch = replace(case.batch, is_deterministic=is_deterministic)
-    return operation._on_gpu(case.q_THD, case.pages, batch, rule)
+    return on_device(operation._on_gpu)(case.q_THD, case.pages, batch, rule)
 
 
 def check(case: PagedCase, rule: AttentionRule, *, is_deterministic: bool = False) -> None:
@@ -55,9 +59,12 @@ def check(case: PagedCase, rule: AttentionRule, *, is_deterministic: bool = Fals
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 50, 10**6])
-def test_decode_rows_and_chunks_of_one_step(window: int | None, is_deterministic: bool) -> None:
+@pytest.mark.parametrize("dtype", each_type())
+def test_decode_rows_and_chunks_of_one_step(
+    window: int | None, is_deterministic: bool, dtype: torch.dtype
+) -> None:
     """Unwritten cells hold NaN, and unused entries of page tables garbage: neither is seen."""
-    case = make_case([*DECODE, *CHUNKS], PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 1)
+    case = make_case([*DECODE, *CHUNKS], PagedShape(6, 2, 32, 16), (dtype, dtype), 1)
     check(case, AttentionRule(scale=0.2, window=window), is_deterministic=is_deterministic)
 
 
@@ -71,10 +78,10 @@ def test_decode_rows_and_chunks_of_one_step(window: int | None, is_deterministic
         PagedShape(4, 2, 256, 64),
     ],
 )
-def test_shapes(shape: PagedShape) -> None:
-    check(
-        make_case([(1, 60), (1, 3), (12, 40)], shape, (FLOAT, FLOAT), 2), AttentionRule(scale=0.2)
-    )
+@pytest.mark.parametrize("dtype", each_type())
+def test_shapes(shape: PagedShape, dtype: torch.dtype) -> None:
+    case = make_case([(1, 60), (1, 3), (12, 40)], shape, (dtype, dtype), 2)
+    check(case, AttentionRule(scale=0.2))
 
 
 def test_the_tiles_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +102,9 @@ def test_types(dtype: torch.dtype, stored: str | torch.dtype) -> None:
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("window", [None, 40])
-def test_soft_cap_and_sinks(window: int | None, is_deterministic: bool) -> None:
-    case = make_case([(1, 1), (1, 300), (20, 50)], PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 4)
+@pytest.mark.parametrize("dtype", each_type()[:2])
+def test_soft_cap_and_sinks(window: int | None, is_deterministic: bool, dtype: torch.dtype) -> None:
+    case = make_case([(1, 1), (1, 300), (20, 50)], PagedShape(6, 2, 32, 16), (dtype, dtype), 4)
     sinks_H = torch.linspace(-3, 6, 6)
     for soft_cap, sinks in ((2.0, None), (None, sinks_H), (30.0, sinks_H)):
         rule = AttentionRule(scale=1.5, window=window, soft_cap=soft_cap, sinks_H=sinks)
@@ -104,9 +112,10 @@ def test_soft_cap_and_sinks(window: int | None, is_deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 12])
-def test_blocks_see_both_ways(window: int | None) -> None:
+@pytest.mark.parametrize("dtype", each_type()[:2])
+def test_blocks_see_both_ways(window: int | None, dtype: torch.dtype) -> None:
     rows = [(1, 30), (70, 70), (40, 100)]
-    case = make_case(rows, PagedShape(4, 2, 32, 16), (FLOAT, FLOAT), 5)
+    case = make_case(rows, PagedShape(4, 2, 32, 16), (dtype, dtype), 5)
     positions_T = torch.cat([torch.arange(context - n, context) for n, context in rows])
     blocks_2T = torch.stack((positions_T, positions_T))
     for row_start, past, first, last in ((1, 0, 3, 40), (1, 0, 50, 69), (71, 60, 62, 99)):

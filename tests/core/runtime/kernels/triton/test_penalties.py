@@ -1,14 +1,17 @@
-"""Penalties under the interpreter, against those of the sampler."""
+"""Penalties against those of the sampler."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from support.kernel_device import on_device
 from triptych.core.runtime.devices.upload import Uploads
-from triptych.core.runtime.kernels.triton.penalties import launch
+from triptych.core.runtime.kernels.triton import penalties as kernel
 from triptych.core.runtime.sampling.processors import _IS_IN_PROMPT, Penalties
 
+pytestmark = pytest.mark.gpu
+launch = on_device(kernel.launch)
 CPU = torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""Norm, rotation and the write into pages under the interpreter, against one after the other."""
+"""Norm, rotation and the write into pages against one after the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from support.kernel_device import on_device
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.runtime.kernels.rotary import rotary
-from triptych.core.runtime.kernels.triton.rope_write import launch
+from triptych.core.runtime.kernels.triton import rope_write as kernel
 from triptych.core.runtime.layers.rotary import RopeConfig, Rotary
 
+pytestmark = pytest.mark.gpu
+launch = on_device(kernel.launch)
 PAGE, NUM_PAGES = 4, 5
-TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 3.2e-2}
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ CASES = [
     Case(num_rotated=0, head_dim=18),
     Case(dtype=torch.bfloat16, pages=torch.bfloat16, norm=torch.bfloat16),
     Case(dtype=torch.bfloat16, pages=torch.bfloat16, norm=torch.float32, head_dim=32),
+    Case(dtype=torch.float16, pages=torch.float16, norm=torch.float16, num_rotated=8),
     Case(sections=(2, 3, 3), num_heads=7, num_kv_heads=7),
 ]
 

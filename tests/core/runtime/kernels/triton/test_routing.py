@@ -3,8 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_device import on_device
 from triptych.core.runtime.kernels.routing import reference
-from triptych.core.runtime.kernels.triton.routing import launch_route
+from triptych.core.runtime.kernels.triton import routing
+
+pytestmark = pytest.mark.gpu
+launch_route = on_device(routing.launch_route)
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])

@@ -1,4 +1,4 @@
-"""Drawn tokens under the interpreter: those of the sampler on a CPU, number for number."""
+"""Drawn tokens: those of the sampler on a CPU, number for number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from support.bound_rows import bound_row
+from support.kernel_device import on_device
 from triptych.core.engine_api.sampling_params import SamplingParams
-from triptych.core.runtime.kernels.triton.sampling import launch
+from triptych.core.runtime.kernels.triton import sampling as kernel
 from triptych.core.runtime.sampling.randomness import stream_key, uniforms
 from triptych.core.runtime.sampling.sampler import Sampler
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of NaN
+]
+launch = on_device(kernel.launch)
 CPU = torch.device("cpu")
 GREEDY = (1.0, 1.0, 1.0, 0.0)
 

@@ -1,22 +1,24 @@
-"""Convolution of streams under the interpreter, against torch's over past and new steps joined."""
+"""Convolution of streams against torch's over past and new steps joined."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch.nn.functional import conv1d, pad
 
-from triptych.core.runtime.kernels.triton.stream_conv import is_supported, launch
+from support.kernel_device import each_type, on_device
+from triptych.core.runtime.kernels.triton import stream_conv
+from triptych.core.runtime.kernels.triton.stream_conv import is_supported
+
+pytestmark = pytest.mark.gpu
+launch = on_device(stream_conv.launch)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer and a push; `groups` is 1 or the number of channels.
-
-    Not in bfloat16: the interpreter multiplies matrices of its bits.
-    """
+    """A layer and a push; `groups` is 1 or the number of channels."""
 
     channels: int = 5
     outputs: int = 7
@@ -40,10 +42,13 @@ CASES = [
     Case(channels=1, outputs=4, width=5, num_kept=4),
     Case(channels=16, outputs=8, dtype=torch.float16),
 ]
+IN_TYPES = [replace(case, dtype=dtype) for case in CASES[:-1] for dtype in each_type()]
+"""The interpreter multiplies matrices of bfloat16 as integers."""
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*IN_TYPES, CASES[-1]])
 def test_equals_torch(case: Case, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(1)
 
@@ -65,7 +70,7 @@ def test_equals_torch(case: Case, has_bias: bool) -> None:
     kept[slots] = buffer[..., case.num_new :]
     assert is_supported(weight, case.groups, case.num_kept)
     found = launch(x, state, slots, None, weight, bias, case.stride, case.dilation, num_outputs)
-    tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
+    tolerance = TOLERANCES[case.dtype]
     torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(state, kept)
 
