@@ -1,4 +1,4 @@
-"""The GPU that is not there, and what steps on it are held to."""
+"""The GPU, which is not there unless `pytest -m gpu` has one; and what its steps are held to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from support.fake_cuda import FakeCuda
+from support.kernel_device import is_interpreted
+from support.real_cuda import RealCuda
 from triptych.core.options.config import (
     CacheOptions,
     Config,
@@ -18,9 +20,9 @@ from triptych.core.options.config import (
 
 
 @pytest.fixture
-def gpu() -> Iterator[FakeCuda]:
+def gpu() -> Iterator[FakeCuda | RealCuda]:
     """On it for the length of a test."""
-    with FakeCuda() as gpu:
+    with FakeCuda() if is_interpreted() else RealCuda() as gpu:
         yield gpu
 
 

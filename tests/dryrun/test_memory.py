@@ -34,6 +34,7 @@ from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine.encoder import Encoder
 from triptych.modalities.embedding.engine.loader import activation_bytes
 
+pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
 NUM_ROWS, CHUNK, CONTEXT = 32, 1024, 4096
 

@@ -58,6 +58,7 @@ def run_together(run: DryRun, *samplings: SamplingParams) -> None:
     run.end_well()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("family", "extra"), FAMILIES.values(), ids=FAMILIES)
 def test_each_family(
     gpu: FakeCuda, tmp_path: Path, config: Config, family: str, extra: dict[str, Any]
@@ -78,6 +79,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_each_way_to_draw(gpu: FakeCuda, llama: Path, config: Config, name: str) -> None:
     run = dry_run(gpu, LlmLoader, llama, config)
@@ -85,6 +87,7 @@ def test_each_way_to_draw(gpu: FakeCuda, llama: Path, config: Config, name: str)
     assert gpu.faults == []
 
 
+@pytest.mark.gpu
 def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> None:
     wide = replace(config, schedule=replace(config.schedule, max_batch_size=8))
     run = dry_run(gpu, LlmLoader, llama, wide)
@@ -94,6 +97,7 @@ def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> No
     assert all(isinstance(delta, TokenDelta) for delta in run.payloads("0"))
 
 
+@pytest.mark.gpu
 def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> None:
     """What is recorded may not wait at all, nor may what is around it."""
     captured = replace(config, device=DeviceOptions(device_graph_capture=True))
@@ -103,6 +107,7 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     assert gpu.num_replays > 0
 
 
+@pytest.mark.gpu
 def test_a_grammars_masks_are_read_by_the_kernel_that_draws(gpu: FakeCuda) -> None:
     sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)
     logits_BV = torch.zeros(2, 199, device=CUDA)
@@ -119,6 +124,7 @@ def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: 
     assert {count for counts in run.runner.reads.values() for count in counts} == {1}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("dtype", "cache", "captures"),
     [
@@ -142,6 +148,7 @@ def test_types_of_weights_and_cache(
     assert gpu.faults == []
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("encoding", ["q8_0", "q4_0", "q4_k"])
 def test_weights_in_blocks(gpu: FakeCuda, llama: Path, config: Config, encoding: str) -> None:
     models = replace(config.models, quantization_encoding=encoding)
@@ -172,6 +179,7 @@ def as_int4(method: str, num_outputs: int, num_inputs: int) -> dict[str, torch.T
     return {"weight_packed": packed, "weight_scale": scales.t().contiguous()}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("fields", "kernel"),
     [
@@ -208,6 +216,7 @@ def deterministic(config: Config, **options: Any) -> Config:
     return replace(config, device=DeviceOptions(enable_deterministic_inference=True, **options))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama-biased-tied", "qwen3-moe"])
 def test_steps_whose_rows_do_not_depend_on_their_batch(
     gpu: FakeCuda, tmp_path: Path, config: Config, family: str
@@ -239,6 +248,7 @@ def test_experts_in_blocks_are_refused(gpu: FakeCuda, tmp_path: Path, config: Co
         dry_run(gpu, LlmLoader, tmp_path, replace(config, models=models))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("family", "extra"), FALLBACKS.values(), ids=FALLBACKS)
 def test_models_that_transformers_runs(
     gpu: FakeCuda, tmp_path: Path, config: Config, family: str, extra: dict[str, Any]

@@ -39,7 +39,7 @@ _CPU = torch.device("cpu")
 _NONE = object()
 _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"})
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"})
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
@@ -259,7 +259,7 @@ class _Watch(TorchDispatchMode):
         name = _name(func)
         if func.namespace == "triptych":
             self._gpu.kernels.add(name.removeprefix("triptych::"))
-        if name in _PRODUCTS and self._gpu.phase == "launch":
+        if name in PRODUCTS and self._gpu.phase == "launch":
             self._gpu.products.add(name)
         if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
             return _on_host(torch.Tensor.item, (value,))

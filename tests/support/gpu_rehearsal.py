@@ -1,4 +1,4 @@
-"""The path of a GPU on a machine without one."""
+"""The path of a GPU: on a machine without one, or on a device with `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from support.kernel_device import is_interpreted, kernel_device
 
-def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, tensors say that they are on a GPU, and operators run interpreted kernels.
 
-    In float32: the interpreter cannot multiply matrices of bfloat16.
+def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The device for tensors from here on: the GPU, or else the host.
+
+    There, tensors say that they are on a GPU, and operators run interpreted kernels. In float32:
+    the interpreter cannot multiply matrices of bfloat16.
     """
+    if is_interpreted():
+        _interpret(monkeypatch)
+    return kernel_device()
+
+
+def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     from triptych.core.runtime.kernels.triton import (
         add_rms_norm,
         cache_metrics,

@@ -36,6 +36,13 @@ def is_interpreted() -> bool:
     return os.environ.get(_INTERPRETS) == "1"
 
 
+def kernel_device() -> torch.device:
+    """The device that kernels of this run take tensors of."""
+    import torch
+
+    return torch.device("cpu") if is_interpreted() else torch.device(DEVICE, 0)
+
+
 def each_type() -> tuple[torch.dtype, ...]:
     """The types that kernels are tried in wherever a test has no reason for one.
 

@@ -1,4 +1,4 @@
-"""Weights as they are stored, multiplied by the kernels of a GPU, interpreted."""
+"""Weights as they are stored, multiplied by the kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from support.block_weights import random_blocks
 from support.gpu_rehearsal import rehearse_gpu
+from support.kernel_device import kernel_device
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, HeldWeight, Int4Weight, joined
 from triptych.core.runtime.layers.linear import Linear
 
-CPU = torch.device("cpu")
 NUM_INPUTS, NUM_OUTPUTS = 128, 16
 SEED = torch.Generator().manual_seed(5)
 
@@ -109,6 +109,7 @@ PARTS = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_parts_are_one_projection(
@@ -119,17 +120,19 @@ def test_parts_are_one_projection(
     held: list[HeldWeight | torch.Tensor] = list(weights)
     assert len(joined(held)) == num_products
     expected_OI = torch.cat(values)
-    linear = Linear(NUM_INPUTS, len(expected_OI), has_bias=True, dtype=torch.float32, device=CPU)
+    device, bias_O = kernel_device(), torch.randn(len(expected_OI), generator=SEED)
+    linear = Linear(NUM_INPUTS, len(expected_OI), has_bias=True, dtype=torch.float32, device=device)
     assert linear.bias_O is not None
-    linear.bias_O.normal_(generator=SEED)
+    linear.bias_O.copy_(bias_O)
     linear.is_deterministic = is_deterministic
     for part, weight in enumerate(weights):
         linear.hold(part * NUM_OUTPUTS, weight)
     linear.prepare()
     rehearse_gpu(monkeypatch)
     x_TI = torch.randn(3, NUM_INPUTS, generator=SEED)
-    y_TO = linear(x_TI, torch.ones(3, len(expected_OI)), torch.float32)
-    error = y_TO - (x_TI @ expected_OI.T + linear.bias_O + 1)
+    ones_TO = torch.ones(3, len(expected_OI), device=device)
+    y_TO = linear(x_TI.to(device), ones_TO, torch.float32).cpu()
+    error = y_TO - (x_TI @ expected_OI.T + bias_O + 1)
     has_rounded_rows = any(isinstance(each, Float8Weight) for each in weights)
     assert error.norm() < (0.05 if has_rounded_rows else 1e-3) * y_TO.norm()
 

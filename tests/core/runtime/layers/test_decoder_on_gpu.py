@@ -1,4 +1,4 @@
-"""A decoder's step by the kernels of a GPU, interpreted, against the same step in torch."""
+"""A decoder's step by the kernels of a GPU against the same step in torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
 from triptych.core.runtime.layers.rotary import RopeConfig
 
+pytestmark = pytest.mark.gpu
 CPU = torch.device("cpu")
 PAGE, NUM_PAGES = 4, 6
 ATTENTION = AttentionConfig(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16)
@@ -52,8 +53,8 @@ CONFIGS = {
 }
 
 
-def decoder_of(config: DecoderConfig) -> Decoder:
-    decoder = Decoder(config, dtype=torch.float32, device=CPU)
+def decoder_of(config: DecoderConfig, device: torch.device) -> Decoder:
+    decoder = Decoder(config, dtype=torch.float32, device=device)
     generator = torch.Generator().manual_seed(0)
     for target in decoder_targets(decoder):
         target.into.copy_(torch.randn(target.into.shape, generator=generator) * 0.3)
@@ -61,9 +62,9 @@ def decoder_of(config: DecoderConfig) -> Decoder:
     return decoder
 
 
-def step_of(decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
+def step_of(decoder: Decoder, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
     """A row of one token over a past of six, and a chunk of five over a past of two."""
-    kv = KvCache(decoder.config.kv_layout(PAGE, torch.float32), NUM_PAGES, CPU)
+    kv = KvCache(decoder.config.kv_layout(PAGE, torch.float32), NUM_PAGES, device)
     generator = torch.Generator().manual_seed(1)
     for pages in kv.tensors:
         pages.copy_(torch.randn(pages.shape, generator=generator))
@@ -73,15 +74,15 @@ def step_of(decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
     row_T, positions_T = torch.tensor([0, 1, 1, 1, 1, 1]), torch.tensor([6, 2, 3, 4, 5, 6])
     slots_T = table_BM[row_T, positions_T // PAGE] * PAGE + positions_T % PAGE
     batch = AttentionBatch(
-        page_table_BM=table_BM,
-        context_lengths_B=torch.tensor(contexts),
-        query_starts_B=torch.tensor([0, 1]),
-        write_slots_T=slots_T,
+        page_table_BM=table_BM.to(device),
+        context_lengths_B=torch.tensor(contexts, device=device),
+        query_starts_B=torch.tensor([0, 1], device=device),
+        write_slots_T=slots_T.to(device),
         num_decode_rows=1,
         host_query_lengths_B=lengths,
         host_context_lengths_B=contexts,
     )
-    return torch.arange(6) * 5, positions_T, PagedStep(kv, batch)
+    return torch.arange(6, device=device) * 5, positions_T.to(device), PagedStep(kv, batch)
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -104,16 +105,17 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
 def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = decoder_of(CONFIGS[name])
-    late = LateInputs(torch.tensor([1, 4]), torch.randn(1, 2, 32))
-    results = []
+    late_1NC = torch.randn(1, 2, 32)
+    device, results = CPU, []
     for is_on_gpu in (False, True):
         if is_on_gpu:
-            rehearse_gpu(monkeypatch)
+            device = rehearse_gpu(monkeypatch)
             seen = count_calls(monkeypatch)
-        ids_T, positions_T, step = step_of(decoder)
+        decoder = decoder_of(CONFIGS[name], device)
+        ids_T, positions_T, step = step_of(decoder, device)
+        late = LateInputs(torch.tensor([1, 4], device=device), late_1NC.to(device))
         hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late)
-        results.append((hidden_TC, *step.kv.tensors))
+        results.append([tensor.cpu() for tensor in (hidden_TC, *step.kv.tensors)])
     monkeypatch.undo()
     assert seen == {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2} | (
         {"rms_norm": 5} if name == "gemma" else {}

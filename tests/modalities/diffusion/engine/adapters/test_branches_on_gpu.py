@@ -1,4 +1,4 @@
-"""Adapters of mixed rows by the operation of a GPU, interpreted, against one after the other."""
+"""Adapters of mixed rows by the operation of a GPU against one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.engine.adapters.branches import (
     stack_branches,
 )
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.gpu
 NUM_PARTS, WIDTH = 3, 40
 SCALES = {
     "a": [2.0, 0.0, 0.0, -1.0],
@@ -31,12 +31,12 @@ def adapted(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     branches = [
         AdapterBranch(
             layer,
-            torch.randn(rank, WIDTH, generator=generator) * 0.1,
-            torch.randn(24, rank, generator=generator) * 0.1,
+            (torch.randn(rank, WIDTH, generator=generator) * 0.1).to(x.device),
+            (torch.randn(24, rank, generator=generator) * 0.1).to(x.device),
         )
         for rank in RANKS
     ]
-    shares = [make_share(scales, CPU) for scales in SCALES.values()]
+    shares = [make_share(scales, x.device) for scales in SCALES.values()]
     beside = [{layer: branch} for branch in stack_branches(branches)]
     with apply_branches(list(zip(beside, shares, strict=True))):
         y: torch.Tensor = layer(x)
@@ -49,7 +49,8 @@ def test_rows_with_different_adapters_share_operations(monkeypatch: pytest.Monke
     layer = nn.Linear(WIDTH, 24)
     x = torch.randn(4 * NUM_PARTS, 5, WIDTH)  # each row folded into the batch in parts
     expected = adapted(layer, x)
-    rehearse_gpu(monkeypatch)
+    device = rehearse_gpu(monkeypatch)
+    layer, x = layer.to(device), x.to(device)
     calls: list[int] = []
     launch = lora.lora_add
 
@@ -58,6 +59,6 @@ def test_rows_with_different_adapters_share_operations(monkeypatch: pytest.Monke
         launch(*given)
 
     monkeypatch.setattr(lora, "lora_add", counted)
-    torch.testing.assert_close(adapted(layer, x), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(adapted(layer, x).cpu(), expected, rtol=1e-4, atol=1e-4)
     assert calls == [3, 3, 1], "two of one rank that meet on a row, and one of another"
-    assert not torch.equal(expected, layer(x))
+    assert not torch.equal(expected, layer(x).cpu())
