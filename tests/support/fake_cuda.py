@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
@@ -268,7 +269,8 @@ class _Watch(TorchDispatchMode):
         if name in _INDEXED and any(_is_host(leaf) for leaf in tree_leaves(args[1:])):
             self._gpu.fault("an index or a value of the host is copied, and waited for")
         try:
-            made = func(*args, **options)
+            with _attention_of_fakes() if name in _WHOLE else nullcontext():
+                made = func(*args, **options)
         except DynamicOutputShapeException:
             if (value := self._numbers.of(func, args, options)) is None:
                 raise
@@ -349,6 +351,13 @@ class _KnownNumbers:
         if leaf is None:
             return _NONE
         return _CPU if _is_cuda(leaf) else leaf
+
+
+def _attention_of_fakes() -> AbstractContextManager[object]:
+    """Without cuDNN's attention, which asks a driver whether it takes the inputs."""
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 def _is_small(value: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         add_rms_norm,
         cache_metrics,
         gated,
+        norm_rotary,
         penalties,
         rope_write,
         sampling,
@@ -33,6 +34,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         (add_rms_norm, _norms()),
         (cache_metrics, _cache_metrics()),
         (gated, _gated()),
+        (norm_rotary, _norm_rotary()),
         (penalties, _penalties()),
         (rope_write, _rope_write()),
         (sampling, _sampling()),
@@ -90,6 +92,15 @@ def _gated() -> Launches:
 
     x = torch.empty(1, 2 * 14336, dtype=BF16)
     return {"silu": lambda: launch(x, False), "gelu": lambda: launch(x, True)}
+
+
+def _norm_rotary() -> Launches:
+    from triptych.core.runtime.kernels.triton.norm_rotary import launch
+
+    qkv, weight = torch.empty(1, 40, 72, 128, dtype=BF16), torch.empty(128, dtype=BF16)
+    angles, joint = torch.empty(40, 128), torch.empty(1, 60, 24, 128, dtype=BF16)
+    out = joint[:, 16:56]
+    return {"heads_32x128": lambda: launch(qkv[:, :, :24], weight, angles, angles, out, 1e-6)}
 
 
 def _penalties() -> Launches:

@@ -88,7 +88,7 @@ def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWei
             if parameter is not None:
                 users[_identity(parameter)].add(parent)
         for name, child in parent._modules.items():
-            if _is_plain(child, kind) and not isinstance(parent, _READS_WEIGHTS):
+            if is_plain(child, kind) and not isinstance(parent, _READS_WEIGHTS):
                 assert child is not None
                 weight = child._parameters["weight"]
                 assert weight is not None
@@ -121,7 +121,7 @@ def _identity(parameter: Tensor) -> int:
     return parameter.data_ptr() or id(parameter)
 
 
-def _is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     """Whether it is exactly of the `kind`: no subclass, no weight computed at each call."""
     return (
         type(module) is kind

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.modalities.diffusion.engine.families.fused_blocks import fuse_blocks
 from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel, replaced
@@ -121,12 +122,13 @@ def family_of(module: nn.Module) -> DenoiserFamily:
 def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseModel:
     """A model ready to run, as a `SpanModel` if its family allows.
 
-    On a GPU its adaptive norms are replaced by fused ones. With `ranks`, each rank computes some
-    tokens of every run; call `check_divisible` first.
+    On a GPU its adaptive norms, and FLUX's blocks, are replaced by fused ones. With `ranks`, each
+    rank computes some tokens of every run; call `check_divisible` first.
     """
     family = family_of(module)
     if next(module.parameters()).is_cuda:
         fuse_norms(module)
+        fuse_blocks(module)
     sequence = None
     if ranks is not None:
         tokens = family.tokens or family.block_tokens

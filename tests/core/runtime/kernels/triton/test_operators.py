@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from triptych.core.runtime.kernels import adaln, gated
 from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.norm_rotary import norm_rotary
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.runtime.kernels.rms_norm import add_rms_norm, rms_norm
 from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
@@ -65,6 +66,13 @@ def gates(device: torch.device) -> object:
     return gated.silu_and_mul(x), gated.gelu_and_mul(x)
 
 
+def rotated(device: torch.device) -> object:
+    x, joint = torch.rand(2, 3, 4, 16, device=device), torch.zeros(2, 5, 4, 16, device=device)
+    weight, angles = torch.rand(16, device=device), torch.rand(3, 16, device=device)
+    norm_rotary(x, weight, angles, angles, joint[:, 2:], eps=1e-6)
+    return joint
+
+
 def pooled(device: torch.device) -> object:
     pool = TensorPool((4, 5), dtype=torch.bfloat16, device=device)
     pool._cells = torch.rand(2, 4, 5, device=device, dtype=torch.bfloat16)
@@ -72,7 +80,7 @@ def pooled(device: torch.device) -> object:
     return pool.distances([1, 0], values), pool.weighted([[0, 1], [1, 1]], [[1.0, 2.0], [1.0, 0.0]])
 
 
-@pytest.mark.parametrize("made", [normed, written, gates, modulated, pooled])
+@pytest.mark.parametrize("made", [normed, written, gates, modulated, rotated, pooled])
 def test_answers_have_the_shapes_of_a_cpu_s(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = made(torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # needs a device
