@@ -187,7 +187,7 @@ def prepare(place: Place, *, is_float8: bool) -> Bounds:
     in_layers = sum(each.numel() for each in module.parameters()) - 2 * embedding
     rates = limits.read_rates(place) | limits.matrix_rate(place)
     if is_float8:
-        rates["flops_per_s"] = limits.float8_rate(place)["flops_per_s_row"]
+        rates["flops_per_s"] = limits.float8_rate(place)["flops_per_s_tensor"]
     return Bounds(
         weight_bytes=in_layers * (1 if is_float8 else 2) + 2 * embedding,
         flops_per_token=2 * in_layers,

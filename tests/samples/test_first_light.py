@@ -93,7 +93,15 @@ def test_summary_has_the_errors_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", ["limits", "text_figures", "text_figures_fp8", "image_figures", "codec_figures"]
+    "stage",
+    [
+        "limits",
+        "kernel_times",
+        "text_figures",
+        "text_figures_fp8",
+        "image_figures",
+        "codec_figures",
+    ],
 )
 def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
     script = [str(GPU / "first_light.py"), "--out", str(tmp_path / "results"), "--stages", stage]

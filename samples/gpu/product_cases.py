@@ -1,0 +1,197 @@
+"""Matrix products: plain, float8, four bits, GGUF blocks, experts and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from kernel_case import Case, randn, value_type
+from place import Place
+from torch.nn.functional import linear
+
+GROUP = 128
+"""Inputs that share a scale in four bits."""
+
+
+def cases(place: Place) -> Iterator[Case]:
+    """The products of Llama 3 8B's MLP, then experts of Qwen3-30B-A3B, then adapters."""
+    num_inputs, num_outputs = (4096, 28_672) if place.is_gpu else (256, 64)
+    for num_rows in (1, 64, 512, 8192) if place.is_gpu else (2,):
+        yield _float8(place, num_rows, num_inputs, num_outputs)
+    for num_rows in (1, 8, 64) if place.is_gpu else (2,):
+        yield _four_bits(place, num_rows, num_inputs, num_outputs)
+        for kind, num_values, num_bytes in (("q4_k", 256, 144), ("q8_0", 32, 34)):
+            row_bytes = num_inputs // num_values * num_bytes
+            yield _blocks(place, num_rows, (num_inputs, num_outputs), kind, row_bytes)
+    for num_rows in (1, 64, 512) if place.is_gpu else (2,):
+        yield _deterministic(place, num_rows, num_inputs, num_outputs)
+    for num_tokens in (1, 64, 512, 4096) if place.is_gpu else (3,):
+        yield _experts(place, num_tokens)
+    yield _adapters(place, *((64, 4096) if place.is_gpu else (3, 64)))
+
+
+def _float8(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> Case:
+    """A scale for each output, as text models have it."""
+    from triptych.core.runtime.kernels.triton import fp8_linear
+
+    x_TI, out_dtype = randn(place, num_rows, num_inputs), value_type(place)
+    weight_OI = randn(place, num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
+    scale_O = torch.full((num_outputs,), 0.02, device=place.device)
+    plain_OI = (weight_OI.float() * scale_O[:, None]).to(out_dtype)
+
+    def quantized() -> torch.Tensor:
+        largest_T1 = x_TI.abs().amax(1, keepdim=True).float() / 448
+        return torch._scaled_mm(
+            (x_TI / largest_T1).to(torch.float8_e4m3fn),
+            weight_OI.t(),
+            largest_T1,
+            scale_O[None],
+            out_dtype=out_dtype,
+            use_fast_accum=False,
+        )
+
+    x8_TI, one_T1 = x_TI.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=place.device)
+    product = partial(
+        torch._scaled_mm, x8_TI, weight_OI.t(), one_T1, scale_O[None], out_dtype=out_dtype
+    )
+    peers: dict[str, Callable[[], Any]] = {"plain": partial(linear, x_TI, plain_OI)}
+    if place.is_gpu:
+        peers |= {"scaled_mm": quantized, "scaled_mm_product_alone": product}
+        peers["scaled_mm_fast_product_alone"] = partial(product, use_fast_accum=True)
+    return Case(
+        f"float8 product, {num_rows} x {num_inputs} x {num_outputs}",
+        partial(fp8_linear.launch_fp8_linear, x_TI, weight_OI, scale_O, out_dtype),
+        peers,
+        weight_OI.nbytes,
+        2 * num_rows * num_inputs * num_outputs,
+        is_float8=True,
+    )
+
+
+def _four_bits(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> Case:
+    from triptych.core.runtime.kernels.triton import gptq_linear
+
+    x_TI, num_groups = randn(place, num_rows, num_inputs), num_inputs // GROUP
+    words, zeros = (
+        torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=place.device)
+        for shape in ((num_inputs // 8, num_outputs), (num_groups, num_outputs // 8))
+    )
+    scales_RO = torch.full((num_groups, num_outputs), 0.01, dtype=torch.float16).to(place.device)
+    weight = words, scales_RO, zeros, None, "gptq"
+    plain_OI = randn(place, num_outputs, num_inputs)
+    peers = {"plain": _not_compared(partial(linear, x_TI, plain_OI))}
+    if not place.is_gpu:
+        peers = {"reference": partial(gptq_linear.reference, x_TI, *weight, x_TI.dtype)}
+    return Case(
+        f"four bits (GPTQ), {num_rows} x {num_inputs} x {num_outputs}",
+        partial(gptq_linear.launch_gptq_linear, x_TI, *weight, x_TI.dtype),
+        peers,
+        words.nbytes + scales_RO.nbytes + zeros.nbytes,
+        2 * num_rows * num_inputs * num_outputs,
+    )
+
+
+def _blocks(place: Place, num_rows: int, shape: tuple[int, int], kind: str, row_bytes: int) -> Case:
+    from triptych.core.runtime.kernels.triton import gguf_linear
+
+    num_inputs, num_outputs = shape
+    x_TI, plain_OI = randn(place, num_rows, num_inputs), randn(place, num_outputs, num_inputs)
+    blocks_OB = torch.randint(0, 60, (num_outputs, row_bytes), dtype=torch.uint8).to(place.device)
+    return Case(
+        f"blocks ({kind}), {num_rows} x {num_inputs} x {num_outputs}",
+        partial(gguf_linear.launch_gguf_linear, x_TI, blocks_OB, kind, x_TI.dtype),
+        {"plain": _not_compared(partial(linear, x_TI, plain_OI))},
+        blocks_OB.nbytes,
+        2 * num_rows * num_inputs * num_outputs,
+    )
+
+
+def _deterministic(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> Case:
+    from triptych.core.runtime.kernels.triton.linear import launch_linear
+
+    x_TI, weight_OI = randn(place, num_rows, num_inputs), randn(place, num_outputs, num_inputs)
+    return Case(
+        f"deterministic product, {num_rows} x {num_inputs} x {num_outputs}",
+        partial(launch_linear, x_TI, weight_OI, x_TI.dtype, True),
+        {"torch": partial(linear, x_TI, weight_OI)},
+        weight_OI.nbytes,
+        2 * num_rows * num_inputs * num_outputs,
+    )
+
+
+def _experts(place: Place, num_tokens: int) -> Case:
+    """Qwen3-30B-A3B: 8 of 128 experts for each token."""
+    from triptych.core.runtime.kernels.triton import moe
+
+    num_experts, num_chosen, width, hidden = (128, 8, 2048, 768) if place.is_gpu else (4, 2, 32, 16)
+    x_TI = randn(place, num_tokens, width)
+    gate_up_EFI = randn(place, num_experts, 2 * hidden, width) * width**-0.5
+    down_EIF = randn(place, num_experts, width, hidden) * hidden**-0.5
+    chosen = [torch.randperm(num_experts)[:num_chosen] for _ in range(num_tokens)]
+    experts_TC = torch.stack(chosen).int().to(place.device)
+    weights_TC = torch.full((num_tokens, num_chosen), 1 / num_chosen, device=place.device)
+    given = x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC
+    peers: dict[str, Callable[[], Any]] = {}
+    if place.is_gpu:
+        peers["grouped_mm"] = partial(_by_grouped_mm, *given)
+    else:
+        peers["reference"] = partial(moe.reference, *given, "silu")
+    num_used = len(experts_TC.unique())
+    expert_bytes = (gate_up_EFI.nbytes + down_EIF.nbytes) / num_experts
+    return Case(
+        f"{num_chosen} of {num_experts} experts, {num_tokens} tokens",
+        partial(moe.launch_moe_mlp, *given, "silu"),
+        peers,
+        num_used * expert_bytes,
+        6 * num_tokens * num_chosen * width * hidden,
+    )
+
+
+def _by_grouped_mm(
+    x_TI: torch.Tensor,
+    gate_up_EFI: torch.Tensor,
+    down_EIF: torch.Tensor,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+) -> torch.Tensor:
+    """The same by torch: pairs sorted by expert, then two grouped products."""
+    num_tokens, num_chosen = experts_TC.shape
+    experts_P, order_P = experts_TC.flatten().sort(stable=True)
+    numbers_E = torch.arange(len(gate_up_EFI), device=x_TI.device, dtype=torch.int32)
+    ends_E = torch.searchsorted(experts_P, numbers_E, right=True).int()
+    tokens_P = order_P // num_chosen
+    both_PF = torch._grouped_mm(x_TI[tokens_P], gate_up_EFI.transpose(1, 2), offs=ends_E)
+    gate_PF, up_PF = both_PF.chunk(2, dim=1)
+    hidden_PF = torch.nn.functional.silu(gate_PF) * up_PF
+    out_PI = torch._grouped_mm(hidden_PF, down_EIF.transpose(1, 2), offs=ends_E)
+    out_PI = out_PI * weights_TC.flatten()[order_P][:, None].to(out_PI.dtype)
+    return x_TI.new_zeros(num_tokens, x_TI.shape[1]).index_add_(0, tokens_P, out_PI)
+
+
+def _adapters(place: Place, num_rows: int, width: int) -> Case:
+    """Rows with one of four adapters each."""
+    from triptych.core.runtime.kernels.triton.lora import launch_lora_add
+
+    rank, num_adapters = 16, 4
+    y_TO, x_TI = (randn(place, num_rows, width) for _ in range(2))
+    a_LRI = randn(place, num_adapters, rank, width)
+    b_LOR = randn(place, num_adapters, width, rank)
+    adapters_T = torch.arange(num_rows, dtype=torch.int32, device=place.device) % num_adapters
+    scales_T = torch.ones(num_rows, device=place.device)
+    return Case(
+        f"adapters of rank {rank}, {num_rows} x {width}",
+        partial(launch_lora_add, y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T),
+        {},
+        a_LRI.nbytes + b_LOR.nbytes + 2 * y_TO.nbytes + x_TI.nbytes,
+    )
+
+
+def _not_compared(work: Callable[[], object]) -> Callable[[], None]:
+    """A product of the same size with other weights."""
+
+    def call() -> None:
+        work()
+
+    return call
