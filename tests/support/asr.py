@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "median_filter_width": 7,
 }
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 GENERATION: dict[str, Any] = {
     "alignment_heads": [[1, 0], [1, 1]],
     "begin_suppress_tokens": [32, END],
@@ -97,9 +99,9 @@ def spec(**generation: Any) -> WhisperSpec:
     return WhisperSpec.of(CONFIG, GENERATION | generation)
 
 
-def random_network(seed: int = 0) -> WhisperForConditionalGeneration:
+def random_network(seed: int = 0, **sizes: int) -> WhisperForConditionalGeneration:
     """Weights lively enough that it says something else at every step."""
-    network = WhisperForConditionalGeneration(WhisperConfig.from_dict(CONFIG)).eval()
+    network = WhisperForConditionalGeneration(WhisperConfig.from_dict(CONFIG | sizes)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in network.parameters():
@@ -111,11 +113,13 @@ def random_network(seed: int = 0) -> WhisperForConditionalGeneration:
     return network
 
 
-def write_folder(folder: Path, *, seed: int = 0, **generation: Any) -> ResolvedModel:
-    """The small model as a folder that transformers reads, too."""
-    random_network(seed).save_pretrained(folder)
+def write_folder(
+    folder: Path, *, seed: int = 0, sizes: Mapping[str, int] = NO_SIZES, **generation: Any
+) -> ResolvedModel:
+    """The small model as a folder that transformers reads, too; `sizes` change `CONFIG`."""
+    random_network(seed, **sizes).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(GENERATION | generation))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | dict(sizes)))
     tokenizer().save(str(folder / "tokenizer.json"))
     return ResolvedModel(name="ears", reference="ears", folder=str(folder), digest="ab" * 32)
 

@@ -23,13 +23,15 @@ _TRANSFORMER = {
 }
 
 
-def csm(folder: Path, *, vocab_size: int = 32) -> transformers.CsmForConditionalGeneration:
+def csm(
+    folder: Path, *, vocab_size: int = 32, hidden_size: int = 32
+) -> transformers.CsmForConditionalGeneration:
     """Saved in `folder`; four codebooks, of which Mimi has 32 codes each, and 48 words."""
     codec = mimi()
     randomize(codec)
     config = transformers.CsmConfig(
         **_TRANSFORMER,
-        hidden_size=32,
+        hidden_size=hidden_size,
         num_codebooks=4,
         vocab_size=vocab_size,
         text_vocab_size=48,
@@ -43,8 +45,8 @@ def csm(folder: Path, *, vocab_size: int = 32) -> transformers.CsmForConditional
         codec_config=codec.config.to_dict(),
         depth_decoder_config={
             **_TRANSFORMER,
-            "hidden_size": 16,
-            "backbone_hidden_size": 32,
+            "hidden_size": hidden_size // 2,
+            "backbone_hidden_size": hidden_size,
             "num_codebooks": 4,
             "vocab_size": vocab_size,
             "max_position_embeddings": 5,
@@ -73,11 +75,11 @@ ORPHEUS_CODES = 32
 ORPHEUS_STOP = 40
 
 
-def orpheus(folder: Path) -> transformers.LlamaForCausalLM:
+def orpheus(folder: Path, *, hidden_size: int = 32) -> transformers.LlamaForCausalLM:
     """Saved in `folder` with a tiny SNAC: 48 words, then seven places of 32 codes each."""
     config = transformers.LlamaConfig(
         **_TRANSFORMER,
-        hidden_size=32,
+        hidden_size=hidden_size,
         vocab_size=48 + 7 * ORPHEUS_CODES,
         max_position_embeddings=192,
         eos_token_id=ORPHEUS_STOP,
@@ -103,7 +105,7 @@ def orpheus(folder: Path) -> transformers.LlamaForCausalLM:
     return transformers.LlamaForCausalLM.from_pretrained(folder).eval()
 
 
-def higgs(folder: Path) -> tuple[Any, Any]:
+def higgs(folder: Path, *, hidden_size: int = 32) -> tuple[Any, Any]:
     """Saved in `folder` with a tiny tokenizer of sound: eight codebooks of 32 codes, 64 words.
 
     The model ends its streams now and then: the mark of the end is made likelier.
@@ -112,8 +114,8 @@ def higgs(folder: Path) -> tuple[Any, Any]:
     num_codebooks = codec.config.num_quantizers
     config = transformers.HiggsAudioV2Config(
         **_TRANSFORMER,
-        hidden_size=32,
-        head_dim=8,
+        hidden_size=hidden_size,
+        head_dim=hidden_size // 4,
         vocab_size=64,
         max_position_embeddings=128,
         num_codebooks=num_codebooks,

@@ -1,0 +1,123 @@
+"""Requests of any kind, answered by the engine on a device.
+
+Owns the start and the end of an engine in this process, and the checks that its captured steps were
+used. Knows no modality.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triptych.compose import build_engine
+from triptych.core.options.table import make_config
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve_all
+from triptych.schedulers.local import LocalClient
+
+Answer = list[Any]
+"""All deltas of a request."""
+Waves = Sequence[Sequence[Any]]
+"""Requests: those of a wave are submitted together, once the wave before has been answered."""
+Options = Mapping[str, Any]
+
+NAME = "model"
+NUM_THREADS = 2
+
+
+def answer(
+    folder: Path, waves: Waves, device: torch.device, cache: Path, options: Options
+) -> list[Answer]:
+    """Answer all requests by the model in `folder`; `options` are those of `triptych serve`.
+
+    Raises the first error of a request.
+    """
+    config = make_config(
+        {
+            "model": (f"{NAME}={folder}",),
+            "device": device.type,
+            "cache_dir": str(cache),
+            "bundle": "none",
+            "threads": NUM_THREADS,
+            **options,
+        }
+    )
+    models = resolve_all(config.models, SilentProgress())
+
+    async def run() -> list[Answer]:
+        client = LocalClient(build_engine(config, models))
+        try:
+            await client.load(NAME)
+            found: list[Answer] = []
+            for number, wave in enumerate(waves):
+                jobs = (
+                    _deltas(client, request, f"{number}-{place}")
+                    for place, request in enumerate(wave)
+                )
+                found += await asyncio.gather(*jobs)
+            return found
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+async def _deltas(client: LocalClient, request: Any, job_id: str) -> Answer:
+    stream = client.submit(NAME, request, job_id=job_id)
+    return [output.payload async for output in stream if output.payload is not None]
+
+
+@dataclass(slots=True)
+class Replays:
+    """Steps that were replayed and steps that were to be and ran eagerly, by the kind of key."""
+
+    keys: set[str] = field(default_factory=set)
+    num_replayed: int = 0
+    num_eager: int = 0
+
+
+@contextmanager
+def counted_replays() -> Iterator[Replays]:
+    """Count the replays of captured steps of all models inside."""
+    replays, run = Replays(), CapturedSteps.run
+
+    def counted(steps: CapturedSteps, key: Any, *inputs: Any, **named: Any) -> Any:
+        outputs = run(steps, key, *inputs, **named)
+        replays.num_replayed += outputs is not None
+        replays.num_eager += outputs is None
+        replays.keys.add(str(key))
+        return outputs
+
+    setattr(CapturedSteps, "run", counted)  # noqa: B010 - a method is replaced
+    try:
+        yield replays
+    finally:
+        setattr(CapturedSteps, "run", run)  # noqa: B010
+
+
+class Warnings(logging.Handler):
+    """Counts what is logged as a warning or worse while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one record."""
+        self.texts[record.getMessage()[:300]] += 1
+
+    def __enter__(self) -> Warnings:
+        logging.getLogger("triptych").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("triptych").removeHandler(self)
