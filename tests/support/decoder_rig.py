@@ -35,10 +35,11 @@ def load_decoder(
     max_length: int = 0,
     dtype: torch.dtype = torch.float32,
     native: NativeKernels | None = None,
+    device: torch.device = CPU,
 ) -> Decoder:
     with Checkpoint.open(folder) as checkpoint:
         config = read_decoder_config(checkpoint.config, max_length=max_length)
-        decoder = Decoder(config, dtype=dtype, device=CPU)
+        decoder = Decoder(config, dtype=dtype, device=device)
         load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused)
     decoder.prepare(native)
     return decoder
@@ -95,6 +96,7 @@ class Rig:
         recorder: Callable[[Any], Any] = Recorder,
         native: NativeKernels | None = None,
         graphs: DecodeGraphs | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
@@ -102,17 +104,17 @@ class Rig:
             num_pages, generator=torch.Generator().manual_seed(7)
         ).tolist()
         self.free_slots = list(range(max_batch_size))
-        self.kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
+        self.kv = KvCache(layout, num_pages + (graphs is not None), device, native)
         self.recorder = recorder(model)
         size = self.recorder.vocab_size
         num_slots = max_batch_size + (graphs is not None)
-        sampler = Sampler(vocab_size=size, max_batch_size=num_slots, device=CPU)
+        sampler = Sampler(vocab_size=size, max_batch_size=num_slots, device=device)
         self.runner = TokenRunner(
-            self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
+            self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=device),
             self.kv,
             max_batch_size=max_batch_size,
             max_length=max_length,
-            device=CPU,
+            device=device,
             graphs=graphs,
         )
         self.num_steps = 0

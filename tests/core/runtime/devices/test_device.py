@@ -133,16 +133,6 @@ def test_what_the_allocator_holds_unused_can_be_had(monkeypatch: pytest.MonkeyPa
     assert Device.open("cpu").obtainable_bytes() > 0
 
 
-@pytest.mark.gpu
-def test_a_real_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    gpu = Device.open("gpu")
-    gpu.synchronize()
-    assert gpu.free_bytes() > 2**28
-    assert gpu.compute_dtype(torch.float32) is torch.float32
-
-
 GROWTH = """
 import ctypes, torch
 from triptych.core.runtime.devices.device import Device
