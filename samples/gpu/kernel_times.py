@@ -17,11 +17,11 @@ from kernel_case import Case, Limits
 from place import Place, Record, error_text, record
 
 FAMILIES = (
-    "attention_cases",
-    "image_cases",
-    "product_cases",
-    "sampling_cases",
-    "small_cases",
+    "attention_times",
+    "image_times",
+    "product_times",
+    "sampling_times",
+    "small_times",
 )
 LEAST_S = 4
 

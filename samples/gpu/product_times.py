@@ -34,6 +34,7 @@ def cases(place: Place) -> Iterator[Case]:
 
 def _float8(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> Case:
     """A scale for each output, as text models have it."""
+    from triptych.core.runtime.kernels.library_products import scaled_linear
     from triptych.core.runtime.kernels.triton import fp8_linear
 
     x_TI, out_dtype = randn(place, num_rows, num_inputs), value_type(place)
@@ -41,25 +42,15 @@ def _float8(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> C
     scale_O = torch.full((num_outputs,), 0.02, device=place.device)
     plain_OI = (weight_OI.float() * scale_O[:, None]).to(out_dtype)
 
-    def quantized() -> torch.Tensor:
-        largest_T1 = x_TI.abs().amax(1, keepdim=True).float() / 448
-        return torch._scaled_mm(
-            (x_TI / largest_T1).to(torch.float8_e4m3fn),
-            weight_OI.t(),
-            largest_T1,
-            scale_O[None],
-            out_dtype=out_dtype,
-            use_fast_accum=False,
-        )
-
     x8_TI, one_T1 = x_TI.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=place.device)
     product = partial(
         torch._scaled_mm, x8_TI, weight_OI.t(), one_T1, scale_O[None], out_dtype=out_dtype
     )
     peers: dict[str, Callable[[], Any]] = {"plain": partial(linear, x_TI, plain_OI)}
     if place.is_gpu:
-        peers |= {"scaled_mm": quantized, "scaled_mm_product_alone": product}
-        peers["scaled_mm_fast_product_alone"] = partial(product, use_fast_accum=True)
+        library = partial(scaled_linear, x_TI, weight_OI, scale_O, out_dtype)
+        peers |= {"our_library_path": library, "product_alone": product}
+        peers["fast_product_alone"] = partial(product, use_fast_accum=True)
     return Case(
         f"float8 product, {num_rows} x {num_inputs} x {num_outputs}",
         partial(fp8_linear.launch_fp8_linear, x_TI, weight_OI, scale_O, out_dtype),
@@ -130,7 +121,9 @@ def _experts(place: Place, num_tokens: int) -> Case:
     gate_up_EFI = randn(place, num_experts, 2 * hidden, width) * width**-0.5
     down_EIF = randn(place, num_experts, width, hidden) * hidden**-0.5
     chosen = [torch.randperm(num_experts)[:num_chosen] for _ in range(num_tokens)]
-    experts_TC = torch.stack(chosen).int().to(place.device)
+    experts_TC = torch.stack(chosen).int()
+    num_used = len(experts_TC.unique())
+    experts_TC = experts_TC.to(place.device)
     weights_TC = torch.full((num_tokens, num_chosen), 1 / num_chosen, device=place.device)
     given = x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC
     peers: dict[str, Callable[[], Any]] = {}
@@ -138,7 +131,6 @@ def _experts(place: Place, num_tokens: int) -> Case:
         peers["grouped_mm"] = partial(_by_grouped_mm, *given)
     else:
         peers["reference"] = partial(moe.reference, *given, "silu")
-    num_used = len(experts_TC.unique())
     expert_bytes = (gate_up_EFI.nbytes + down_EIF.nbytes) / num_experts
     return Case(
         f"{num_chosen} of {num_experts} experts, {num_tokens} tokens",
