@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from support.asr import write_folder
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "matplotlib", "rich")
 
@@ -67,3 +70,23 @@ def test_the_embedded_voice_starts_without_the_compiler_of_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
     assert run.stdout.split()[-1] == "False"
+
+
+WITHOUT_AV = "import sys; sys.modules['av'] = None\n"
+
+
+def test_sound_that_is_not_compressed_is_spoken_and_heard_without_av(tmp_path: Path) -> None:
+    """It is a package of 33 MiB, which machines with a GPU may lack."""
+    write_folder(tmp_path)
+    program = (
+        f"{WITHOUT_AV}import numpy as np, triptych\n"
+        "with triptych.SpeechPipeline.from_pretrained() as speak:\n"
+        f"    speak('Hello.').save({str(tmp_path / 'a.wav')!r})\n"
+        f"with triptych.TranscriptionPipeline.from_pretrained({str(tmp_path)!r}) as hear:\n"
+        "    print(hear(np.random.rand(32000).astype(np.float32)).duration_s)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.stdout.split()[-1:] == ["2.0"], run.stderr
+    assert (tmp_path / "a.wav").read_bytes()[:4] == b"RIFF"

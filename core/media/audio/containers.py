@@ -34,7 +34,6 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import ClassVar
 
-import av
 import numpy as np
 import numpy.typing as npt
 
@@ -159,6 +158,8 @@ class PacketEncoder:
     """Encodes one mono stream at `sample_rate` (Hz) into packets."""
 
     def __init__(self, spec: CodecSpec, sample_rate: int, bit_rate: int | None) -> None:
+        import av
+
         context = av.CodecContext.create(spec.name, "w")
         assert isinstance(context, av.AudioCodecContext)
         context.sample_rate, context.time_base = sample_rate, Fraction(1, sample_rate)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-import av
 import numpy as np
 
 from triptych.core.media.audio.containers import encode_clip
@@ -33,6 +32,8 @@ DECODERS: Final = MappingProxyType({"clip": _decode_clip})
 
 def prepare() -> None:
     """Load all of PyAV, which imports many modules only when a file first needs them."""
+    import av
+
     for module in pkgutil.walk_packages(av.__path__, "av."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

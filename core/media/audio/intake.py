@@ -4,7 +4,8 @@ Owns the accepted formats, and when reading stops. Knows nothing of HTTP or mode
 never trusted: bytes decide the format, decoded frames decide rate, channels and length, and memory
 is bounded by the requested output and one decoded frame. A file that is shorter than its header
 states was cut short, and is refused. Only the demuxer of the detected format is opened, with only
-its decoders, so no playlist or reference to another file is ever followed.
+its decoders, so no playlist or reference to another file is ever followed. PyAV is imported with
+the first clip.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import av
-import av.container
-import av.error
 import numpy as np
 import numpy.typing as npt
-from av.audio.codeccontext import AudioCodecContext
-from av.audio.plane import AudioPlane
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media.audio.resampling import Pcm, Resampler
+
+if TYPE_CHECKING:
+    import av
+    from av.audio.codeccontext import AudioCodecContext
+    from av.container import InputContainer
 
 _PCM = "pcm_u8,pcm_s16le,pcm_s24le,pcm_s32le,pcm_f32le,pcm_f64le,pcm_alaw,pcm_mulaw"
 _TELEPHONE = "adpcm_ima_wav,adpcm_ms,gsm_ms,adpcm_g722"
@@ -140,6 +142,8 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
     if not data:
         raise InvalidRequest("The audio file is empty.", param="file")
     kind = sniff(data)
+    import av.error
+
     try:
         with _open(data, kind) as container:
             if not (streams := container.streams.audio):
@@ -192,13 +196,17 @@ def _num_flac_samples(data: bytes) -> int:
     return int(struct.unpack_from(">Q", data, 18)[0]) & (2**36 - 1) if len(data) >= 26 else 0
 
 
-def _open(data: bytes, kind: str) -> av.container.InputContainer:
+def _open(data: bytes, kind: str) -> InputContainer:
+    import av
+
     options = {"codec_whitelist": _DECODERS[kind], "max_streams": "16"}
     # Tags in encodings other than UTF-8 are common and not needed.
     return av.open(io.BytesIO(data), "r", format=kind, options=options, metadata_errors="ignore")
 
 
 def _decoded(packets: Iterator[av.Packet[av.AudioStream]]) -> Iterator[av.AudioFrame]:
+    import av.error
+
     num_idle = num_broken = 0
     for packet in packets:
         try:
@@ -240,6 +248,8 @@ def _samples(frame: av.AudioFrame) -> npt.NDArray[np.generic]:
 
     PyAV's `planes` reads until a null pointer, which eight channels do not have.
     """
+    from av.audio.plane import AudioPlane
+
     num_channels, dtype = frame.layout.nb_channels, _SAMPLE_TYPES[frame.format.packed.name]
     num_planes = num_channels if frame.format.is_planar else 1
     size = frame.samples * num_channels // num_planes

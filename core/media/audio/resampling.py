@@ -1,17 +1,21 @@
 """Resamples a stream without seams.
 
 Owns the resampler state of a stream. Knows neither containers nor models. The filter is
-libswresample's windowed sinc; it holds back at most 50 samples of the faster rate.
+libswresample's windowed sinc; it holds back at most 50 samples of the faster rate. PyAV is imported
+where it is used: sound that is neither resampled nor compressed needs none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-import av
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import av
 
 Pcm = npt.NDArray[np.float32]
 """Mono samples [S]; full scale is -1 to 1."""
@@ -23,6 +27,8 @@ def audio_frame(
     samples: Pcm | npt.NDArray[np.int16], sample_format: str, sample_rate: int, start: int
 ) -> av.AudioFrame:
     """Wrap mono `samples` [S], beginning at sample `start` of their stream."""
+    import av
+
     frame = av.AudioFrame.from_ndarray(samples[None], format=sample_format, layout="mono")
     frame.sample_rate, frame.pts, frame.time_base = sample_rate, start, Fraction(1, sample_rate)
     return frame
@@ -38,11 +44,11 @@ class Resampler:
     def __init__(self, source_rate: int, target_rate: int) -> None:
         self.target_rate = target_rate
         self._source_rate = source_rate
-        self._filter = (
-            None
-            if source_rate == target_rate
-            else av.AudioResampler(format="flt", layout="mono", rate=target_rate)
-        )
+        self._filter: av.AudioResampler | None = None
+        if source_rate != target_rate:
+            import av
+
+            self._filter = av.AudioResampler(format="flt", layout="mono", rate=target_rate)
         self._num_in = self._num_out = 0
 
     def target_length(self, num_samples: int) -> int:
