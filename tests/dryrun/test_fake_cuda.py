@@ -83,7 +83,9 @@ def test_a_copy_arrives_with_its_event(gpu: FakeCuda, x: torch.Tensor) -> None:
     with gpu.launch():
         copy, flag = HostCopy(x[0]), HostCopy(x[0] > 0)
     assert copy._host.isnan().all(), "nothing has arrived"
+    end = end_of_work(CUDA)
     with gpu.result():
+        end()
         assert copy.get().tolist() == [0.0, 0.0, 0.0]
         assert flag.get().tolist() == [True, True, True]
         assert not copy.get().isnan().any(), "it is there to be read again"

@@ -3,7 +3,9 @@
 Tensors on `cuda` are fake (torch's FakeTensorMode): they have shapes, types and strides and no
 values, so mixing devices, reading a value and making a shape of one all raise. Tensors of the host
 are real. Beyond that a step is watched for what would make the host wait for a real GPU: copies
-that are not from or to pinned memory, or are not asynchronous, and events that are waited for.
+that are not from or to pinned memory, or are not asynchronous, and events that are waited for. Of a
+result, the first event that is waited for must let the thread sleep. A graph must be replayed on a
+stream of the priority that it was captured with.
 
 What is copied back arrives when the event recorded behind it has been waited for, as on a GPU:
 zeros, and true. Until then the memory of the host holds values that no test would take for sound.
@@ -68,6 +70,7 @@ class FakeCuda:
     peak_bytes: int = 0
     phase: Literal["free", "launch", "result"] = "free"
     _copies: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _streams: list[_Stream] = field(default_factory=list)
     _num_recorded: int = 0
     _num_done: int = 0
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -76,7 +79,7 @@ class FakeCuda:
 
     def __enter__(self) -> FakeCuda:
         patch = self._stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(torch, "Event", type("Event", (_Event,), {"gpu": self}))
+        self._streams = [_Stream(CUDA)]
         for name, stand_in in self._driver().items():
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(nn.Module, "_apply", _apply)
@@ -89,24 +92,37 @@ class FakeCuda:
         """What of `torch.cuda` would ask a driver. A graph is captured, and replays nothing."""
         return {
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": self}),
+            "Event": type("Event", (_Event,), {"gpu": self}),
             "Stream": _Stream,
-            "current_stream": _Stream,
+            "current_stream": lambda device: self._streams[-1],
             "device": lambda device: nullcontext(),
             "get_device_capability": lambda *device: (9, 0),
             "get_device_properties": lambda device: _PROPERTIES,
-            "graph": lambda graph, **options: nullcontext(),
             "graph_pool_handle": lambda: (0, 0),
             "is_bf16_supported": lambda *given: True,
             "mem_get_info": lambda device: (self.free_bytes,) * 2,
             "empty_cache": lambda: None,
             "memory_reserved": lambda device: self.live_bytes,
-            "memory_snapshot": lambda pool: [],
-            "stream": lambda stream: nullcontext(),
+            "memory_snapshot": lambda *pool: [],
+            "stream": self._on_stream,
             "synchronize": lambda device: self.fault("it is waited for"),
         }
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @contextmanager
+    def _on_stream(self, stream: _Stream) -> Iterator[None]:
+        self._streams.append(stream)
+        try:
+            yield
+        finally:
+            self._streams.pop()
+
+    @property
+    def priority(self) -> int:
+        """The priority of the current stream."""
+        return self._streams[-1].priority
 
     @contextmanager
     def launch(self) -> Iterator[None]:
@@ -190,18 +206,25 @@ class _Stream:
     """`torch.cuda.Stream`: its work is in the order of the host's."""
 
     def __init__(self, device: torch.device, *, priority: int = 0) -> None:
-        self.device = device
+        self.device, self.priority = device, priority
 
     def wait_stream(self, stream: _Stream) -> None: ...
 
 
 class _Graph:
-    """`torch.cuda.CUDAGraph`."""
+    """`torch.cuda.CUDAGraph`: its kernels keep the priority of the stream they are captured on."""
 
     gpu: ClassVar[FakeCuda]
 
+    def capture_begin(self, **options: Any) -> None:
+        self._priority = self.gpu.priority
+
+    def capture_end(self) -> None: ...
+
     def replay(self) -> None:
         self.gpu.num_replays += 1
+        if self._priority != self.gpu.priority:
+            self.gpu.fault("a graph is replayed on a stream of another priority")
 
     def reset(self) -> None: ...
 
@@ -210,17 +233,20 @@ _PROPERTIES = SimpleNamespace(name="Fake", multi_processor_count=132, major=9, m
 
 
 class _Event:
-    """`torch.Event`: a place in the order of the device's work."""
+    """`torch.cuda.Event`: a place in the order of the device's work."""
 
     gpu: ClassVar[FakeCuda]
 
-    def __init__(self, device: torch.device, **options: bool) -> None:
+    def __init__(self, *, blocking: bool = False, enable_timing: bool = False) -> None:
         self._place = 0
+        self._is_blocking = blocking
 
     def record(self, stream: object = None) -> None:
         self._place = self.gpu.record()
 
     def synchronize(self) -> None:
+        if self.gpu.phase == "result" and not (self._is_blocking or self.query()):
+            self.gpu.fault("the host waits actively for the end of a step")
         self.gpu.wait(self._place)
 
     def query(self) -> bool:

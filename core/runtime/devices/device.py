@@ -56,6 +56,7 @@ class Device:
                 f"No GPU {index}: {count or 'no'} GPU(s) usable by this PyTorch. Use --device cpu,"
                 " or install a PyTorch build and a driver that match."
             )
+        _keep_full_precision()
         return cls(torch.device("cuda", index))
 
     @property
@@ -190,6 +191,15 @@ def has_fast_cpu_bfloat16() -> bool:
     )
 
 
+def _keep_full_precision() -> None:
+    """Compute float32 convolutions in float32, as torch does matrix products by default.
+
+    For the whole process and once: torch's setting is global, so that code which changes it for a
+    while would change it for models on other threads.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def _bound_primitive_caches() -> None:
     """Limit the compiled primitives that oneDNN and torch's layer above it keep, 1,024 by default.
 
@@ -210,10 +220,14 @@ def _container_bytes() -> int:
 
 
 def end_of_work(device: torch.device) -> Callable[[], None]:
-    """A function that waits for the work launched so far on this thread's stream."""
+    """A function that waits for the work launched so far on this thread's stream.
+
+    The thread sleeps until then. Waiting for other events keeps a core busy (`HostCopy.get`), so
+    the result of a step is read after its end; `torch.Event` takes `blocking` and ignores it.
+    """
     if device.type != "cuda":
         return _is_over
-    event = torch.Event(device, blocking=True)
+    event = torch.cuda.Event(blocking=True)
     event.record()
     return event.synchronize
 

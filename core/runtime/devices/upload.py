@@ -24,7 +24,7 @@ _DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64
 
 
 class CopyEvent(Protocol):
-    """The part of `torch.Event` that is used here."""
+    """The part of `torch.cuda.Event` that is used here."""
 
     def record(self) -> None:
         """Mark this place in the stream's work."""
@@ -49,7 +49,7 @@ class Uploads:
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
-        self._new_event: Callable[[], CopyEvent] = new_event or (lambda: torch.Event(device))
+        self._new_event: Callable[[], CopyEvent] = new_event or torch.cuda.Event
         self._buffers = [_EMPTY] * _NUM_BUFFERS
         self._events = [] if self._is_cpu else [self._new_event() for _ in range(_NUM_BUFFERS)]
         self._last = 0

@@ -118,9 +118,8 @@ class PendingStage:
 
     def result(self) -> StepResult:
         """Wait for the device and copy the results of the stages to the host."""
-        rows = tuple(_result(given, stage) for given, stage in self._rows)
         self._wait()
-        return StepResult(rows=rows)
+        return StepResult(rows=tuple(_result(given, stage) for given, stage in self._rows))
 
 
 def advance_each(advance: Callable[[AnyWork], Yield], works: Sequence[AnyWork]) -> list[Yield]:

@@ -296,6 +296,5 @@ class PendingTokens:
 
     def result(self) -> StepResult:
         """Wait for this step alone, not for those launched since."""
-        rows = self._results()
         self._wait()
-        return StepResult(rows=rows)
+        return StepResult(rows=self._results())

@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch
 
 from triptych.core.runtime.graphs.backend import Captured, GraphBackend, Tensors, open_backend
+from triptych.core.runtime.graphs.trial import Trial
 
 Body = Callable[[Tensors], Tensors]
 AnyNote = TypeVar("AnyNote")
@@ -32,7 +33,7 @@ _NUM_TRIES = 16
 """How often a step must have run eagerly before others are evicted for it. A capture takes as long
 as a few eager steps: so much is lost at most where more sizes take turns than fit."""
 _MAX_NOTED = 256
-"""Steps that are counted so, and those known not to fit."""
+"""Steps that are counted so, that are timed, and that are known not to fit or to gain nothing."""
 _MAX_REFUSED = 8
 """Steps that do not fit even alone, after which new ones have to wait before they are captured."""
 
@@ -61,9 +62,10 @@ class CapturedSteps:
     """The captured steps of one model, by bucket (or any other key of their shapes).
 
     They may take `budget_bytes` in all, which the caller has in the ledger; `resize` asks the
-    ledger for more or less, and returns whether it could. Steps captured `ahead` are kept; of those
-    that are captured at their first run, the least recently used are evicted. With `verifies` each
-    replay is compared with eager execution, bit by bit.
+    ledger for more or less, and returns whether it could. Steps captured `ahead` are kept. Others
+    are captured once a few eager runs show a gain, where the backend measures one, else at their
+    first run; the least recently used of them are evicted. With `verifies` each step is captured,
+    and each replay is compared with eager execution, bit by bit.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CapturedSteps:
         self._kept_bytes = 0
         self._steps: OrderedDict[Hashable, _StaticStep] = OrderedDict()  # the last used is the last
         self._waiting: OrderedDict[Hashable, int] = OrderedDict()  # how often each ran eagerly
+        self._trials: OrderedDict[Hashable, Trial] = OrderedDict()
         self._refused: OrderedDict[Hashable, None] = OrderedDict()
         self._num_refused = 0
         self._is_ahead = False
@@ -126,12 +129,15 @@ class CapturedSteps:
     ) -> Tensors | None:
         """Replay the step of `key`; `None`, with nothing done, where it has to run eagerly.
 
-        Captures it the first time. For one key, bodies do the same, and inputs have one shape.
-        Inputs may be on the host, pinned. Raises `ReplayDiffers`.
+        Captures it when it is due, and may run it eagerly until then. For one key, bodies do the
+        same, and inputs have one shape. Inputs may be on the host, pinned. Raises `ReplayDiffers`.
         """
         step = self._kept.get(key) or self._steps.get(key)
         if step is None and self._is_due(key):
-            step = self._open(key, body, inputs, state)
+            if (trial := self._trial(key)) is not None:
+                return trial.run(partial(body, self._copies(inputs)))
+            if key not in self._refused:
+                step = self._open(key, body, inputs, state)
         if step is None:
             return None
         if key in self._steps:
@@ -146,13 +152,29 @@ class CapturedSteps:
         """Whether to capture a step now: at once while there is room, else once it pays off."""
         if self._is_off or key in self._refused:
             return False
-        if not self._is_full:
+        if not self._is_full or key in self._trials:
             return True
         count = self._waiting.pop(key, 0) + 1
         if count >= _NUM_TRIES:
             return True
         _note(self._waiting, key, count)
         return False
+
+    def _trial(self, key: Hashable) -> Trial | None:
+        """The measurement of a step that is not known yet to gain; one that does not is refused."""
+        if self._is_ahead or self._verifies:
+            return None
+        trial = self._trials.get(key) or self._backend.trial()
+        if trial is None:
+            return None
+        if (gains := trial.gains()) is None:
+            _note(self._trials, key, trial)
+            return trial
+        self._trials.pop(key, None)
+        if not gains:
+            _note(self._refused, key, None)
+            _log.info("%s: the step of %s runs eagerly: its kernels take longer", self._name, key)
+        return None
 
     def _open(
         self, key: Hashable, body: Body, inputs: Tensors, state: Tensors
@@ -198,9 +220,7 @@ class CapturedSteps:
 
     def _capture(self, body: Body, inputs: Tensors, num_bytes: int) -> _StaticStep:
         """Capture a step; `num_bytes` is the size of its inputs."""
-        statics = [torch.empty_like(given, device=self._device) for given in inputs]
-        for static, given in zip(statics, inputs, strict=True):
-            static.copy_(given, non_blocking=True)
+        statics = self._copies(inputs)
         captured = self._backend.capture(partial(body, statics))
         while self._must_drop(num_bytes):
             self._is_full = True
@@ -211,6 +231,13 @@ class CapturedSteps:
             captured.release()
             raise
         return _StaticStep(statics, captured, body, num_bytes)
+
+    def _copies(self, inputs: Tensors) -> Tensors:
+        """The inputs on the device, in memory of their own."""
+        copies = [torch.empty_like(given, device=self._device) for given in inputs]
+        for copied, given in zip(copies, inputs, strict=True):
+            copied.copy_(given, non_blocking=True)
+        return copies
 
     def _must_drop(self, num_bytes: int) -> bool:
         """Whether a step must be evicted for one with inputs of `num_bytes`."""
@@ -259,10 +286,15 @@ def _note(noted: OrderedDict[Hashable, AnyNote], key: Hashable, value: AnyNote) 
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error began as lack of memory: ending the capture may then also fail."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+    """Whether an error began as lack of memory: ending the capture may then also fail.
+
+    The driver's own lack of memory, for an executable graph, is another type of error.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            return True
         error = error.__context__
-    return error is not None
+    return False
 
 
 def _clones(tensors: Tensors) -> Tensors:

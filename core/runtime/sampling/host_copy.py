@@ -10,17 +10,20 @@ import torch
 
 
 class HostCopy:
-    """Starts the copy at once; `get` waits for it only, not for work launched since."""
+    """Starts the copy at once; `get` waits for it only, not for work launched since.
+
+    It waits actively: after `core.runtime.devices.device.end_of_work` it returns at once.
+    """
 
     __slots__ = ("_event", "_host")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = tensor
-        self._event: torch.Event | None = None
+        self._event: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.Event(tensor.device)
+            self._event = torch.cuda.Event()
             self._event.record()
 
     def get(self) -> torch.Tensor:

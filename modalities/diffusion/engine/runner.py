@@ -150,9 +150,8 @@ class PendingImages:
 
     def result(self) -> StepResult:
         """Wait for the device and copy the results to the host."""
-        rows = tuple(each() for each in self._yields)
         self._wait()
-        return StepResult(rows=rows)
+        return StepResult(rows=tuple(each() for each in self._yields))
 
 
 def _run_isolated(

@@ -191,11 +191,11 @@ class PendingAudio:
 
     def result(self) -> StepResult:
         """Wait for the samples."""
+        self.wait()
         rows = tuple(
             AudioRowResult(is_finite=False) if index in self.unknown else _audio_row(parts)
             for index, parts in enumerate(self.parts)
         )
-        self.wait()
         return StepResult(rows=rows)
 
 
@@ -237,7 +237,8 @@ class VoiceReader:
             codes = HostCopy(torch.from_numpy(codes_QF))
         else:
             codes = HostCopy(self._encode(plan.clip))
-        return PendingVoice(self, plan.clip, codes, codes_QF is not None)
+        wait = end_of_work(self._device)
+        return PendingVoice(self, plan.clip, codes, wait, is_known=codes_QF is not None)
 
     def close(self) -> None:
         """Clear the cache of voices."""
@@ -269,10 +270,12 @@ class PendingVoice:
     reader: VoiceReader
     clip: VoiceClip
     codes: HostCopy
+    wait: Callable[[], None]
     is_known: bool
 
     def result(self) -> StepResult:
         """Wait for the codes."""
+        self.wait()
         codes_QF = self.codes.get().numpy()
         prompt = self.reader.finish(self.clip, codes_QF, is_known=self.is_known)
         return StepResult(rows=(prompt,))

@@ -6,13 +6,14 @@ Owns the dispatch, and inserting features into the cache. Token steps are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from triptych.core.engine_api.plan import PendingStep, Plan, RankPlan, Runner, StepResult
 from triptych.core.errors import OutOfMemory, TriptychError
+from triptych.core.runtime.devices.device import end_of_work
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import (
@@ -69,9 +70,10 @@ class VisionRunner:
                     for part in encoded
                 ]
                 is_finite = HostCopy(torch.stack(flags))
+                wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
-        return PendingFeatures(plan, encoded, is_finite, self._features)
+        return PendingFeatures(plan, encoded, is_finite, wait, self._features)
 
     def close(self) -> None:
         """Release models and caches. No launches after this."""
@@ -98,10 +100,12 @@ class PendingFeatures:
     plan: EncodePlan
     encoded: Sequence[Features | TriptychError]
     is_finite: HostCopy
+    wait: Callable[[], None]
     cache: FeatureCache
 
     def result(self) -> StepResult:
         """Wait for the features, and cache those that are finite."""
+        self.wait()
         errors: list[TriptychError | None] = []
         flags = self.is_finite.get().tolist()
         for image, part, is_finite in zip(self.plan.images, self.encoded, flags, strict=True):

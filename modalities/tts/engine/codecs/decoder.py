@@ -6,7 +6,6 @@ Owns row bookkeeping, and the check at load that streaming equals one-shot decod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -155,7 +154,7 @@ class StreamingDecoder:
     def _run(
         self, latents_BCT: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio:
-        with row_by_row(len(rows), latents_BCT.device), _full_precision(latents_BCT.device):
+        with row_by_row(len(rows), latents_BCT.device):
             pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
         starts = self._frames[list(rows)].tolist()
         return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
@@ -191,7 +190,7 @@ class StreamingDecoder:
         codes_BQF, packed = inputs
         rows_B, starts_B = packed.view(2, -1).unbind()
         step = SettledStep(rows_B, num_frames=num_frames, starts_B=starts_B, seeds=self._seeds)
-        with row_by_row(len(codes_BQF), codes_BQF.device), _full_precision(codes_BQF.device):
+        with row_by_row(len(codes_BQF), codes_BQF.device):
             pcm_BCS: Tensor = self._adapter.stage(self._adapter.embed(codes_BQF), step)
         return [pcm_BCS[:, 0]]
 
@@ -204,7 +203,7 @@ class StreamingDecoder:
     def _verify(self) -> None:
         """Decode random codes in chunks and at once; raise `WeightsError` if they differ."""
         codes_BQF, streamed_S = self.probe()
-        with torch.inference_mode(), _full_precision(codes_BQF.device):
+        with torch.inference_mode():
             whole_S = self._adapter.one_shot(codes_BQF)[0]
         if streamed_S.shape != whole_S.shape:
             raise WeightsError(
@@ -217,13 +216,6 @@ class StreamingDecoder:
                 f"Streaming differs from the codec's own decoder by {error:.1e} of full scale;"
                 " decode whole sentences instead."
             )
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Disable reduced-precision float32 in a GPU's convolutions."""
-    if device.type != "cuda":
-        return nullcontext()
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def state_bytes(adapter: Adapter, num_rows: int) -> int:

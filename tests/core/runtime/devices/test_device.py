@@ -53,6 +53,13 @@ def test_gpus_by_number() -> None:
         Device.open("gpu:2")
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_computes_float32_convolutions_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    Device.open("gpu")
+    assert not torch.backends.cudnn.allow_tf32
+
+
 @pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "gpu:0,", "cpu:0", "cpu,gpu", ""])
 def test_unknown_devices_are_refused(spec: str) -> None:
     with pytest.raises(DeviceError, match=r"use auto, cpu, gpu or gpu:N"):

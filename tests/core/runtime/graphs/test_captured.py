@@ -12,26 +12,48 @@ from hypothesis import strategies as st
 
 from triptych.core.runtime.graphs.backend import Call, Captured, NativeCalls, Tensors
 from triptych.core.runtime.graphs.captured import CapturedSteps, ReplayDiffers
+from triptych.core.runtime.graphs.trial import Trial
 
 CPU = torch.device("cpu")
+
+
+class FakeTrial(Trial):
+    def __init__(self, gains: bool) -> None:
+        self._gains, self.num_runs = gains, 0
+
+    def run(self, call: Call) -> Tensors:
+        self.num_runs += 1
+        return call()
+
+    def gains(self) -> bool | None:
+        return None if self.num_runs < 2 else self._gains
 
 
 class Recording:
     """Replays what a capture ran: with the tensors of that time, into the outputs of that time.
 
     A step takes `num_bytes` beside its inputs; with `is_pool` that goes back with the last alone.
+    With `gains`, steps are timed, and two runs later they are known to gain, or not.
     """
 
     def __init__(
-        self, error: Exception | None = None, num_bytes: int = 0, *, is_pool: bool = False
+        self,
+        error: Exception | None = None,
+        num_bytes: int = 0,
+        *,
+        is_pool: bool = False,
+        gains: bool | None = None,
     ) -> None:
-        self.error = error
+        self.error, self.gains = error, gains
         self.num_bytes = num_bytes
         self.num_captures = self.num_live = self.held_bytes = 0
         self.is_pool = is_pool
 
+    def trial(self) -> Trial | None:
+        return None if self.gains is None else FakeTrial(self.gains)
+
     def another(self) -> Recording:
-        return Recording(self.error, self.num_bytes, is_pool=self.is_pool)
+        return Recording(self.error, self.num_bytes, is_pool=self.is_pool, gains=self.gains)
 
     def release(self) -> None:
         self.num_live -= 1
@@ -78,6 +100,36 @@ def test_a_replay_computes_with_the_inputs_of_its_call(
         outputs = captured.run("k", doubled, [value * ones()])
         assert outputs is not None
         assert torch.equal(outputs[0], 2 * value * ones())
+    assert captured.num_captured == 1
+
+
+@pytest.mark.parametrize("gains", [False, True])
+def test_a_step_is_captured_once_it_is_known_to_gain(gains: bool) -> None:
+    """Runs before that are the steps themselves, in memory of their own."""
+    state = torch.zeros(4)
+    backend = Recording(gains=gains)
+    captured = steps(backend)
+    given, kept = ones(), []
+    for count in range(1, 3):
+        outputs = captured.run("k", counting(state), [given], [state])
+        assert outputs is not None
+        kept.append(outputs[0])
+        assert torch.equal(state, count * ones())
+    assert backend.num_captures == 0
+    for _ in range(3):
+        outputs = captured.run("k", counting(state), [given], [state])
+        assert (outputs is None) is not gains
+    assert backend.num_captures == captured.num_captured == gains
+    assert [each[0].item() for each in kept] == [1, 2]
+
+
+def test_steps_ahead_and_verified_ones_are_not_timed() -> None:
+    captured = steps(Recording(gains=False), verifies=True)
+    assert captured.run("k", doubled, [ones()]) is not None
+    assert captured.num_captured == 1
+    captured = steps(Recording(gains=False))
+    with captured.ahead():
+        captured.run("k", doubled, [ones()])
     assert captured.num_captured == 1
 
 
@@ -137,6 +189,7 @@ def test_state_moves_on_once_a_step(backend: Recording | NativeCalls, verifies: 
     ("error", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "no memory is left"),
+        (RuntimeError("CUDA error: out of memory"), "no memory is left"),
         (RuntimeError("operation not permitted when stream is capturing"), "cannot be captured"),
     ],
 )
