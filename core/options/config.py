@@ -296,18 +296,19 @@ class ScheduleOptions:
     """Continuous batching and fairness."""
 
     max_batch_size: int = option(
-        32,
-        "Maximum number of rows that run at once.",
+        0,
+        "Maximum number of rows that run at once; 0: 32 on a CPU, 32 to 256 on a GPU by the memory"
+        " that weights leave.",
         aliases=("--max-running-requests",),
-        within=COUNT,
+        within=BOUND,
         roles=TOKENS,
     )
     max_batch_input_tokens: int = option(
-        1024,
+        0,
         "Maximum tokens that pass through the model in one step; decoding rows take at most half"
-        " of them.",
+        " of them; 0: 1,024 on a CPU, 1,024 to 8,192 on a GPU by the memory that weights leave.",
         aliases=("--chunked-prefill-size", "--prefill-chunk-size"),
-        within=COUNT,
+        within=BOUND,
         roles=TOKENS,
     )
     max_batch_total_tokens: int = option(

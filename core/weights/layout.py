@@ -107,6 +107,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / shard for shard in sorted(set(_read_index(index).values())))
 
 
+def stored_bytes(folder: Path) -> int:
+    """The size of a folder's safetensors files; 0 where there are none."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def check_entries(folder: Path) -> None:
     """Raise `WeightsError` for a folder that holds anything except files and folders.
 

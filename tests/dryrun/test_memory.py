@@ -36,7 +36,9 @@ from triptych.modalities.embedding.engine.loader import activation_bytes
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
-NUM_ROWS, CHUNK, CONTEXT = 32, 1024, 4096
+SMALL, LARGE = (32, 1024), (256, 8192)
+"""Rows and prompt tokens of the steps that a CPU and a large GPU take."""
+CONTEXT = 16384
 
 LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2}
@@ -87,10 +89,12 @@ def assert_near(estimate: int, peak: int, factor: float) -> None:
     assert peak <= estimate <= factor * peak, f"{estimate / 2**20:.1f} for {peak / 2**20:.1f} MiB"
 
 
-def plan_of(sampling: SamplingParams, page_size: int) -> list[TokenPlan]:
+def plan_of(
+    sampling: SamplingParams, page_size: int, num_rows: int, chunk_size: int
+) -> list[TokenPlan]:
     """All slots are bound; then all but one draw while a chunk of a prompt is computed."""
     num_pages = CONTEXT // page_size
-    pages = [tuple(range(slot * num_pages, (slot + 1) * num_pages)) for slot in range(NUM_ROWS)]
+    pages = [tuple(range(slot * num_pages, (slot + 1) * num_pages)) for slot in range(num_rows)]
     first = tuple(
         TokenRow(
             job_id=str(slot),
@@ -104,18 +108,18 @@ def plan_of(sampling: SamplingParams, page_size: int) -> list[TokenPlan]:
             history_ids=(5,) * CONTEXT,
             num_prompt_tokens=CONTEXT,
         )
-        for slot in range(NUM_ROWS)
+        for slot in range(num_rows)
     )
     rows = tuple(
         TokenRow(job_id=str(slot), slot=slot, start=CONTEXT - 1, num_tokens=1)
-        for slot in range(1, NUM_ROWS)
+        for slot in range(1, num_rows)
     )
     chunk = TokenRow(
         job_id="0",
         slot=0,
-        start=CONTEXT - CHUNK,
-        num_tokens=CHUNK,
-        token_ids=(7,) * CHUNK,
+        start=CONTEXT - chunk_size,
+        num_tokens=chunk_size,
+        token_ids=(7,) * chunk_size,
     )
     return [
         TokenPlan(step_id=0, model="m", kind="prefill", rows=first),
@@ -123,8 +127,9 @@ def plan_of(sampling: SamplingParams, page_size: int) -> list[TokenPlan]:
     ]
 
 
+@pytest.mark.parametrize(("num_rows", "chunk_size"), [SMALL, LARGE])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder(gpu: FakeCuda, name: str) -> None:
+def test_a_decoder(gpu: FakeCuda, name: str, num_rows: int, chunk_size: int) -> None:
     """Whatever its rows ask of sampling."""
     blueprint = NativeBlueprint(
         {**DECODERS[name], "max_position_embeddings": CONTEXT},
@@ -139,24 +144,29 @@ def test_a_decoder(gpu: FakeCuda, name: str) -> None:
     assert 0 <= buffers < 2**17, "frequencies and norms are kept beside the weights"
     before = gpu.live_bytes
     layout = blueprint.kv_layout(64, BF16)
-    num_pages = NUM_ROWS * CONTEXT // 64
+    num_pages = num_rows * CONTEXT // 64
     kv = KvCache(layout, num_pages, CUDA)
     assert gpu.live_bytes - before == (num_pages + 1) * layout.page_bytes
-    peaks = [peak_of(gpu, decoder, kv, sampling) for sampling in SAMPLINGS]
-    assert_near(blueprint.activation_bytes(CHUNK + NUM_ROWS, NUM_ROWS), max(peaks), 2.0)
+    peaks = [
+        peak_of(gpu, decoder, kv, plan_of(sampling, 64, num_rows, chunk_size))
+        for sampling in SAMPLINGS
+    ]
+    factor = 2.0 if num_rows == SMALL[0] else 3.0  # a CPU needs more to draw so many rows
+    assert_near(blueprint.activation_bytes(chunk_size + num_rows, num_rows), max(peaks), factor)
 
 
-def peak_of(gpu: FakeCuda, decoder: Decoder, kv: KvCache, sampling: SamplingParams) -> int:
-    sampler = Sampler(vocab_size=decoder.vocab_size, max_batch_size=NUM_ROWS, device=CUDA)
+def peak_of(gpu: FakeCuda, decoder: Decoder, kv: KvCache, plans: list[TokenPlan]) -> int:
+    num_rows = len(plans[0].rows)
+    sampler = Sampler(vocab_size=decoder.vocab_size, max_batch_size=num_rows, device=CUDA)
     runner = TokenRunner(
-        TextHead(decoder, sampler, max_batch_size=NUM_ROWS, device=CUDA),
+        TextHead(decoder, sampler, max_batch_size=num_rows, device=CUDA),
         kv,
-        max_batch_size=NUM_ROWS,
+        max_batch_size=num_rows,
         max_length=CONTEXT,
         device=CUDA,
     )
     before, peaks = gpu.live_bytes, []
-    for plan in plan_of(sampling, 64):
+    for plan in plans:
         with gpu.launch():
             runner.launch(plan)
         peaks.append(gpu.peak_bytes - before)

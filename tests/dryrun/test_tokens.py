@@ -19,7 +19,13 @@ from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError
-from triptych.core.options.config import CacheOptions, Config, DeviceOptions, ModelOptions
+from triptych.core.options.config import (
+    CacheOptions,
+    Config,
+    DeviceOptions,
+    ModelOptions,
+    ScheduleOptions,
+)
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.loader import VisionLoader
@@ -77,6 +83,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     save_family(folder, "Llama")
     return folder
+
+
+def test_large_batches_are_chosen_for_a_large_gpu_and_reported(
+    gpu: FakeCuda, llama: Path, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    run = dry_run(gpu, LlmLoader, llama, replace(config, schedule=ScheduleOptions()), 2**36)
+    for job in range(200):
+        run.submit(str(job), request(5, GREEDY))
+    run.end_well()
+    assert any(
+        "tiny: steps of up to 256 rows (--max-batch-size) and 8192 tokens" in line
+        for line in caplog.messages
+    )
+    assert gpu.faults == []
 
 
 @pytest.mark.gpu

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.schedules import schedule_of
 from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
 from triptych.core.errors import InternalError, OutOfMemory
-from triptych.core.options.config import ScheduleOptions
 
 _MODELS = st.fixed_dictionaries(
     {
@@ -69,7 +69,7 @@ class SpeechMachine(RuleBasedStateMachine):
     ) -> None:
         self.world = SpeechWorld(
             model=speech_model(**model),
-            schedule=ScheduleOptions(**schedule),
+            schedule=schedule_of(**schedule),
             depth=depth,
             num_pages=num_pages,
             **options,

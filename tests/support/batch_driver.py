@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from support.driver import SchedulerDriver
+from support.schedules import schedule_of
 from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import TriptychError
 from triptych.core.kv.pages import PagePool
-from triptych.core.options.config import ScheduleOptions
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
@@ -111,7 +111,7 @@ class BatchDriver(SchedulerDriver):
         graphs: DecodeGraphs | None = None,
         **options: Any,
     ) -> None:
-        schedule = ScheduleOptions(**options)
+        schedule = schedule_of(**options)
         num_slots = schedule.max_batch_size
         self.pool = PagePool(
             num_pages=num_pages,

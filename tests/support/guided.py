@@ -11,6 +11,7 @@ import numpy as np
 
 from support.driver import SchedulerDriver
 from support.engine_seams import Done, FakeRunner, next_token
+from support.schedules import schedule_of
 from support.text_models import SPECIALS, byte_tokenizer
 from triptych.core.engine_api.plan import Plan, TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -20,7 +21,6 @@ from triptych.core.grammar.constraint import ConstraintKind
 from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
-from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -99,7 +99,7 @@ class GuidedWorld(SchedulerDriver):
         scheduler = TokenScheduler(
             model="guided",
             pool=self.pool,
-            options=ScheduleOptions(**options),  # type: ignore[arg-type]
+            options=schedule_of(**options),
             max_length=160,
             namespace=b"guided",
         )

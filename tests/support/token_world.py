@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.driver import SchedulerDriver
+from support.schedules import schedule_of
 from triptych.core.engine_api.plan import (
     Plan,
     StepResult,
@@ -24,7 +25,6 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.kv.pages import PagePool
-from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -249,7 +249,7 @@ class World(SchedulerDriver):
         **options: object,
     ) -> None:
         self.pool = pool or PagePool(num_pages=num_pages, page_size=page_size)
-        self.options = ScheduleOptions(**options)  # type: ignore[arg-type]
+        self.options = schedule_of(**options)
         self.max_length = max_length
         scheduler = TokenScheduler(
             model=MODEL,

@@ -7,8 +7,10 @@ model has. The parts of a model and the order in which they are loaded belong to
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +18,7 @@ from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.errors import ConfigError
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
+from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
@@ -25,11 +28,14 @@ from triptych.core.runtime.graphs.decode import GPU_POOL_BYTES, DecodeGraphs, de
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
+from triptych.core.weights.layout import stored_bytes
 from triptych.core.weights.manifest import skip_weight_files
 from triptych.core.weights.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Ranks
+
+_log = logging.getLogger(__name__)
 
 
 class DeviceLoader:
@@ -40,6 +46,7 @@ class DeviceLoader:
     """
 
     is_fixed_on_gpu: ClassVar[bool] = False
+    _num_ranks = 1  # ranks that the model is divided over
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -55,6 +62,17 @@ class DeviceLoader:
     def load(self, report: Callable[[float], None]) -> object:
         """Load the model; see `schedulers.base.ModelLoader`."""
         raise NotImplementedError
+
+    def _with_batch_limits(self, config: Config) -> Config:
+        """`config` with the rows and tokens of a step.
+
+        Where it leaves them to the engine, they follow from the memory that the model's share of
+        the device has left by about the size of its files.
+        """
+        share = self._ledger.capacity_bytes // max(1, len(config.models.model))
+        left = share - stored_bytes(self._folder) // self._num_ranks
+        schedule = with_batch_limits(config.schedule, is_cpu=self._device.is_cpu, left_bytes=left)
+        return replace(config, schedule=schedule)
 
     def check_size(self) -> None:
         """Check that the model fits, before weights are read; see `schedulers.base.ModelLoader`.
@@ -102,6 +120,12 @@ class DeviceLoader:
 
 class TokenLoader(DeviceLoader):
     """Loads a model whose steps sample tokens over a paged cache."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        super().__init__(resolved, config, device, ledger)
+        self._config = self._with_batch_limits(config)
 
     def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
         """Raise `ConfigError` where rows would depend on their batch and must not."""
@@ -186,10 +210,16 @@ class TokenLoader(DeviceLoader):
     ) -> TokenRunner:
         """Create the runner over a cache of `num_pages`. On a GPU all graphs are captured now."""
         num_pages += graphs is not None
+        schedule = self._config.schedule
+        _log.info(
+            "%s: steps of up to %d rows (--max-batch-size) and %d tokens"
+            " (--max-batch-input-tokens)",
+            *(self.name, schedule.max_batch_size, schedule.max_batch_input_tokens),
+        )
         runner = TokenRunner(
             head,
             self._cache(layout, num_pages, native),
-            max_batch_size=self._config.schedule.max_batch_size,
+            max_batch_size=schedule.max_batch_size,
             max_length=max_length,
             device=self._device.torch,
             graphs=graphs,

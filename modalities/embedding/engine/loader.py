@@ -64,6 +64,12 @@ def open_embedding_loader(
 class EmbeddingLoader(DeviceLoader):
     """The loader of encoders. Implements `schedulers.base.ModelLoader`."""
 
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        super().__init__(resolved, config, device, ledger)
+        self._config = self._with_batch_limits(config)
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:

@@ -70,8 +70,8 @@ class LlmLoader(TokenLoader):
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> None:
-        super().__init__(resolved, config, device, ledger)
         self._num_ranks = config.device.tensor_parallel_size
+        super().__init__(resolved, config, device, ledger)
         if self._num_ranks > 1 and device.is_cpu:
             share_cores(config.device, self._num_ranks)
 

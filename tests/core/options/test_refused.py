@@ -204,7 +204,7 @@ def test_translated_flags_parse() -> None:
         ("--dtype", "half", "write float16"),
         ("--kv-cache-dtype", "fp8_e5m2", "use int8 or float8_e4m3fn"),
         ("--kv-cache-dtype", "fp8_e4m3", "write float8_e4m3fn"),
-        ("--chunked-prefill-size", "-1", "at least 1, got -1.* write --no-enable-chunked-prefill"),
+        ("--chunked-prefill-size", "-1", "at least 0, got -1.* write --no-enable-chunked-prefill"),
         ("--schedule-policy", "lpm", "use fcfs"),
         ("--schedule-policy", "alphabetical", "use one of fcfs, priority"),
     ],

@@ -166,7 +166,7 @@ def test_environment_reads_lists_and_switches() -> None:
         (("--kvcache-ce-watermark", "0"), "above 0"),
         (("--sim-failure", "101"), "at most 100"),
         (("--port", "65536"), "at most 65535"),
-        (("--max-batch-size", "0"), "at least 1"),
+        (("--max-queue-size", "0"), "at least 1"),
         (("--max-batch-size", "many"), "expected a whole number, got 'many'"),
         (("--prot", "1"), "unknown option --prot; did you mean --port?"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.core.options.batch_limits import MOST_ROWS
 from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets, row_sizes, smallest
 from triptych.core.runtime.graphs.decode import decode_graph_bytes
 
@@ -64,3 +65,8 @@ def test_what_steps_compute_with_is_counted_once_and_their_buffers_each() -> Non
     buckets = DecodeBuckets(rows=(1, 2), pages=(16, 64))
     inputs = 8 * sum(rows * (pages + 16) for rows in (1, 2) for pages in (16, 64))
     assert decode_graph_bytes(buckets, lambda rows: 1000 * rows) == 2000 + 2 * 3000 + inputs
+
+
+def test_the_largest_batch_that_a_gpu_takes_by_itself_has_a_bounded_number_of_sizes() -> None:
+    """Each takes memory and 30 ms at the start."""
+    assert len(DecodeBuckets.choose(MOST_ROWS, 131_072 // 32).all()) <= 80

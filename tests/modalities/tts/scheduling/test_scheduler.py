@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from support.schedules import schedule_of
 from support.speech_world import (
     CLIP,
     ENDLESS,
@@ -200,7 +201,7 @@ def test_what_cannot_be_spoken_is_refused_at_once(
 
 
 def test_a_full_queue_is_refused() -> None:
-    schedule = ScheduleOptions(max_batch_size=1, max_queue_size=2)
+    schedule = schedule_of(max_batch_size=1, max_queue_size=2)
     world = SpeechWorld(schedule=schedule, max_streams=1)
     refused = [world.submit(f"{n}", speech_request(segment(n))) for n in range(4)]
     assert isinstance(refused[3], Overloaded)
