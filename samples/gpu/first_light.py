@@ -37,6 +37,7 @@ LIMITS_S = {
     "replay": 50,
     "text_figures": 100,
     "image_figures": 90,
+    "images": 60,
     "kernel_times": 100,
     "text_figures_fp8": 70,
     "codec_figures": 30,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from diffusers.models.embeddings import apply_rotary_emb
 from kernel_case import Case, randn
 from place import Place
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -23,6 +24,7 @@ def cases(place: Place) -> Iterator[Case]:
     num_tokens, num_heads, head_dim = (4608, 24, 128) if place.is_gpu else (16, 2, 32)
     yield _attention(place, num_tokens, num_heads, head_dim)
     yield from _norms(place, num_tokens, num_heads * head_dim)
+    yield _rotation(place, num_tokens, num_heads, head_dim)
     yield _distances(place, num_tokens, num_heads * head_dim)
 
 
@@ -64,6 +66,25 @@ def _norms(place: Place, num_tokens: int, width: int) -> Iterator[Case]:
         {"torch": lambda: modulated(x + gate[:, None] * y)},
         4 * x.nbytes,
     )
+
+
+def _rotation(place: Place, num_tokens: int, num_heads: int, head_dim: int) -> Case:
+    from triptych.core.runtime.kernels.triton import norm_rotary
+
+    x, weight = randn(place, 1, num_tokens, 3, num_heads, head_dim)[:, :, 0], randn(place, head_dim)
+    angles_TD = randn(place, num_tokens, head_dim).float()
+
+    def ours() -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        norm_rotary.launch(x, weight, angles_TD, angles_TD, out, 1e-6)
+        return out
+
+    def theirs() -> torch.Tensor:
+        normed = rms_norm(x, (head_dim,), weight, 1e-6)
+        return apply_rotary_emb(normed, (angles_TD, angles_TD), sequence_dim=1)
+
+    name = f"norm and rotation, {num_tokens} x {num_heads} x {head_dim}"
+    return Case(name, ours, {"diffusers": theirs}, 4 * x.numel())
 
 
 def _distances(place: Place, num_tokens: int, width: int) -> Case:

@@ -107,6 +107,7 @@ def test_summary_has_the_errors_and_fits() -> None:
         "text_figures",
         "text_figures_fp8",
         "image_figures",
+        "images",
         "codec_figures",
     ],
 )
