@@ -11,7 +11,7 @@ from kernel_case import Case, randn, setting
 from place import Place
 from torch.nn.functional import scaled_dot_product_attention
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 32
 STAGES = (2, 3, 5)
 
 

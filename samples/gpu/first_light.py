@@ -43,6 +43,7 @@ LIMITS_S = {
     "codec_figures": 30,
 }
 """The stages by the names of their modules, in order, and the most seconds each may take."""
+CHECKOUT = Path(__file__).parents[2]
 BUDGET_S = 540.0
 LEAST_S = 5.0
 """A stage with less time than this is not started."""
@@ -101,12 +102,22 @@ def main() -> None:
         parser.error(f"--stages: no stage {min(unknown)!r}; there are {', '.join(LIMITS_S)}")
     results.begin()
     signal.signal(signal.SIGTERM, _exit)
-    # What one stage compiles is there for the others.
-    kernels = Path(tempfile.gettempdir(), "first-light-triton")
-    os.environ.setdefault("TRITON_CACHE_DIR", str(kernels))
+    set_environment()
     are_good = run_all(names, sys.argv[1:], args.budget_s, results)
     print(summary(results.read()), flush=True)
     sys.exit(0 if are_good else 1)
+
+
+def set_environment() -> None:
+    """Let stages import this checkout and its tests' helpers, and share the kernels they compile.
+
+    `compile_ahead.py` can fill the folder of kernels beforehand.
+    """
+    kernels = Path(tempfile.gettempdir(), "first-light-triton")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(kernels))
+    folders = [str(CHECKOUT / name) for name in ("src", "tests")]
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, others] if others else folders)
 
 
 def run_here(args: argparse.Namespace, results: Results) -> None:
@@ -137,7 +148,8 @@ def run_all(
             error = run_stage(name, arguments, limit_s, results)
         seconds = time.monotonic() - started_s
         print(f"{name}: {error or 'done'} after {seconds:.1f} s", flush=True)
-        results.add(name, {"name": "all", "figures": {"seconds": seconds}, "error": error})
+        figures = {"seconds": seconds, "num_kernels": _num_kernels()}
+        results.add(name, {"name": "all", "figures": figures, "error": error})
         are_good = are_good and error is None
     return are_good
 
@@ -157,6 +169,11 @@ def run_stage(name: str, arguments: Sequence[str], limit_s: float, results: Resu
         finally:
             _kill_group(process)
     return f"ended with code {code}: {_last_line(results.log)}" if code else None
+
+
+def _num_kernels() -> int:
+    """Count the kernels compiled so far: a stage that adds some took longer for it."""
+    return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

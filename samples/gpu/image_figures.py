@@ -24,6 +24,7 @@ import diffusers
 import profiles
 import torch
 import transformers
+from host_waits import Waits
 from place import Place, Record, attempt, error_text, record
 from random_weights import STD, random_values, shapes_of, write_folder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -135,15 +136,19 @@ def steps_of(place: Place, pipeline: ImagePipeline, cache: Any) -> list[float]:
     return times_s
 
 
-def measured(generate: Callable[[], list[float]], place: Place) -> dict[str, float]:
-    """The first image, which compiles and captures, then the median of two more."""
+def measured(generate: Callable[[], list[float]], place: Place) -> dict[str, Any]:
+    """The first image, which compiles and captures, then the median of two more, then waits."""
     first, *turns = [generate() for _ in range(2 if place.is_tiny else 3)]
+    waits = Waits()
+    with waits.counted(place):
+        generate()
     steps = [end - begin for times_s in turns for begin, end in pairwise(times_s[1:-1])]
     return {
         "step_ms": 1e3 * statistics.median(steps),
         "image_s": statistics.median(times_s[-1] - times_s[0] for times_s in turns),
         "num_steps": size_and_steps(place)[1],
         "first_image_s": first[-1] - first[0],
+        **waits.figures(),
     }
 
 

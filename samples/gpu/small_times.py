@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from attention_times import PAGE_SIZE
 from kernel_case import Case, randn, value_type
 from place import Place
 from torch.nn.functional import conv1d, rms_norm, silu
@@ -59,9 +60,9 @@ def _rotation(place: Place, num_tokens: int) -> Case:
     qkv = randn(place, num_tokens, num_heads + 2 * num_kv_heads, head_dim)
     qk_TXD, v_TKD = qkv.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
     cos_T1R, sin_T1R = (randn(place, num_tokens, 1, head_dim) for _ in range(2))
-    shape = (num_tokens // 16 + 2, 16, num_kv_heads, head_dim)
+    shape = (num_tokens // PAGE_SIZE + 2, PAGE_SIZE, num_kv_heads, head_dim)
     pages = KvPages.empty(shape, value_type(place), place.device)
-    slots_T = torch.randperm(16 * (shape[0] - 1))[:num_tokens].to(place.device)
+    slots_T = torch.randperm(PAGE_SIZE * (shape[0] - 1))[:num_tokens].to(place.device)
     return Case(
         f"rotation and write, {num_tokens} tokens",
         partial(launch, qk_TXD, v_TKD, None, 0.0, cos_T1R, sin_T1R, False, *pages, slots_T),

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 import profiles
 import torch
 import transformers
+from host_waits import Waits
 from place import Place, Record, error_text, record
 from random_weights import in_float8, random_values, shapes_of, write_folder
 
@@ -242,7 +242,7 @@ async def generate(
     return row
 
 
-async def decode(place: Place, client: LocalClient, load: Load, bounds: Bounds) -> dict[str, float]:
+async def decode(place: Place, client: LocalClient, load: Load, bounds: Bounds) -> dict[str, Any]:
     """The median step while all rows decode, and what makes the host wait meanwhile."""
     found, waits = [], Waits()
     for turn in range(load.num_turns + 1):
@@ -262,7 +262,7 @@ async def decode(place: Place, client: LocalClient, load: Load, bounds: Bounds) 
         "step_ms": 1e3 * seconds,
         "share_of_reading": bounds.decode_s(load) / seconds,
         "tokens_per_s": load.num_rows / seconds,
-        "host_waits": waits.count,
+        **waits.figures(),
     }
 
 
@@ -293,7 +293,7 @@ async def prompt(client: LocalClient, length: int, bounds: Bounds) -> dict[str, 
     }
 
 
-async def mixed(place: Place, client: LocalClient) -> dict[str, float]:
+async def mixed(place: Place, client: LocalClient) -> dict[str, Any]:
     """Clients that send a prompt as soon as their last answer has ended."""
     num_clients, length, num_tokens, seconds = (
         (4, 32, 8, 1.0) if place.is_tiny else (64, 512, 96, 6.0)
@@ -318,30 +318,8 @@ async def mixed(place: Place, client: LocalClient) -> dict[str, float]:
         "prompt_tokens_per_s": length * len(rows) / taken_s,
         "gap_p50_ms": 1e3 * float(np.percentile(gaps, 50)),
         "gap_p99_ms": 1e3 * float(np.percentile(gaps, 99)),
-        "host_waits": waits.count,
+        **waits.figures(),
     }
-
-
-@dataclass(slots=True)
-class Waits:
-    """How often the host waited for the device, as torch counts it; it misses waits for events."""
-
-    count: int = 0
-
-    @contextmanager
-    def counted(self, place: Place | None) -> Iterator[None]:
-        """Count inside, where `place` is a GPU."""
-        if place is None or not place.is_gpu:
-            yield
-            return
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        self.count += sum("synchroniz" in str(each.message) for each in caught)
 
 
 async def profiled(
