@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.configuration_utils import SubConfigSpec
 
 MODEL_TYPE = "triptych_slots"
 
@@ -59,9 +58,9 @@ class SlotConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = MODEL_TYPE
-    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
-        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama"),
-        "vision_config": SubConfigSpec(config_class=SlotVisionConfig),
+    sub_configs: ClassVar[dict[str, Any]] = {
+        "text_config": AutoConfig,
+        "vision_config": SlotVisionConfig,
     }
 
     text_config: dict[str, Any] | PreTrainedConfig | None = None
@@ -69,3 +68,12 @@ class SlotConfig(PreTrainedConfig):  # type: ignore[misc]
     image_token_id: int = 0
     adapter_rank: int = 0
     adapter_alpha: float = 16.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Build both parts from their fields; transformers 5.17 leaves this to the subclass."""
+        if not isinstance(self.text_config, PreTrainedConfig):
+            fields = {"model_type": "llama", **(self.text_config or {})}
+            self.text_config = AutoConfig.for_model(**fields)
+        if not isinstance(self.vision_config, PreTrainedConfig):
+            self.vision_config = SlotVisionConfig(**(self.vision_config or {}))
+        super().__post_init__(**kwargs)

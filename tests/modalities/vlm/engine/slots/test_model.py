@@ -248,3 +248,11 @@ def test_the_tower_equals_the_original(is_released: bool) -> None:
         original.extract_features(pixels)
         for found, name in zip(tower(pixels), ("middle", "last"), strict=True):
             torch.testing.assert_close(found, kept[name], rtol=1e-4, atol=2e-4)
+
+
+def test_the_configuration_builds_both_parts_from_their_fields(tmp_path: Path) -> None:
+    made = SlotConfig(text_config={"hidden_size": 32}, vision_config={"num_letters": 9})
+    made.save_pretrained(tmp_path)
+    read = SlotConfig.from_pretrained(tmp_path)
+    assert (read.text_config.model_type, read.text_config.hidden_size) == ("llama", 32)
+    assert read.vision_config.num_letters == 9
