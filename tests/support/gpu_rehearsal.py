@@ -23,6 +23,7 @@ def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     from triptych.core.runtime.kernels.triton import (
+        adaln,
         add_rms_norm,
         cache_metrics,
         fp8_linear,
@@ -32,6 +33,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         linear,
         lora,
         moe,
+        norm_rotary,
         paged_decode,
         paged_prefill,
         penalties,
@@ -42,6 +44,8 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     launches: list[tuple[Any, str, Any]] = [
+        (adaln, "modulated_norm", adaln.launch_modulated_norm),
+        (adaln, "gated_modulated_norm", adaln.launch_gated_modulated_norm),
         (add_rms_norm, "rms_norm", add_rms_norm.launch_rms_norm),
         (add_rms_norm, "add_rms_norm", add_rms_norm.launch_add_rms_norm),
         (cache_metrics, "relative_distances", cache_metrics.launch_distances),
@@ -53,6 +57,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (linear, "linear", linear.launch_linear),
         (lora, "lora_add", lora.launch_lora_add),
         (moe, "moe_mlp", moe.launch_moe_mlp),
+        (norm_rotary, "norm_rotary", norm_rotary.launch),
         (paged_decode, "paged_decode", paged_decode.launch_paged_decode),
         (paged_prefill, "paged_prefill", paged_prefill.launch_paged_prefill),
         (penalties, "penalized", penalties.launch),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support.denoiser_families import TINY, build, conditioning_of, sample_of
+from support.gpu_rehearsal import rehearse_gpu
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
     apply_branches,
@@ -47,6 +48,24 @@ def test_a_model_answers_as_before(name: str) -> None:
     assert fuse_blocks(module) == 0
     torch.testing.assert_close(module.state_dict(), state, rtol=0, atol=0)
     torch.testing.assert_close(open_model(module).velocity(batch), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [FLUX, "ChromaTransformer2DModel"])
+def test_the_kernels_of_a_gpu_answer_so_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, batch = build(name), batch_of(name)
+    expected = open_model(module).velocity(batch)
+    rehearse_gpu(monkeypatch)
+    # On a CPU a product with GELU has the exact kind.
+    monkeypatch.setattr(torch, "_addmm_activation", tanh_gelu_of_product)
+    found = open_model(module).velocity(batch)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def tanh_gelu_of_product(
+    bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, use_gelu: bool
+) -> torch.Tensor:
+    assert use_gelu
+    return torch.nn.functional.gelu(torch.addmm(bias, x, weight), approximate="tanh")
 
 
 @pytest.mark.parametrize("part", ["to_q", "to_k", "add_v_proj", "proj_mlp", "proj_out", "ff.net.0"])
