@@ -6,7 +6,6 @@ transformer and the autoencoder are its own.
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import time
@@ -95,9 +94,7 @@ def run(place: Place) -> Iterator[Record]:
     folder = place.scratch / "flux"
     write_flux(folder, place.is_tiny)
     yield from ours(place, folder)
-    gc.collect()
-    if place.is_gpu:
-        torch.cuda.empty_cache()
+    place.release()
     yield from theirs(place)
 
 

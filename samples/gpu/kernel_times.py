@@ -39,8 +39,7 @@ def run(place: Place) -> Iterator[Record]:
                 num_left += 1
                 continue
             yield measured(case, place, bounds)
-            if place.is_gpu:
-                torch.cuda.empty_cache()
+            place.release()
     if num_left:
         yield record("left out", f"{num_left} cases: no time was left")
 

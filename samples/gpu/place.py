@@ -6,6 +6,7 @@ so that a stage stopped at its limit leaves the others behind.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 import traceback
@@ -50,6 +51,12 @@ class Place:
         """Wait until the device is idle."""
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Return to the device the memory that torch holds without using it."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
 
     def wall_s(self, work: Callable[[], object], num_repeats: int = 3) -> float:
         """Median seconds of a call on the host's clock, the device's work included.

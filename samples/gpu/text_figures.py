@@ -188,6 +188,7 @@ def prepare(place: Place, *, is_float8: bool) -> Bounds:
     rates = limits.read_rates(place) | limits.matrix_rate(place)
     if is_float8:
         rates["flops_per_s"] = limits.float8_rate(place)["flops_per_s_tensor"]
+    place.release()  # before the engine learns how much is free
     return Bounds(
         weight_bytes=in_layers * (1 if is_float8 else 2) + 2 * embedding,
         flops_per_token=2 * in_layers,
