@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +35,17 @@ NUM_THREADS = 2
 
 
 def answer(
-    folder: Path, waves: Waves, device: torch.device, cache: Path, options: Options
+    folder: Path,
+    waves: Waves,
+    device: torch.device,
+    cache: Path,
+    options: Options,
+    on_wave: Callable[[int], object] = lambda number: None,
 ) -> list[Answer]:
     """Answer all requests by the model in `folder`; `options` are those of `triptych serve`.
 
-    Raises the first error of a request.
+    `on_wave` is called before each wave, while the engine rests. Raises the first error of a
+    request.
     """
     config = make_config(
         {
@@ -59,6 +65,7 @@ def answer(
             await client.load(NAME)
             found: list[Answer] = []
             for number, wave in enumerate(waves):
+                on_wave(number)
                 jobs = (
                     _deltas(client, request, f"{number}-{place}")
                     for place, request in enumerate(wave)

@@ -11,15 +11,9 @@ from collections.abc import Iterator
 from place import Place, Record
 from workers import run_cases
 
-from triptych.core.process.threads import usable_cores
-
 MODULES = ("modality_text", "modality_sight", "modality_sound", "modality_images")
-LIMIT_S = 60.0
-"""For one case."""
-MAX_PROCESSES = 8
 
 
 def run(place: Place) -> Iterator[Record]:
     """Yield a record of each case."""
-    num_processes = min(MAX_PROCESSES, max(1, usable_cores().count // 2))
-    yield from run_cases(place, MODULES, num_processes, LIMIT_S)
+    yield from run_cases(place, MODULES)

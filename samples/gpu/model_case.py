@@ -28,8 +28,14 @@ Measure = Callable[[Sequence[Answer], Sequence[Answer]], float]
 class Ask(Protocol):
     """Answers the requests of a case on the device, or on the CPU that is its reference."""
 
-    def __call__(self, *, is_reference: bool = False, **options: Any) -> list[Answer]:
-        """Answer them, with more options."""
+    def __call__(
+        self,
+        *,
+        is_reference: bool = False,
+        on_wave: Callable[[int], object] = ...,
+        **options: Any,
+    ) -> list[Answer]:
+        """Answer them, with more options (see `engines.answer`)."""
         ...
 
 
@@ -78,12 +84,17 @@ class EngineCase:
         waves = self.requests(folder)
         cpu = torch.device("cpu")
 
-        def ask(*, is_reference: bool = False, **options: Any) -> list[Answer]:
+        def ask(
+            *,
+            is_reference: bool = False,
+            on_wave: Callable[[int], object] = lambda number: None,
+            **options: Any,
+        ) -> list[Answer]:
             given = {**self.options, **self.more(folder), **options}
             if is_reference:  # torch alone, which is the reference of all kernels
                 given |= {"cpu_kernels": "torch", "enable_deterministic_inference": False}
             device = cpu if is_reference else bench.device
-            return answer(folder, waves, device, bench.cache, given)
+            return answer(folder, waves, device, bench.cache, given, on_wave)
 
         with Warnings() as warnings:
             found: dict[str, Any] = dict(self.compare(ask))

@@ -18,23 +18,45 @@ from multiprocessing.process import BaseProcess
 
 import torch
 from model_case import AnyCase, Bench, is_usable
-from place import Place, Record, attempt, record
+from place import Place, Record, attempt, error_text, record
 
+from triptych.core.process.threads import usable_cores
+
+LIMIT_S = 60.0
+"""For one case."""
+MAX_PROCESSES = 8
+REHEARSED = 3
 START_S = 60.0
 """What a process may take to import everything, beyond the limit of its first case."""
 SPARE_S = 5.0
 """Before the end of a stage, when what still runs is stopped and noted."""
 
 
-def run_cases(
-    place: Place, modules: Sequence[str], num_processes: int, limit_s: float
-) -> Iterator[Record]:
-    """Yield the record of each case of the modules, in the order in which they end."""
-    names = [case.name for module in modules for case in cases_of(module)]
+def num_processes() -> int:
+    """As many as have two cores each."""
+    return min(MAX_PROCESSES, max(1, usable_cores().count // 2))
+
+
+def run_cases(place: Place, modules: Sequence[str], limit_s: float = LIMIT_S) -> Iterator[Record]:
+    """Yield the record of each case of the modules, in the order in which they end.
+
+    A rehearsal takes every third case. A module that cannot be imported has one record of that.
+    """
+    names: list[str] = []
+    found: list[str] = []
+    for module in modules:
+        try:
+            names += [case.name for case in cases_of(module)]
+        except Exception as error:  # the cases of the others can run
+            yield record(module, error_text(error))
+        else:
+            found.append(module)
     assert len(set(names)) == len(names), "each case has a name of its own"
-    pool = _Pool(place, tuple(modules), deque(names), limit_s)
+    if place.is_tiny:
+        names = names[::REHEARSED]
+    pool = _Pool(place, tuple(found), deque(names), limit_s)
     try:
-        yield from pool.run(min(num_processes, len(names)))
+        yield from pool.run(min(num_processes(), len(names)))
     finally:
         pool.close()
 

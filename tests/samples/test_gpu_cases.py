@@ -122,12 +122,14 @@ def test_a_case_that_crashes_or_hangs_ends_only_itself(
 
     (tmp_path / "few_cases.py").write_text(CASES)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers, "MAX_PROCESSES", 1)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    place = Place(torch.device("cpu"), True, scratch, time.monotonic() + 150)
-    found = {each["name"]: each for each in workers.run_cases(place, ("few_cases",), 1, 3.0)}
-    assert found.keys() == {"good", "slow", "wrong", "dead", "unusable", "later"}
+    place = Place(torch.device("cpu"), False, scratch, time.monotonic() + 150)
+    found = {each["name"]: each for each in workers.run_cases(place, ("few_cases", "absent"), 3.0)}
+    assert found.keys() == {"absent", "good", "slow", "wrong", "dead", "unusable", "later"}
     errors = {name: each["error"] for name, each in found.items()}
+    assert "No module named 'absent'" in errors["absent"]
     assert errors["good"] is None
     assert errors["later"] is None
     assert errors["slow"] == "stopped at its time limit"
