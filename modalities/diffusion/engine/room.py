@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from triptych.core.options.config import Config, ImageOptions
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.graphs.decode import GPU_POOL_BYTES
 from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
 from triptych.modalities.diffusion.plan import ImageCost
 
@@ -57,7 +58,8 @@ class Room:
         wanted = images.image_memory_mb << 20 or min(most, wanted, memory.available_bytes)
         state_bytes = max(own.state_bytes, wanted)
         memory.reserve("images", state_bytes, remedy=remedy)
-        graphs = memory.captured_steps(num_rows * row_bytes) if captures else None
+        pool_bytes = 0 if costs.recipe.device.type == "cpu" else GPU_POOL_BYTES
+        graphs = memory.captured_steps(num_rows * row_bytes + pool_bytes) if captures else None
         return cls(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
 
 
