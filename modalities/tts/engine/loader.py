@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.process.content_cache import ContentCache
@@ -103,7 +105,7 @@ class SpeechTokenLoader(TokenLoader):
                 codec.decoder.capture_with(audio_graphs)
             head = self._head(checkpoint, blueprint, setup, report, graphs)
             device = setup.device
-            voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
+            voices = ContentCache[Codes](_VOICES_BYTES, copy=np.copy)
             runner = SpeechRunner(
                 self._runner(
                     head,

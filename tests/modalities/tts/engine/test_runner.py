@@ -40,7 +40,7 @@ def identity(steps_NK: Codes) -> Codes:
 
 def runner(codec: SpeechCodec, traits: SpeechTraits | None = None, frames: Any = identity) -> Any:
     audio = AudioSteps(codec, traits or SpeechTraits(), frames, CPU)
-    voices = VoiceReader(codec, read_prompt, ContentCache(1000, copy=Codes.copy), CPU)
+    voices = VoiceReader(codec, read_prompt, ContentCache(1000, copy=np.copy), CPU)
     return SpeechRunner(Refuses(), audio, voices, CPU)  # type: ignore[arg-type]
 
 
@@ -238,7 +238,7 @@ def test_a_clip_is_encoded_once_at_the_codecs_rate() -> None:
 
 
 def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
-    cache: ContentCache[Codes] = ContentCache(1000, copy=Codes.copy)
+    cache: ContentCache[Codes] = ContentCache(1000, copy=np.copy)
     codec = SpeechCodec(
         decoder=Poisoned(),  # type: ignore[arg-type]
         codebook_size=1000,
