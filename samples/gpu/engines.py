@@ -32,6 +32,8 @@ Options = Mapping[str, Any]
 
 NAME = "model"
 NUM_THREADS = 2
+MEMORY_SHARE = 0.2
+"""Of the device's free memory, so that stages of small models can run at the same time."""
 
 
 def answer(
@@ -54,6 +56,7 @@ def answer(
             "cache_dir": str(cache),
             "bundle": "none",
             "threads": NUM_THREADS,
+            "device_memory_utilization": MEMORY_SHARE,
             **options,
         }
     )
