@@ -272,40 +272,79 @@ def _fp8_kernel(
     _, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(num_rows, num_outputs, M, N)
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
-    num_blocks = tl.cdiv(num_inputs, _BLOCK)
-    x_scale_ptrs_M = x_scale_ptr + rows_M
     if HAS_BLOCKS:
-        scale_ptrs_N = scale_ptr + (outputs_N // _BLOCK) * num_blocks
+        scale_ptrs_N = scale_ptr + (outputs_N // _BLOCK) * tl.cdiv(num_inputs, _BLOCK)
     else:
-        scale_N = tl.load(scale_ptr + outputs_N * IS_PER_OUTPUT, mask=is_output_N, other=0)
-        if HAS_UNITS:
-            x_scale_M = tl.load(x_scale_ptrs_M, mask=is_row_M, other=0)
+        scale_ptrs_N = scale_ptr + outputs_N * IS_PER_OUTPUT
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
-        part_MN = tl.zeros((M, N), tl.float32)
-        for step in range(begin, end):
-            inputs_K = step * K + tl.arange(0, K)
-            x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
-            weight_NK = load_rows(weight_ptrs_N, is_output_N, inputs_K, num_inputs)
-            if HAS_UNITS:
-                x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
-                weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)
-            else:
-                weight_NK = dequantized(weight_NK, x_MK.dtype)
-            if HAS_BLOCKS:
-                block = step * K // _BLOCK
-                scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)
-                if HAS_UNITS:
-                    x_scales_M = x_scale_ptrs_M + block.to(tl.int64) * num_rows
-                    x_scale_M = tl.load(x_scales_M, mask=is_row_M, other=0)
-            # One step at a time, since float8 units sum with fewer bits than float32 has.
-            product_MN = dot(x_MK, weight_NK.T, tl.zeros((M, N), tl.float32))
-            if HAS_UNITS:
-                product_MN *= x_scale_M[:, None]
-            part_MN += product_MN * scale_N[None, :]
-        total_MN += part_MN
+        total_MN += fp8_sum(
+            x_ptrs_M,
+            is_row_M,
+            x_scale_ptr + rows_M,
+            num_rows,
+            weight_ptrs_N,
+            is_output_N,
+            scale_ptrs_N,
+            num_inputs,
+            index,
+            num_splits,
+            HAS_UNITS,
+            HAS_BLOCKS,
+            SPLITS,
+            K,
+        )
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def fp8_sum(
+    x_ptrs_M,
+    is_row_M,
+    x_scale_ptrs_M,
+    num_scale_rows,
+    weight_ptrs_N,
+    is_output_N,
+    scale_ptrs_N,
+    num_inputs,
+    index,
+    num_splits,
+    HAS_UNITS: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Sum the products of rows and weights, with their scales, over one split of their inputs.
+
+    The scales of rows are `num_scale_rows` apart from block to block, those of weights 1.
+    """
+    if not HAS_BLOCKS:
+        scale_N = tl.load(scale_ptrs_N, mask=is_output_N, other=0)
+        if HAS_UNITS:
+            x_scale_M = tl.load(x_scale_ptrs_M, mask=is_row_M, other=0)
+    total_MN = tl.zeros((x_ptrs_M.shape[0], weight_ptrs_N.shape[0]), tl.float32)
+    begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
+    for step in range(begin, end):
+        inputs_K = step * K + tl.arange(0, K)
+        x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+        weight_NK = load_rows(weight_ptrs_N, is_output_N, inputs_K, num_inputs)
+        if HAS_UNITS:
+            x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
+            weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)
+        else:
+            weight_NK = dequantized(weight_NK, x_MK.dtype)
+        if HAS_BLOCKS:
+            block = step * K // _BLOCK
+            scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)
+            if HAS_UNITS:
+                x_scales_M = x_scale_ptrs_M + block.to(tl.int64) * num_scale_rows
+                x_scale_M = tl.load(x_scales_M, mask=is_row_M, other=0)
+        # One step at a time, since float8 units sum with fewer bits than float32 has.
+        product_MN = dot(x_MK, weight_NK.T, tl.zeros_like(total_MN))
+        if HAS_UNITS:
+            product_MN *= x_scale_M[:, None]
+        total_MN += product_MN * scale_N[None, :]
+    return total_MN
 
 
 def variants() -> tuple[Variant, ...]:

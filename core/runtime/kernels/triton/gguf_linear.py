@@ -134,24 +134,60 @@ def _gguf_kernel(
     _, rows_M, outputs_N, is_row_M, is_output_N = tile_of_program(num_rows, num_outputs, M, N)
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     first_blocks_N = outputs_N.to(tl.int64) * num_blocks
-    num_groups = num_blocks * BLOCK_GROUPS
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        begin, end = steps_of_split(index, tl.cdiv(num_groups, G), num_splits, SPLITS)
-        part_MN = tl.zeros((M, N), tl.float32)
-        for step in range(begin, end):
-            groups_G = step * G + tl.arange(0, G)
-            is_group_G = groups_G < num_groups
-            low_NGL, high_NGL = weights_of_groups(
-                blocks_ptr, first_blocks_N, is_output_N, groups_G, is_group_G, KIND, L
-            )
-            inputs_GL = inputs_of_groups(groups_G, KIND, L)
-            part_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, low_NGL, part_MN)
-            if DISTANCE:
-                inputs_GL += DISTANCE
-                part_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, high_NGL, part_MN)
-        total_MN += part_MN
+        total_MN += gguf_sum(
+            x_ptrs_M,
+            is_row_M,
+            blocks_ptr,
+            first_blocks_N,
+            is_output_N,
+            num_blocks * BLOCK_GROUPS,
+            index,
+            num_splits,
+            KIND,
+            DISTANCE,
+            SPLITS,
+            G,
+            L,
+        )
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def gguf_sum(
+    x_ptrs_M,
+    is_row_M,
+    blocks_ptr,
+    first_blocks_N,
+    is_output_N,
+    num_groups,
+    index,
+    num_splits,
+    KIND: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    G: tl.constexpr,
+    L: tl.constexpr,
+):
+    """Sum the products of rows and of the weights of some outputs over one split of their inputs.
+
+    `first_blocks_N` are the numbers of the outputs' first blocks, of which each has `num_groups`.
+    """
+    total_MN = tl.zeros((x_ptrs_M.shape[0], first_blocks_N.shape[0]), tl.float32)
+    begin, end = steps_of_split(index, tl.cdiv(num_groups, G), num_splits, SPLITS)
+    for step in range(begin, end):
+        groups_G = step * G + tl.arange(0, G)
+        is_group_G = groups_G < num_groups
+        low_NGL, high_NGL = weights_of_groups(
+            blocks_ptr, first_blocks_N, is_output_N, groups_G, is_group_G, KIND, L
+        )
+        inputs_GL = inputs_of_groups(groups_G, KIND, L)
+        total_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, low_NGL, total_MN)
+        if DISTANCE:
+            inputs_GL += DISTANCE
+            total_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, high_NGL, total_MN)
+    return total_MN
 
 
 @triton.jit

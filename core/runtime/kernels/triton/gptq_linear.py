@@ -178,38 +178,58 @@ def _gptq_kernel(
         num_rows, num_outputs, M, N
     )
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
-    scale_ptrs_N = scale_ptr + outputs_N.to(tl.int64) * scale_output_stride
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
-        begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
-        part_MN = tl.zeros((M, N), tl.float32)
-        for step in range(begin, end):
-            inputs_K = step * K + tl.arange(0, K)
-            is_input_K = inputs_K < num_inputs
-            x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
-            if LAYOUT == "awq":
-                packed_KN = _packed_along_outputs(
-                    weight_ptr + inputs_K.to(tl.int64) * weight_stride, is_input_K,
-                    first_output, num_outputs, weight_output_stride, N,
-                )  # fmt: skip
-            else:
-                packed_KN = _packed_along_inputs(
-                    weight_ptr + outputs_N.to(tl.int64) * weight_output_stride, is_output_N,
-                    step * K, num_inputs, weight_stride, K,
-                )  # fmt: skip
-            group_K1 = _groups(group_ptr, step * K // group_size, inputs_K, num_inputs)
-            mask_KN = (group_K1 >= 0) & is_output_N[None, :]
-            if zero_ptr is None:
-                packed_KN -= 8
-            else:
-                zero_ptrs_K1 = zero_ptr + group_K1 * zero_stride
-                packed_KN -= _zeros(zero_ptrs_K1, outputs_N, zero_output_stride, mask_KN, LAYOUT)
-            scale_ptrs_KN = scale_ptrs_N[None, :] + group_K1 * scale_stride
-            scale_KN = tl.load(scale_ptrs_KN, mask=mask_KN, other=0).to(tl.float32)
-            weight_KN = packed_KN.to(tl.float32) * scale_KN
-            part_MN = dot(x_MK, weight_KN.to(x_MK.dtype), part_MN)
-        total_MN += part_MN
+        total_MN += gptq_sum(
+            x_ptrs_M, is_row_M, weight_ptr, scale_ptr, zero_ptr, group_ptr,
+            outputs_N, is_output_N, first_output, num_outputs, num_inputs, group_size,
+            weight_stride, weight_output_stride, scale_stride, scale_output_stride,
+            zero_stride, zero_output_stride, index, num_splits, LAYOUT, SPLITS, K,
+        )  # fmt: skip
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def gptq_sum(
+    x_ptrs_M, is_row_M, weight_ptr, scale_ptr, zero_ptr, group_ptr,
+    outputs_N, is_output_N, first_output, num_outputs, num_inputs, group_size,
+    weight_stride, weight_output_stride, scale_stride, scale_output_stride,
+    zero_stride, zero_output_stride, index, num_splits,
+    LAYOUT: tl.constexpr, SPLITS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Sum the products of rows and of the weights of some outputs over one split of their inputs.
+
+    In the layout "awq" the outputs are consecutive, from `first_output` on.
+    """
+    scale_ptrs_N = scale_ptr + outputs_N.to(tl.int64) * scale_output_stride
+    total_MN = tl.zeros((x_ptrs_M.shape[0], outputs_N.shape[0]), tl.float32)
+    begin, end = steps_of_split(index, tl.cdiv(num_inputs, K), num_splits, SPLITS)
+    for step in range(begin, end):
+        inputs_K = step * K + tl.arange(0, K)
+        is_input_K = inputs_K < num_inputs
+        x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+        if LAYOUT == "awq":
+            packed_KN = _packed_along_outputs(
+                weight_ptr + inputs_K.to(tl.int64) * weight_stride, is_input_K,
+                first_output, num_outputs, weight_output_stride, outputs_N.shape[0],
+            )  # fmt: skip
+        else:
+            packed_KN = _packed_along_inputs(
+                weight_ptr + outputs_N.to(tl.int64) * weight_output_stride, is_output_N,
+                step * K, num_inputs, weight_stride, K,
+            )  # fmt: skip
+        group_K1 = _groups(group_ptr, step * K // group_size, inputs_K, num_inputs)
+        mask_KN = (group_K1 >= 0) & is_output_N[None, :]
+        if zero_ptr is None:
+            packed_KN -= 8
+        else:
+            zero_ptrs_K1 = zero_ptr + group_K1 * zero_stride
+            packed_KN -= _zeros(zero_ptrs_K1, outputs_N, zero_output_stride, mask_KN, LAYOUT)
+        scale_ptrs_KN = scale_ptrs_N[None, :] + group_K1 * scale_stride
+        scale_KN = tl.load(scale_ptrs_KN, mask=mask_KN, other=0).to(tl.float32)
+        weight_KN = packed_KN.to(tl.float32) * scale_KN
+        total_MN = dot(x_MK, weight_KN.to(x_MK.dtype), total_MN)
+    return total_MN
 
 
 @triton.jit
