@@ -7,7 +7,7 @@ blocks at load. Reads no tensor. No torch here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from triptych.core.block_formats import FORMATS, BlockFormat
 from triptych.core.errors import ConfigError
@@ -77,18 +77,6 @@ class WeightEncoding:
     def has_blocks(self) -> bool:
         """Whether any matrix is held in blocks."""
         return self.wanted in FORMATS or (bool(self.stored) and self.wanted in _KEEPING)
-
-    def as_plain(self) -> WeightEncoding:
-        """The encoding with all matrices plain, for a mixture-of-experts model on a GPU.
-
-        Raises `ConfigError` if the user set another encoding.
-        """
-        if self.wanted in FORMATS or self.wanted in STORED_ONLY:
-            raise ConfigError(
-                f"--quantization-encoding {self.wanted}: experts need plain weights on a GPU; omit"
-                " it, or use --device cpu."
-            )
-        return replace(self, wanted=_PLAIN)
 
     def format_of(
         self, name: str, num_inputs: int, *, is_vocabulary: bool = False

@@ -200,6 +200,20 @@ def as_int4(method: str, num_outputs: int, num_inputs: int) -> dict[str, torch.T
     return {"weight_packed": packed, "weight_scale": scales.t().contiguous()}
 
 
+def store_projections(folder: Path, fields: dict[str, Any], *, has_table: bool = True) -> None:
+    """Quantize the projections of a checkpoint; groups in the order of activations by GPTQ."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        made = as_int4(fields["quant_method"], *tensors.pop(name).shape)
+        if not has_table:
+            made.pop("g_idx", None)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": each for part, each in made.items()}
+    save_file(tensors, path)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"quantization_config": fields}))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("fields", "kernel"),
@@ -217,19 +231,41 @@ def test_weights_as_they_are_stored(
     """Groups in the order of activations, too."""
     with unset_fake_temporarily():
         save_family(tmp_path, "Llama", **WIDE)
-        path = tmp_path / "model.safetensors"
-        tensors = load_file(path)
-        for name in [name for name in tensors if name.endswith("_proj.weight")]:
-            made = as_int4(fields["quant_method"], *tensors.pop(name).shape)
-            tensors |= {
-                f"{name.removesuffix('.weight')}.{part}": each for part, each in made.items()
-            }
-        save_file(tensors, path)
-    described = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": fields}))
+        store_projections(tmp_path, fields)
     run = dry_run(gpu, LlmLoader, tmp_path, config)
     run_together(run, GREEDY, SAMPLINGS["random"])
     assert kernel in gpu.kernels
+    assert gpu.faults == []
+
+
+EXPERTS = {**WIDE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+def test_experts_as_they_are_stored(
+    gpu: FakeCuda, tmp_path: Path, config: Config, method: str
+) -> None:
+    with unset_fake_temporarily():
+        save_family(tmp_path, "Qwen3Moe", **EXPERTS)
+        store_projections(tmp_path, {"quant_method": method, "bits": 4}, has_table=False)
+    run = dry_run(gpu, LlmLoader, tmp_path, config)
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert "packed_moe_mlp" in gpu.kernels
+    assert "moe_mlp" not in gpu.kernels
+    assert gpu.faults == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [64, 24])
+def test_experts_in_blocks(gpu: FakeCuda, tmp_path: Path, config: Config, hidden: int) -> None:
+    """Rows of 24 are too short for blocks, and stay plain."""
+    with unset_fake_temporarily():
+        save_family(tmp_path, "Qwen3Moe", **EXPERTS | {"moe_intermediate_size": hidden})
+    models = replace(config.models, quantization_encoding="q8_0")
+    run = dry_run(gpu, LlmLoader, tmp_path, replace(config, models=models))
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert "packed_moe_mlp" in gpu.kernels
     assert gpu.faults == []
 
 
@@ -260,13 +296,6 @@ def test_what_cannot_be_deterministic_is_refused(
         dry_run(gpu, LlmLoader, llama, deterministic(replace(config, models=models)))
     with pytest.raises(ConfigError, match=r"^--enable-deterministic-inference: on a GPU tiny"):
         dry_run(gpu, VisionLoader, llama, deterministic(config))
-
-
-def test_experts_in_blocks_are_refused(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
-    save_family(tmp_path, *FAMILIES["mixtral"][:1], **FAMILIES["mixtral"][1])
-    models = replace(config.models, quantization_encoding="q8_0")
-    with pytest.raises(ConfigError, match=r"^--quantization-encoding q8_0: experts"):
-        dry_run(gpu, LlmLoader, tmp_path, replace(config, models=models))
 
 
 @pytest.mark.gpu

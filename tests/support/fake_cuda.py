@@ -42,7 +42,10 @@ _CPU = torch.device("cpu")
 _NONE = object()
 _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
-PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"})
+PRODUCTS = frozenset(
+    {f"aten::{name}" for name in ("mm", "addmm", "bmm", "linear", "matmul")}
+    | {"aten::_scaled_mm", "aten::_grouped_mm"}
+)
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})

@@ -57,6 +57,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (linear, "linear", linear.launch_linear),
         (lora, "lora_add", lora.launch_lora_add),
         (moe, "moe_mlp", moe.launch_moe_mlp),
+        (moe, "packed_moe_mlp", moe.launch_packed_moe_mlp),
         (norm_rotary, "norm_rotary", norm_rotary.launch),
         (paged_decode, "paged_decode", paged_decode.launch_paged_decode),
         (paged_prefill, "paged_prefill", paged_prefill.launch_paged_prefill),

@@ -13,7 +13,7 @@ from triptych.core.runtime.kernels.triton.compile import CompileTarget
 _FEATURES, _HIDDEN, _EXPERTS, _CHOSEN = 4096, 768, 128, 8
 _MODULES = (
     *("tiling", "linear", "gguf_linear", "gptq_linear", "fp8_linear"),
-    *("routing", "grouped", "moe", "lora"),
+    *("routing", "grouped", "grouped_packed", "moe", "lora"),
 )
 
 
@@ -43,7 +43,13 @@ def _x(num_rows: int, num_inputs: int = _FEATURES) -> torch.Tensor:
 
 
 def _launches() -> list[Callable[[], Any]]:
-    return [*_linear_launches(), *_fp8_launches(), *_expert_launches(), _adapters]
+    return [
+        *_linear_launches(),
+        *_fp8_launches(),
+        *_expert_launches(),
+        *_packed_launches(),
+        _adapters,
+    ]
 
 
 def _linear_launches() -> list[Callable[[], Any]]:
@@ -114,6 +120,62 @@ def _expert_launches() -> list[Callable[[], Any]]:
         lambda: moe(2000),
         lambda: route(128, "softmax", None),
         lambda: route(256, "sigmoid", _tensor(256, dtype=torch.float32)),
+    ]
+
+
+def _packed_launches() -> list[Callable[[], Any]]:
+    from triptych.core.runtime.kernels.triton import grouped_packed
+    from triptych.core.runtime.kernels.triton.moe import launch_combine, launch_packed_moe_mlp
+
+    features, hidden = _FEATURES, 1024
+
+    def float8(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
+        squares = _tensor(_EXPERTS, num_outputs // 128, num_inputs // 128, dtype=torch.float32)
+        return [_tensor(_EXPERTS, num_outputs, num_inputs, dtype=torch.float8_e4m3fn), squares]
+
+    def gptq(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
+        groups = num_inputs // 128
+        return [
+            _tensor(_EXPERTS, num_inputs // 8, num_outputs, dtype=torch.int32),
+            _tensor(_EXPERTS, groups, num_outputs, dtype=torch.float16),
+            _tensor(_EXPERTS, groups, num_outputs // 8, dtype=torch.int32),
+        ]
+
+    def blocks(num_outputs: int, row_bytes: int) -> list[torch.Tensor]:
+        return [_tensor(_EXPERTS, num_outputs, row_bytes, dtype=torch.uint8)]
+
+    def moe(num_tokens: int, *weights: Any) -> object:
+        weights_TC = _tensor(num_tokens, _CHOSEN, dtype=torch.float32)
+        experts_TC = _tensor(num_tokens, _CHOSEN, dtype=torch.int32)
+        return launch_packed_moe_mlp(_x(num_tokens), *weights, weights_TC, experts_TC, "silu")
+
+    def float8_moe(num_tokens: int, *, has_units: bool = True) -> object:
+        known, grouped_packed.has_float8_units = (
+            grouped_packed.has_float8_units,
+            lambda device: has_units,
+        )
+        try:
+            down = float8(features, hidden), "float8"
+            return moe(num_tokens, float8(2 * hidden, features), "float8", *down)
+        finally:
+            grouped_packed.has_float8_units = known
+
+    four_bits = gptq(2 * hidden, features), "gptq", gptq(features, hidden), "gptq"
+    k_blocks = (
+        *(blocks(2 * hidden, features // 256 * 144), "q4_k"),
+        *(blocks(features, hidden // 256 * 210), "q6_k"),
+    )
+    return [
+        lambda: float8_moe(9),
+        lambda: float8_moe(2000),
+        lambda: float8_moe(2000, has_units=False),
+        lambda: moe(9, *four_bits),
+        lambda: moe(2000, *four_bits),
+        lambda: moe(9, *k_blocks),
+        lambda: moe(2000, *k_blocks),
+        lambda: launch_combine(
+            _x(72), _tensor(9, _CHOSEN, dtype=torch.float32), _tensor(72, dtype=torch.int64)
+        ),
     ]
 
 

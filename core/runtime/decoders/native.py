@@ -85,8 +85,6 @@ class NativeBlueprint:
         self._native = native
         self._encoding = encoding
         self._group: RankGroup | None = None
-        if self.config.moe is not None and device.type == "cuda":
-            self._encoding = encoding.as_plain()
         self.is_deterministic = False
 
     def join(self, group: RankGroup, *, by_experts: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""Products of torch's libraries in the place of our kernels, for batches of the size of a prompt.
+"""The float8 product of torch's libraries in the place of ours, for batches of a prompt's size.
 
-Owns the choice between both, and the calls. Both sum in float32 and round once; in another order,
+Owns the choice between both, and the call. Both sum in float32 and round once; in another order,
 so the choice depends on the number of rows, and deterministic mode always uses our kernels.
 
 Shapes: T rows, I inputs, O outputs, R groups of inputs.
@@ -41,7 +41,7 @@ def prefers_library(
 
 def takes_scaled(weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype) -> bool:
     """Whether torch's library has the product of a float8 weight, on the weight's device."""
-    capability = _cuda_capability(weight_OI.device)
+    capability = cuda_capability(weight_OI.device)
     num_outputs, num_inputs = weight_OI.shape
     if capability is None or num_outputs % _ALIGNED or out_dtype is not torch.bfloat16:
         return False
@@ -78,7 +78,7 @@ def scaled_linear(
 
 
 @cache
-def _cuda_capability(device: torch.device) -> tuple[int, int] | None:
+def cuda_capability(device: torch.device) -> tuple[int, int] | None:
     """The compute capability of NVIDIA's devices."""
     if device.type != "cuda" or torch.version.hip:
         return None

@@ -24,6 +24,9 @@ _SQUARE = 128
 """Side of the squares that share a scale in blockwise float8."""
 _WORD = 8
 """Weights of four bits in a word."""
+_SHIFTS = tuple(range(0, 4 * _WORD, 4))
+_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+"""Bit shifts of eight consecutive outputs in a word of AWQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,20 @@ def _units(part: slice, size: int, total: int) -> slice:
             f" checkpoint, of size {size}; use another number of ranks, or plain weights."
         )
     return slice(part.start // size, -(-part.stop // size))
+
+
+def unpacked_words(words: torch.Tensor, layout: str) -> torch.Tensor:
+    """Unpack words of four bits along the last dimension, as an `Int4Weight`'s layout has them."""
+    shifts = _AWQ_SHIFTS if layout == "awq" else _SHIFTS
+    shifts_8 = torch.tensor(shifts, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts_8) & 15).flatten(-2)
+
+
+def packed_words(codes: torch.Tensor) -> torch.Tensor:
+    """Pack codes of four bits along the last dimension, the first one lowest."""
+    shifts_8 = torch.tensor(_SHIFTS, dtype=torch.int32, device=codes.device)
+    words: torch.Tensor = codes.unflatten(-1, (-1, _WORD)) << shifts_8
+    return words.sum(-1, dtype=torch.int32)
 
 
 def packed_linear(

@@ -1,8 +1,8 @@
 """A mixture of experts in the place of an MLP: each token goes through a few of many.
 
 Owns the router and the experts' projections. On a GPU all experts are one product over tokens
-sorted by expert, from plain weights; elsewhere each expert has two projections, whose weights may
-stay in blocks of integers. Knows nothing of checkpoints.
+sorted by expert; elsewhere each expert has two projections. Weights may stay as they are stored.
+Knows nothing of checkpoints.
 
 Mixture of experts: Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088.
 
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from triptych.core.runtime.kernels.expert_products import moe_product
 from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.runtime.kernels.routing import route
+from triptych.core.runtime.layers.expert_weights import ExpertWeights
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.shards import Shard
 
@@ -88,15 +90,15 @@ class MoeMlp:
         )
         self._activation = activation
         self._gate = silu_and_mul if activation == "silu" else gelu_and_mul
-        self._all: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._all: tuple[ExpertWeights, ExpertWeights] | None = None
         sizes = ((hidden_size, 2 * features), (features, hidden_size))
         if has_grouped_products(device):
-            gate_up_EFC, down_ECF = self._all = (
-                torch.empty(num_experts, sizes[0][1], hidden_size, dtype=dtype, device=device),
-                torch.empty(num_experts, hidden_size, features, dtype=dtype, device=device),
+            self._all = gate_up, down = (
+                ExpertWeights(num_experts, *sizes[0], dtype=dtype, device=device),
+                ExpertWeights(num_experts, *sizes[1], dtype=dtype, device=device),
             )
-            pairs = zip(gate_up_EFC, down_ECF, strict=True)
-            self.experts = [Expert(*map(Linear.of, pair)) for pair in pairs]
+            pairs = zip(gate_up.linears, down.linears, strict=True)
+            self.experts = [Expert(*pair) for pair in pairs]
         else:
             self.experts = [
                 Expert(*(Linear(*s, has_bias=False, dtype=dtype, device=device) for s in sizes))
@@ -126,19 +128,21 @@ class MoeMlp:
     def _together(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor
     ) -> torch.Tensor:
-        from triptych.core.runtime.kernels.triton.moe import moe_mlp
-
         assert self._all is not None
         if self.shard.length < self.shard.total:  # experts of other ranks get weight 0
             local_TX = experts_TX - self.shard.first
             is_here = (local_TX >= 0) & (local_TX < self.shard.length)
             weights_TX = weights_TX * is_here
             experts_TX = local_TX % self.shard.length
-        is_deterministic = self.router.is_deterministic
-        y_TC: torch.Tensor = moe_mlp(
-            x_TC, *self._all, weights_TX, experts_TX, self._activation, is_deterministic
+        gate_up, down = (each.value for each in self._all)
+        return moe_product(
+            x_TC,
+            gate_up,
+            down,
+            (weights_TX, experts_TX),
+            self._activation,
+            is_deterministic=self.router.is_deterministic,
         )
-        return y_TC
 
     def _one_by_one(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor

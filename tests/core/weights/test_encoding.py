@@ -38,14 +38,6 @@ def test_plain_types_take_blocks_apart() -> None:
     assert held(WeightEncoding.of("bfloat16", STORED), "a", 256) is None
 
 
-def test_what_is_asked_for_by_name_is_not_taken_apart_for_experts() -> None:
-    asked = WeightEncoding.of("gptq", STORED, "gptq")
-    assert held(asked, "a", 256) == "q4_k"
-    with pytest.raises(ConfigError, match="encoding gptq: experts"):
-        asked.as_plain()
-    assert held(WeightEncoding.of("auto", STORED, "gptq").as_plain(), "a", 256) is None
-
-
 def test_a_file_of_other_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="q8_0: this model's weights are q4_k, q6_k"):
         WeightEncoding.of("q8_0", STORED)

@@ -59,7 +59,7 @@ def launch_fp8_linear(
     of 128 by 128, `[ceil(O / 128), ceil(I / 128)]`.
     """
     return multiply_fp8(
-        x_TI, weight_OI, scale, out_dtype, deterministic, has_units=_has_units(x_TI.device)
+        x_TI, weight_OI, scale, out_dtype, deterministic, has_units=has_float8_units(x_TI.device)
     )
 
 
@@ -81,7 +81,7 @@ def _(
 
 
 @cache
-def _has_units(device: torch.device) -> bool:
+def has_float8_units(device: torch.device) -> bool:
     """Whether the device multiplies float8. The interpreter does."""
     if device.type != "cuda":
         return True
@@ -135,11 +135,12 @@ def multiply_fp8(
         HAS_UNITS=has_units,
         HAS_BLOCKS=has_blocks,
         IS_PER_OUTPUT=scale.numel() > 1,
-        K=_step_inputs(has_units),
+        K=float8_step_inputs(has_units),
     )
 
 
-def _step_inputs(has_units: bool) -> int:
+def float8_step_inputs(has_units: bool) -> int:
+    """The inputs of a step of `fp8_sum`."""
     return BLOCK if has_units else _WIDE_STEP_INPUTS
 
 
@@ -379,7 +380,7 @@ def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) ->
             "HAS_BLOCKS": has_blocks,
             "IS_PER_OUTPUT": True,
             **tiling.constants,
-            "K": _step_inputs(has_units),
+            "K": float8_step_inputs(has_units),
         },
         tiling.num_warps,
     )

@@ -62,7 +62,7 @@ def launch_gguf_linear(
         kernel = _gguf_kernel
         tiling = choose_tiling(num_rows, num_outputs, num_steps, is_deterministic=deterministic)
     sizes = num_outputs, num_blocks, x_TI.stride(0)
-    constants = _constants(kind, tiling)
+    constants = gguf_constants(kind, tiling)
     return multiply(kernel, x_TI, (blocks_OB,), sizes, tiling, out_dtype, **constants)
 
 
@@ -100,7 +100,8 @@ def reference(
     return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
 
 
-def _constants(kind: str, tiling: Tiling) -> dict[str, Any]:
+def gguf_constants(kind: str, tiling: Tiling) -> dict[str, Any]:
+    """The constants of `gguf_sum`, and the number of groups of a block."""
     groups = GROUPS[kind]
     step_bytes = _STEP_BYTES.get(tiling.rows, _OTHER_STEP_BYTES)
     return {
@@ -264,6 +265,6 @@ def _variant(kind: str, tiling: Tiling) -> Variant:
         f"{kind}_{tiling.rows}",
         _gguf_vector_kernel if tiling == _VECTOR_TILE else _gguf_kernel,
         {"x_ptr": "*bf16", "blocks_ptr": "*u8", "out_ptr": "*bf16"},
-        {**tiling.constants, **_constants(kind, tiling)},
+        {**tiling.constants, **gguf_constants(kind, tiling)},
         tiling.num_warps,
     )

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.packed_linear import unpacked_words
 from triptych.core.runtime.kernels.triton.tiling import (
     VARYING,
     Tiling,
@@ -32,10 +33,8 @@ from triptych.core.runtime.kernels.triton.tiling import (
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _LAYOUTS = ("gptq", "gptq_v2", "awq")
-_MAX_STEP_INPUTS = 64
+MAX_STEP_INPUTS = 64
 _NO_ZERO = 8
-_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-"""Bit shifts of eight consecutive outputs in a word of AWQ."""
 
 
 def launch_gptq_linear(
@@ -57,7 +56,7 @@ def launch_gptq_linear(
     (num_rows, num_inputs), (num_groups, num_outputs) = x_TI.shape, scales_RO.shape
     _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
     group_size = ceil_div(num_inputs, num_groups)
-    step_inputs = _step_inputs(group_size, num_groups)
+    step_inputs = int4_step_inputs(group_size, num_groups)
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, step_inputs), is_deterministic=deterministic
     )
@@ -117,12 +116,12 @@ def _check(
         assert zeros.dtype == torch.int32
 
 
-def _step_inputs(group_size: int, num_groups: int) -> int:
+def int4_step_inputs(group_size: int, num_groups: int) -> int:
     """The largest step that stays within a group."""
     if num_groups == 1:
-        return _MAX_STEP_INPUTS
+        return MAX_STEP_INPUTS
     assert group_size % 32 == 0
-    return _MAX_STEP_INPUTS if group_size % _MAX_STEP_INPUTS == 0 else 32
+    return MAX_STEP_INPUTS if group_size % MAX_STEP_INPUTS == 0 else 32
 
 
 def reference(
@@ -148,22 +147,18 @@ def dequantize(
 ) -> torch.Tensor:
     """Compute the weights `[I, O]` in float32."""
     is_awq = layout == "awq"
-    packed_IO = _unpack(qweight, is_awq) if is_awq else _unpack(qweight.t(), is_awq).t()
+    packed_IO = (
+        unpacked_words(qweight, layout) if is_awq else unpacked_words(qweight.t(), layout).t()
+    )
     num_inputs, num_groups = len(packed_IO), len(scales_RO)
     if group_of_input_I is None:
         inputs_I = torch.arange(num_inputs, device=qweight.device)
         group_of_input_I = inputs_I // ceil_div(num_inputs, num_groups)
     zero_RO = torch.full_like(scales_RO, _NO_ZERO, dtype=torch.float32)
     if zeros is not None:
-        zero_RO = _unpack(zeros, is_awq).float() + (layout == "gptq")
+        zero_RO = unpacked_words(zeros, layout).float() + (layout == "gptq")
     groups = group_of_input_I.long()
     return (packed_IO.float() - zero_RO[groups]) * scales_RO.float()[groups]
-
-
-def _unpack(words: torch.Tensor, is_awq: bool) -> torch.Tensor:
-    shifts = _AWQ_SHIFTS if is_awq else range(0, 32, 4)
-    shifts_8 = torch.tensor(shifts, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(-1) >> shifts_8) & 15).flatten(-2)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -313,7 +308,7 @@ def _variant(layout: str, tiling: Tiling) -> Variant:
             "zero_output_stride": 1,
             "LAYOUT": layout,
             **tiling.constants,
-            "K": _MAX_STEP_INPUTS,
+            "K": MAX_STEP_INPUTS,
         },
         tiling.num_warps,
     )

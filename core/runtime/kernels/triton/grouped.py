@@ -196,21 +196,14 @@ def _grouped_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    tile, output_tile = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    group = tl.load(groups_of_tiles_ptr + tile).to(tl.int64)
+    group, pairs_M, outputs_N, weight_rows_N = pairs_of_tile(
+        pairs_ptr, groups_of_tiles_ptr, num_tiles, num_outputs, GATE, M, N
+    )
     if group < 0:
         return
-    pairs_M = tl.load(pairs_ptr + tile * M + tl.arange(0, M))
-    is_pair_M = pairs_M < num_pairs
-    if GATE is None:
-        outputs_N = output_tile * N + tl.arange(0, N)
-        weight_rows_N = outputs_N
-    else:  # a gate's columns lie next to those that it multiplies
-        outputs_N = output_tile * (N // 2) + tl.arange(0, N) // 2
-        weight_rows_N = outputs_N + tl.arange(0, N) % 2 * num_outputs
     total_MN = dense_sum(
         x_ptr + (pairs_M // PAIRS_PER_ROW).to(tl.int64) * x_stride,
-        is_pair_M,
+        pairs_M < num_pairs,
         weight_ptr + group * group_stride + weight_rows_N.to(tl.int64) * weight_stride,
         outputs_N < num_outputs,
         num_inputs,
@@ -219,12 +212,73 @@ def _grouped_kernel(
         1,
         K,
     )
-    if GATE is not None:
+    store_pairs(
+        out_ptr,
+        total_MN,
+        pairs_M,
+        num_pairs,
+        num_tiles,
+        num_outputs,
+        out_stride,
+        added_scale_ptr,
+        GATE,
+    )
+
+
+@triton.jit
+def pairs_of_tile(
+    pairs_ptr,
+    groups_of_tiles_ptr,
+    num_tiles,
+    num_outputs,
+    GATE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """This program's group (-1: none) and its pairs; its outputs, and their rows of the weight.
+
+    Where there is a gate, its rows lie next to those that it multiplies, and belong to one output.
+    """
+    tile, output_tile = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
+    group = tl.load(groups_of_tiles_ptr + tile).to(tl.int64)
+    pairs_M = tl.load(pairs_ptr + tile * M + tl.arange(0, M))
+    if GATE is None:
+        outputs_N = output_tile * N + tl.arange(0, N)
+        weight_rows_N = outputs_N
+    else:
+        outputs_N = output_tile * (N // 2) + tl.arange(0, N) // 2
+        weight_rows_N = outputs_N + tl.arange(0, N) % 2 * num_outputs
+    return group, pairs_M, outputs_N, weight_rows_N
+
+
+@triton.jit
+def store_pairs(
+    out_ptr,
+    total_MN,
+    pairs_M,
+    num_pairs,
+    num_tiles,
+    num_outputs,
+    out_stride,
+    added_scale_ptr,
+    GATE: tl.constexpr,
+):
+    """Store the results of this program's pairs, after the gate if there is one.
+
+    With scales they are multiplied by them, and added to what is there.
+    """
+    output_tile = tl.program_id(0) // num_tiles
+    M: tl.constexpr = total_MN.shape[0]
+    N: tl.constexpr = total_MN.shape[1]
+    if GATE is None:
+        outputs_N = output_tile * N + tl.arange(0, N)
+    else:
         gate_MN, up_MN = tl.split(tl.reshape(total_MN, (M, N // 2, 2)))
         total_MN = activated(gate_MN, GATE == "gelu_tanh") * up_MN
         outputs_N = output_tile * (N // 2) + tl.arange(0, N // 2)
     out_rows_M = tl.program_id(1).to(tl.int64) * num_pairs + pairs_M
     out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
+    is_pair_M = pairs_M < num_pairs
     mask_MN = is_pair_M[:, None] & (outputs_N < num_outputs)[None, :]
     if added_scale_ptr is not None:
         total_MN *= tl.load(added_scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]

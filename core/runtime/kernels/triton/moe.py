@@ -9,17 +9,24 @@ P = T * C pairs of a token and an expert.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
 from torch.nn.functional import gelu, silu
 
+from triptych.core.runtime.kernels.stacked_weights import PLAIN, StackedWeight
 from triptych.core.runtime.kernels.triton.grouped import (
     GATES,
+    GroupedPairs,
     group_pairs,
     grouped_linear,
     grouped_variant,
+)
+from triptych.core.runtime.kernels.triton.grouped_packed import (
+    fitting_tiling,
+    packed_grouped_linear,
 )
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
@@ -30,6 +37,8 @@ from triptych.core.runtime.kernels.triton.tiling import (
     product_variant,
 )
 from triptych.core.runtime.kernels.triton.variant import Variant
+
+ExpertWeight: TypeAlias = torch.Tensor | StackedWeight
 
 _SUM_BLOCK = 1024
 
@@ -49,20 +58,49 @@ def launch_moe_mlp(
     float32, experts int32. Within an expert, results are in the type of `x_TI`.
     """
     _check(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, activation)
-    num_experts, num_hidden = gate_up_EFI.shape[0], down_EIF.shape[2]
-    num_pairs = experts_TC.numel()
+    return _run(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, activation, deterministic)
+
+
+def _run(
+    x_TI: torch.Tensor,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+    deterministic: bool,
+) -> torch.Tensor:
+    num_experts, num_features, num_hidden = down.shape
+    num_pairs, num_chosen = experts_TC.numel(), experts_TC.shape[1]
     tiling = choose_tiling(
         ceil_div(num_pairs, num_experts), num_hidden, 0, is_deterministic=deterministic
     )
+    forms = (each.form for each in (gate_up, down) if isinstance(each, StackedWeight))
+    tiling = fitting_tiling(tiling, *forms)
     pairs = group_pairs(experts_TC.view(-1), num_experts, tiling.rows)
-    num_chosen = experts_TC.shape[1]
     hidden_PF = x_TI.new_empty(num_pairs, num_hidden)
-    grouped_linear(
-        x_TI, gate_up_EFI, pairs, hidden_PF, tiling, pairs_per_row=num_chosen, gate=activation
-    )
-    out_PI = x_TI.new_empty(num_pairs, x_TI.shape[1])
-    grouped_linear(hidden_PF, down_EIF, pairs, out_PI, tiling)
-    return _combine(out_PI, weights_TC)
+    _multiply(x_TI, gate_up, pairs, hidden_PF, tiling, pairs_per_row=num_chosen, gate=activation)
+    out_PI = x_TI.new_empty(num_pairs, num_features)
+    _multiply(hidden_PF, down, pairs, out_PI, tiling)
+    return launch_combine(out_PI, weights_TC)
+
+
+def _multiply(
+    x_RI: torch.Tensor,
+    weight: ExpertWeight,
+    pairs: GroupedPairs,
+    out_PO: torch.Tensor,
+    tiling: Tiling,
+    *,
+    pairs_per_row: int = 1,
+    gate: str | None = None,
+) -> None:
+    options: dict[str, Any] = {"pairs_per_row": pairs_per_row, "gate": gate}
+    if isinstance(weight, StackedWeight) and weight.form != PLAIN:
+        packed_grouped_linear(x_RI, weight, pairs, out_PO, tiling, **options)
+    else:
+        plain_EOI = weight if isinstance(weight, torch.Tensor) else weight.tensors[0]
+        grouped_linear(x_RI, plain_EOI, pairs, out_PO, tiling, **options)
 
 
 moe_mlp = torch.library.custom_op(
@@ -84,6 +122,58 @@ def _(
     return x_TI.new_empty(x_TI.shape)
 
 
+def launch_packed_moe_mlp(
+    x_TI: torch.Tensor,
+    gate_up: list[torch.Tensor],
+    gate_up_form: str,
+    down: list[torch.Tensor],
+    down_form: str,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """As `launch_moe_mlp`, of the tensors and forms of two `StackedWeight`."""
+    stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
+    _check_packed(x_TI, *stacked, weights_TC, experts_TC, activation)
+    return _run(x_TI, *stacked, weights_TC, experts_TC, activation, deterministic)
+
+
+packed_moe_mlp = torch.library.custom_op(
+    "triptych::packed_moe_mlp", launch_packed_moe_mlp, mutates_args=(), device_types="cuda"
+)
+
+
+@packed_moe_mlp.register_fake
+def _(
+    x_TI: torch.Tensor,
+    gate_up: list[torch.Tensor],
+    gate_up_form: str,
+    down: list[torch.Tensor],
+    down_form: str,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
+    _check_packed(x_TI, *stacked, weights_TC, experts_TC, activation)
+    return x_TI.new_empty(x_TI.shape)
+
+
+def _check_packed(
+    x_TI: torch.Tensor,
+    gate_up: StackedWeight,
+    down: StackedWeight,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+) -> None:
+    tensors = *gate_up.tensors, *down.tensors, weights_TC, experts_TC
+    assert are_on_one_device(x_TI, *tensors)
+    _check_shapes(x_TI, gate_up.shape, down.shape, weights_TC, experts_TC, activation)
+
+
 def _check(
     x_TI: torch.Tensor,
     gate_up_EFI: torch.Tensor,
@@ -92,12 +182,23 @@ def _check(
     experts_TC: torch.Tensor,
     activation: str,
 ) -> None:
-    num_experts, num_features, num_hidden = down_EIF.shape
     assert are_on_one_device(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC)
+    assert x_TI.dtype == gate_up_EFI.dtype == down_EIF.dtype
+    _check_shapes(x_TI, gate_up_EFI.shape, down_EIF.shape, weights_TC, experts_TC, activation)
+
+
+def _check_shapes(
+    x_TI: torch.Tensor,
+    gate_up_EFI: tuple[int, ...],
+    down_EIF: tuple[int, ...],
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+) -> None:
+    num_experts, num_features, num_hidden = down_EIF
     assert activation in GATES
     assert x_TI.shape[1] == num_features
-    assert gate_up_EFI.shape == (num_experts, 2 * num_hidden, num_features)
-    assert x_TI.dtype == gate_up_EFI.dtype == down_EIF.dtype
+    assert gate_up_EFI == (num_experts, 2 * num_hidden, num_features)
     assert weights_TC.shape == experts_TC.shape
     assert weights_TC.is_contiguous()
 
@@ -122,13 +223,21 @@ def reference(
     return out_TI.to(x_TI.dtype)
 
 
-def _combine(pairs_PI: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor:
+def launch_combine(
+    pairs_PI: torch.Tensor, weights_TC: torch.Tensor, rows_P: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The weighted sum of each token's results, `[T, I]`.
+
+    Token `t` has the pairs `t * C` to `t * C + C - 1`; the result of pair `p` is in row `rows_P[p]`
+    if given (int64), and in row `p` otherwise.
+    """
     (num_tokens, num_chosen), size = weights_TC.shape, pairs_PI.shape[1]
     out_TI = pairs_PI.new_empty(num_tokens, size)
     grid = num_tokens, ceil_div(size, _SUM_BLOCK)
     _combine_kernel[grid](
         pairs_PI,
         weights_TC,
+        rows_P,
         out_TI,
         size,
         NUM_CHOSEN=num_chosen,
@@ -138,16 +247,29 @@ def _combine(pairs_PI: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor:
     return out_TI
 
 
+combine = torch.library.custom_op(
+    "triptych::combine_experts", launch_combine, mutates_args=(), device_types="cuda"
+)
+
+
+@combine.register_fake
+def _(
+    pairs_PI: torch.Tensor, weights_TC: torch.Tensor, rows_P: torch.Tensor | None = None
+) -> torch.Tensor:
+    return pairs_PI.new_empty(len(weights_TC), pairs_PI.shape[1])
+
+
 @triton.jit
 def _combine_kernel(
-    pairs_ptr, weights_ptr, out_ptr, size, NUM_CHOSEN: tl.constexpr, B: tl.constexpr
+    pairs_ptr, weights_ptr, rows_ptr, out_ptr, size, NUM_CHOSEN: tl.constexpr, B: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     features = tl.program_id(1) * B + tl.arange(0, B)
     total = tl.zeros((B,), tl.float32)
     for slot in range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + slot
-        values = tl.load(pairs_ptr + pair * size + features, mask=features < size, other=0)
+        row = pair if rows_ptr is None else tl.load(rows_ptr + pair)
+        values = tl.load(pairs_ptr + row * size + features, mask=features < size, other=0)
         total += tl.load(weights_ptr + pair) * values.to(tl.float32)
     out_ptrs = out_ptr + token * size + features
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=features < size)
@@ -155,15 +277,13 @@ def _combine_kernel(
 
 def variants() -> tuple[Variant, ...]:
     """Both products of 8 experts of a token, in a batch and in a prompt, and the sum."""
-    combine = product_variant(
-        "combine",
-        _combine_kernel,
-        {"pairs_ptr": "*bf16", "weights_ptr": "*fp32", "out_ptr": "*bf16"},
-        {"NUM_CHOSEN": 8, "B": _SUM_BLOCK},
-    )
+    types = {"pairs_ptr": "*bf16", "weights_ptr": "*fp32", "out_ptr": "*bf16"}
+    constants = {"NUM_CHOSEN": 8, "B": _SUM_BLOCK}
+    combine_variant = partial(product_variant, kernel=_combine_kernel)
     gate_up = partial(grouped_variant, pairs_per_row=8, gate="silu")
     return (
-        combine,
+        combine_variant("combine", types=types, constants=constants | {"rows_ptr": None}),
+        combine_variant("combine_sorted", types=types | {"rows_ptr": "*i64"}, constants=constants),
         gate_up("gate_up_16", Tiling(16, 64)),
         gate_up("gate_up_128", Tiling(128, 128)),
         grouped_variant("down_16", Tiling(16, 64)),

@@ -24,7 +24,9 @@ NUM_OUTPUTS, NUM_INPUTS = 272, 1024
 SCALES = {"one": (1,), "outputs": (NUM_OUTPUTS,), "blocks": (3, 8)}
 
 
-def random_weight(kind: str, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def random_weight(
+    kind: str, device: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(len(kind))
     weight_OI = torch.randn(NUM_OUTPUTS, NUM_INPUTS, generator=generator).to(E4M3)
     scale = torch.rand(SCALES[kind], generator=generator) + 0.1
@@ -67,7 +69,7 @@ def stand_in(
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_scaled_mm", stand_in)
     monkeypatch.setattr(fp8_linear, "quantize_rows", fp8_linear.launch_quantize_rows)
-    monkeypatch.setattr(library_products, "_cuda_capability", lambda device: (9, 0))
+    monkeypatch.setattr(library_products, "cuda_capability", lambda device: (9, 0))
 
 
 @pytest.mark.usefixtures("library")
@@ -83,12 +85,13 @@ def test_is_the_product_of_our_kernel(kind: str, num_rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("num_rows", [1, 3, 17, 70, 1000])
-def test_is_the_product_of_our_kernel_on_the_device(kind: str, num_rows: int) -> None:
-    x_TI = random_rows(num_rows, NUM_INPUTS, BF16).cuda()
-    weight_OI, scale = random_weight(kind, "cuda")
+def test_is_the_product_of_our_kernel_on_the_device(
+    kind: str, num_rows: int, cuda: torch.device
+) -> None:
+    x_TI = random_rows(num_rows, NUM_INPUTS, BF16).to(cuda)
+    weight_OI, scale = random_weight(kind, cuda)
     if not takes_scaled(weight_OI, scale, BF16):
         pytest.skip("the library has no such product on this device")
     y_TO = scaled_linear(x_TI, weight_OI, scale, BF16)
@@ -132,13 +135,13 @@ def test_what_the_library_takes(
     dtype: torch.dtype,
     is_taken: bool,
 ) -> None:
-    monkeypatch.setattr(library_products, "_cuda_capability", lambda device: capability)
+    monkeypatch.setattr(library_products, "cuda_capability", lambda device: capability)
     monkeypatch.setattr(library_products, "_cuda_version", lambda: (13, 0))
     assert takes_scaled(torch.empty(shape), torch.empty(SCALES[kind]), dtype) is is_taken
 
 
 def test_blocks_need_a_recent_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_products, "_cuda_capability", lambda device: (9, 0))
+    monkeypatch.setattr(library_products, "cuda_capability", lambda device: (9, 0))
     monkeypatch.setattr(library_products, "_cuda_version", lambda: (12, 8))
     weight_OI = torch.empty(NUM_OUTPUTS, NUM_INPUTS)
     assert not takes_scaled(weight_OI, torch.empty(SCALES["blocks"]), BF16)

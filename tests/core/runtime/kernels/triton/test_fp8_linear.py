@@ -16,7 +16,7 @@ NUM_OUTPUTS, NUM_INPUTS = 150, 300
 
 
 def needs_units() -> None:
-    if not is_interpreted() and not fp8_linear._has_units(torch.device("cuda", 0)):
+    if not is_interpreted() and not fp8_linear.has_float8_units(torch.device("cuda", 0)):
         pytest.skip("needs a device that multiplies float8")
 
 
