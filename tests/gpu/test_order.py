@@ -56,7 +56,9 @@ def test_memory_of_a_copy_is_not_given_away_before_it_was_read(cuda: torch.devic
 
 
 def test_a_copy_to_the_host_is_of_its_time(cuda: torch.device) -> None:
-    x = torch.zeros(1000, device=cuda)
+    x = torch.ones(1000, device=cuda)
+    x += 1  # a kernel's first launch loads it, and may wait
+    x.zero_()
     HostCopy(x).get()
     sleeping, copies = busy(), []
     for _ in range(10):
@@ -88,6 +90,7 @@ def test_urgent_streams_go_first(cuda: torch.device) -> None:
 
 def test_the_end_of_work_is_that_of_its_stream(cuda: torch.device) -> None:
     first, second = StepStream(cuda), StepStream(cuda)
+    torch.ones(1000, device=cuda).sum().item()  # a kernel's first launch loads it, and may wait
     with second.current():
         torch.cuda._sleep(SLEEP)
         other = torch.cuda.Event()

@@ -77,7 +77,8 @@ class RealCuda:
         self.faults += [
             f"{each.filename}:{each.lineno}: {each.message}"
             for each in caught
-            if "synchroniz" in str(each.message) and not each.filename.endswith(_CAPTURES)
+            if "called a synchronizing" in str(each.message)
+            and not each.filename.endswith(_CAPTURES)
         ]
 
     def result(self) -> AbstractContextManager[None]:

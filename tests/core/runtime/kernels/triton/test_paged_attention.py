@@ -23,7 +23,8 @@ FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 
 # Of values near 1: probabilities and results are rounded to the type of the queries.
-TOLERANCE = {FLOAT: 1e-5, HALF: 2e-3, BFLOAT: 2e-2}
+# A GPU's powers and quotients differ from those of a CPU in the last two bits.
+TOLERANCE = {FLOAT: 1e-5 if is_interpreted() else 3e-5, HALF: 2e-3, BFLOAT: 2e-2}
 
 DECODE = [(1, 1), (1, 40), (1, 300), (1, 64)]
 CHUNKS = [(9, 9), (5, 90), (33, 40)]
