@@ -113,5 +113,5 @@ def _gathered(
 
 def _by_stages(place: Place, module: Any, ours: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     """The same with other depths of the loop's pipeline, which only a device can compare."""
-    stages = STAGES if place.is_gpu else ()
+    stages = STAGES if place.is_gpu else STAGES[:1]
     return {f"stages_{count}": setting(module, "_NUM_STAGES", count, ours) for count in stages}

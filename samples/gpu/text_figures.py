@@ -199,10 +199,10 @@ def prepare(place: Place, *, is_float8: bool) -> Bounds:
     )
 
 
-def token_config(place: Place) -> Config:
+def token_config(place: Place, others: Sequence[str]) -> Config:
     """A server's options, with room for the loads; few sizes of steps, so that it starts soon."""
     options: dict[str, Any] = {
-        "model": (f"{NAME}={place.scratch / NAME}",),
+        "model": (f"{NAME}={place.scratch / NAME}", *others),
         "device": "gpu" if place.is_gpu else "cpu",
         "enable_prefix_caching": False,
     }
@@ -214,13 +214,15 @@ def token_config(place: Place) -> Config:
 
 
 @asynccontextmanager
-async def serving(place: Place) -> AsyncIterator[LocalClient]:
-    """The model's engine on a thread of this process."""
-    config = token_config(place)
-    client = LocalClient(build_engine(config, resolve_all(config.models, SilentProgress())))
+async def serving(place: Place, *others: str) -> AsyncIterator[LocalClient]:
+    """An engine on a thread of this process: the model, and others by name and folder."""
+    config = token_config(place, others)
+    models = resolve_all(config.models, SilentProgress())
+    client = LocalClient(build_engine(config, models))
     try:
         with random_values(place.device):
-            await client.load(NAME)
+            for model in reversed(models):  # a cache takes what others leave
+                await client.load(model.name)
         yield client
     finally:
         await client.close()

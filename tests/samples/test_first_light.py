@@ -109,6 +109,7 @@ def test_summary_has_the_errors_and_fits() -> None:
         "image_figures",
         "images",
         "codec_figures",
+        "chat_beside_images",
     ],
 )
 def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
