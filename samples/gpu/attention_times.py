@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from place import Place
 from torch.nn.functional import scaled_dot_product_attention
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 32
-STAGES = (2, 3, 5)
+STAGES = (2, 3, 4)
 
 
 def cases(place: Place) -> Iterator[Case]:
@@ -69,7 +70,7 @@ def _decode(place: Place, name: str, lengths: Sequence[int]) -> Case:
         peers["torch_without_pages"] = partial(
             scaled_dot_product_attention, query_BH1D, k, v, enable_gqa=True
         )
-    peers |= _by_stages(place, paged_decode, ours)
+    peers |= _by_stages(place, ours)
     num_bytes = 2 * sum(lengths) * NUM_KV_HEADS * HEAD_DIM * q_BHD.itemsize
     return Case(f"paged decode, {name}", ours, peers, num_bytes)
 
@@ -94,7 +95,7 @@ def _prefill(place: Place, name: str, num_queries: int, length: int) -> Case:
         q = q_THD.transpose(0, 1)[None]
         attend = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
         peers["torch_without_pages"] = lambda: attend()[0].transpose(0, 1)
-    peers |= _by_stages(place, paged_prefill, ours)
+    peers |= _by_stages(place, ours)
     num_pairs = num_queries * length - num_queries**2 / 2
     flops = 4 * NUM_HEADS * HEAD_DIM * num_pairs
     return Case(f"paged prefill, {name}", ours, peers, 2 * pages_2NPKD.nbytes, flops)
@@ -111,7 +112,13 @@ def _gathered(
     return k_BKSD, v_BKSD
 
 
-def _by_stages(place: Place, module: Any, ours: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+def _by_stages(place: Place, ours: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     """The same with other depths of the loop's pipeline, which only a device can compare."""
+    from triptych.core.runtime.kernels.triton import attention_tiles
+
+    def tiles(count: int) -> dict[Any, Any]:
+        of = attention_tiles.TILES
+        return {each: replace(of[each], num_stages=count) for each in of}
+
     stages = STAGES if place.is_gpu else STAGES[:1]
-    return {f"stages_{count}": setting(module, "_NUM_STAGES", count, ours) for count in stages}
+    return {f"stages_{n}": setting(attention_tiles, "TILES", tiles(n), ours) for n in stages}

@@ -7,14 +7,16 @@ import torch
 from support.paged_case import PagedShape, make_case
 from support.triton_launches import key_of_variant, keys_of_launches
 from triptych.core.runtime.kernels.triton.compile import CompileTarget
+from triptych.core.runtime.kernels.triton.units import matrix_units
 
 _SCALE = 128**-0.5
 
 
 def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     """Of each kernel: the key of a launch, and that of the variant that is compiled ahead."""
-    from triptych.core.runtime.kernels.triton import paged_decode, paged_prefill
+    from triptych.core.runtime.kernels.triton import attention_tiles, paged_decode, paged_prefill
 
+    attention_tiles._units_of = lambda device: matrix_units(target.backend, target.arch)
     case = make_case([(1, 40)] * 2, PagedShape(32, 8, 128, 32), (torch.bfloat16,) * 2, 0)
     pages, batch = case.pages, case.batch
     table, lengths, starts = map(
@@ -34,7 +36,7 @@ def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         )
 
     modules = (*paged_decode.variants(), *paged_prefill.variants())
-    ahead = {each.name: key_of_variant(each, target) for each in modules}
+    ahead = {each.name: key_of_variant(each, target) for each in modules if target.takes(each)}
     split, join = keys_of_launches(decode, target)
     (causal,) = keys_of_launches(prefill, target)
     launched = {"split": split, "join": join, "causal": causal}

@@ -34,7 +34,7 @@ from triptych.core.runtime.kernels.triton.resources import (
     regressions,
     save_record,
 )
-from triptych.core.runtime.kernels.triton.units import multiplies_float8
+from triptych.core.runtime.kernels.triton.units import matrix_units, multiplies_float8
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _PACKAGE = "triptych.core.runtime.kernels.triton"
@@ -67,6 +67,12 @@ class CompileTarget:
     def multiplies_float8(self) -> bool:
         """Whether the target has matrix units for e4m3."""
         return multiplies_float8(self.backend, self.arch)
+
+    def takes(self, variant: Variant) -> bool:
+        """Whether a launch on the target may be this variant."""
+        if variant.matrix_units not in {None, matrix_units(self.backend, self.arch)}:
+            return False
+        return self.multiplies_float8 or not variant.multiplies_float8
 
     @property
     def gpu(self) -> Any:
@@ -165,7 +171,7 @@ def _compile_module(module: str, target: CompileTarget) -> list[CompiledVariant]
     return [
         _compile(module, variant, target)
         for variant in (variants() if variants else ())
-        if target.multiplies_float8 or not variant.multiplies_float8
+        if target.takes(variant)
     ]
 
 

@@ -8,6 +8,8 @@ heads, K key-value heads, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.attention_tiles import TILES, Rows, heads_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _CONSTANTS = ("HAS_", "IS_")
@@ -52,16 +55,18 @@ def block_d(head_dim: int) -> int:
 
 
 @triton.jit
-def paged_cells(
-    table_ptr,
-    position_N,
-    is_seen_N,
-    kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-):
+def pages_of(table_ptr, position_N, is_read_N, PAGE_SIZE: tl.constexpr):
+    """Load the pages that hold a row's positions, as the table has them.
+
+    A loop loads them one block ahead: loads of keys then depend on no other load of their block,
+    and the compiler issues them as many blocks ahead as the loop has stages.
+    """
+    return tl.load(table_ptr + position_N // PAGE_SIZE, mask=is_read_N, other=0)
+
+
+@triton.jit
+def cells_of(page_N, position_N, kv_head, NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr):
     """The places of the keys at a row's positions, counted in heads, in int64."""
-    page_N = tl.load(table_ptr + position_N // PAGE_SIZE, mask=is_seen_N, other=0)
     slot_N = page_N.to(tl.int64) * PAGE_SIZE + position_N % PAGE_SIZE
     return slot_N * NUM_KV_HEADS + kv_head
 
@@ -85,10 +90,27 @@ def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
         return tl.full([1], 1.0, tl.float32)
 
 
-def paged_variant(
-    name: str, kernel: Any, constants: dict[str, Any], *flags: str, cache: str = "*bf16"
+def tiled_variants(
+    name: str, rows: Rows, kernel: Any, constants: dict[str, Any], *flags: str, cache: str = "*bf16"
+) -> Iterator[Variant]:
+    """The kernel for queries in bfloat16 with some flags switched on: one for each tile in use."""
+    head_dim = constants["HEAD_DIM"]
+    heads = heads_of(head_dim, torch.bfloat16)
+    for (tile_rows, units, tile_heads), tile in TILES.items():
+        if (tile_rows, tile_heads) == (rows, heads):
+            sizes = {"BLOCK_M": tile.num_queries, "BLOCK_N": tile.num_keys}
+            sizes |= {**constants, "BLOCK_D": block_d(head_dim)}
+            yield replace(
+                _variant(name, kernel, sizes, flags, cache),
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+                matrix_units=units,
+            )
+
+
+def _variant(
+    name: str, kernel: Any, constants: dict[str, Any], flags: tuple[str, ...], cache: str
 ) -> Variant:
-    """The kernel for queries in bfloat16, with some flags switched on."""
     signature: dict[str, str] = {}
     values: dict[str, Any] = {}
     for argument in kernel.arg_names:
@@ -110,6 +132,4 @@ def paged_variant(
         signature={each: signature.get(each, "constexpr") for each in kernel.arg_names},
         constants=values,
         divisible=frozenset(signature) - set(UPLOADED),
-        num_warps=constants["num_warps"],
-        num_stages=constants["num_stages"],
     )

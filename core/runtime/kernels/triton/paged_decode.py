@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.attention_tiles import tile_on
 from triptych.core.runtime.kernels.triton.float8 import dequantized
 from triptych.core.runtime.kernels.triton.online_softmax import (
     attend_block,
@@ -34,10 +35,11 @@ from triptych.core.runtime.kernels.triton.paged import (
     UPLOADED,
     block_d,
     cell_scales,
+    cells_of,
     check_paged,
     load_cells,
-    paged_cells,
-    paged_variant,
+    pages_of,
+    tiled_variants,
 )
 from triptych.core.runtime.kernels.triton.variant import Variant
 
@@ -47,7 +49,6 @@ _MAX_HEADS_PER_TILE = 64
 _MAX_PARTIAL_VALUES = 2**24
 _PROGRAMS_PER_PROCESSOR = 4
 _SPLITS_PER_STEP = 16
-_NUM_WARPS, _NUM_STAGES = 4, 2
 
 
 def launch_paged_decode(
@@ -113,6 +114,7 @@ def _launch(
     num_rows, num_heads, head_dim = q_BHD.shape
     _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
     group, block_h = _heads_per_tile(q_BHD, pages.k_NPKD)
+    tile = tile_on(q_BHD.device, "decode", head_dim, q_BHD.dtype)
     shape = (0, 0, 0, 0) if is_whole else (num_rows, splits.count, num_heads, head_dim)
     partial_BSHD = q_BHD.new_empty(shape, dtype=torch.float32)
     log_sums_BSH = q_BHD.new_empty(shape[:3], dtype=torch.float32)
@@ -122,8 +124,8 @@ def _launch(
         "BLOCK_D": block_d(head_dim),
         "HAS_WINDOW": window > 0,
         "HAS_SINKS": sinks_H is not None,
-        "num_warps": _NUM_WARPS,
-        "num_stages": _NUM_STAGES,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
     }
     _attend_split[(num_rows, num_kv_heads * triton.cdiv(group, block_h), splits.count)](
         *(q_BHD, *pages, *rows, sinks_H, out_BHD, partial_BSHD, log_sums_BSH),
@@ -132,7 +134,7 @@ def _launch(
         NUM_KV_HEADS=num_kv_heads,
         PAGE_SIZE=page_size,
         BLOCK_H=block_h,
-        BLOCK_N=_block_n(head_dim, q_BHD.dtype),
+        BLOCK_N=tile.num_keys,
         HAS_SOFT_CAP=soft_cap > 0,
         HAS_SCALES=pages.k_scale_NPK is not None,
         IS_WHOLE=is_whole,
@@ -211,13 +213,6 @@ def _num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _block_n(head_dim: int, dtype: torch.dtype) -> int:
-    """The number of keys of a block. Divides every size of a split."""
-    if dtype is torch.float32:
-        return 16
-    return 64 if head_dim <= 128 else 32
-
-
 @triton.jit(
     do_not_specialize=["window", "split_size", "num_splits", "table_stride"],
     do_not_specialize_on_alignment=UPLOADED,
@@ -254,11 +249,15 @@ def _attend_split(
         q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D, mask=is_held_HD, other=0.0
     )
     max_H, sum_H, out_HD = nothing_seen(BLOCK_H, BLOCK_D)
+    table_ptr += row * table_stride
+    index_N = tl.arange(0, BLOCK_N)
+    page_N = pages_of(table_ptr, start + index_N, start + index_N < end, PAGE_SIZE)
     for block in range(start, end, BLOCK_N):
-        position_N = block + tl.arange(0, BLOCK_N)
+        position_N = block + index_N
         is_seen_N = (position_N < end) & (position_N >= first)
-        table_row = table_ptr + row * table_stride
-        cell_N = paged_cells(table_row, position_N, is_seen_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        cell_N = cells_of(page_N, position_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        next_N = position_N + BLOCK_N
+        page_N = pages_of(table_ptr, next_N, next_N < end, PAGE_SIZE)
         k_ND, v_ND = load_cells(k_ptr, v_ptr, cell_N, is_seen_N, dim_D, HEAD_DIM)
         max_H, sum_H, out_HD = attend_block(
             q_HD, dequantized(tl.trans(k_ND), q_HD.dtype), dequantized(v_ND, q_HD.dtype),
@@ -355,21 +354,15 @@ def _join_splits(
 
 def variants() -> tuple[Variant, ...]:
     """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, and GPT-OSS 20B."""
-    common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_N": 64, "BLOCK_S": _SPLITS_PER_STEP}
-    common |= {"num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
-    llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
-    gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256, "BLOCK_D": 256}
-    gemma["BLOCK_N"] = 32
-    gpt_oss = {**common, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64, "BLOCK_D": 64}
-    float8 = paged_variant(
-        "split_float8", _attend_split, gemma, "HAS_WINDOW", "HAS_SOFT_CAP", cache="*u8"
-    )
-    int8 = paged_variant("split_int8", _attend_split, llama, "HAS_SCALES", cache="*i8")
-    whole = paged_variant("whole", _attend_split, gpt_oss, "HAS_WINDOW", "HAS_SINKS", "IS_WHOLE")
+    common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_S": _SPLITS_PER_STEP}
+    llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
+    gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
+    gpt_oss = {**common, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64}
+    gemma_flags, gpt_oss_flags = ("HAS_WINDOW", "HAS_SOFT_CAP"), ("HAS_WINDOW", "HAS_SINKS")
     return (
-        paged_variant("split", _attend_split, llama),
-        float8,
-        int8,
-        whole,
-        paged_variant("join", _join_splits, llama),
+        *tiled_variants("split", "decode", _attend_split, llama),
+        *tiled_variants("split_float8", "decode", _attend_split, gemma, *gemma_flags, cache="*u8"),
+        *tiled_variants("split_int8", "decode", _attend_split, llama, "HAS_SCALES", cache="*i8"),
+        *tiled_variants("whole", "decode", _attend_split, gpt_oss, *gpt_oss_flags, "IS_WHOLE"),
+        *tiled_variants("join", "decode", _join_splits, llama),
     )

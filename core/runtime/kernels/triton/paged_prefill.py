@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.attention_tiles import tile_on
 from triptych.core.runtime.kernels.triton.float8 import dequantized
 from triptych.core.runtime.kernels.triton.online_softmax import (
     attend_block,
@@ -27,14 +28,13 @@ from triptych.core.runtime.kernels.triton.paged import (
     UPLOADED,
     block_d,
     cell_scales,
+    cells_of,
     check_paged,
     load_cells,
-    paged_cells,
-    paged_variant,
+    pages_of,
+    tiled_variants,
 )
 from triptych.core.runtime.kernels.triton.variant import Variant
-
-_NUM_WARPS, _NUM_STAGES = 8, 2
 
 
 def launch_paged_prefill(
@@ -68,7 +68,8 @@ def launch_paged_prefill(
         return
     num_kv_heads = k_pages_NPKD.shape[2]
     group = num_heads // num_kv_heads
-    block_m, block_n = _tile(group, head_dim, q_THD.dtype)
+    tile = tile_on(q_THD.device, "prefill", head_dim, q_THD.dtype)
+    block_m = max(tile.num_queries, triton.next_power_of_2(group))
     # A row has at most one tile more than its tokens fill.
     num_tiles = triton.cdiv(num_tokens, block_m // group) + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
@@ -82,15 +83,15 @@ def launch_paged_prefill(
         HEAD_DIM=head_dim,
         PAGE_SIZE=k_pages_NPKD.shape[1],
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=tile.num_keys,
         BLOCK_D=block_d(head_dim),
         HAS_BLOCKS=blocks_2T is not None,
         HAS_WINDOW=window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         HAS_SINKS=sinks_H is not None,
         HAS_SCALES=k_scale_NPK is not None,
-        num_warps=_NUM_WARPS,
-        num_stages=_NUM_STAGES,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
 
 
@@ -124,14 +125,6 @@ def _(
 def _check_blocks(q_THD: torch.Tensor, blocks_2T: torch.Tensor | None) -> None:
     assert blocks_2T is None or blocks_2T.shape == (2, q_THD.shape[0])
     assert blocks_2T is None or blocks_2T.stride(1) == 1
-
-
-def _tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Queries times heads of a tile, and keys of a block, by the capacity of registers."""
-    block_m, block_n = (128, 64) if head_dim <= 128 else (64, 32)
-    if dtype is torch.float32:  # without matrix units that do not round
-        block_m, block_n = 32, 16
-    return max(block_m, triton.next_power_of_2(group)), block_n
 
 
 @triton.jit(
@@ -190,8 +183,8 @@ def _attend_tile(
     table_ptr += row.to(tl.int64) * table_stride
     max_M, sum_M, out_MD = nothing_seen(BLOCK_M, BLOCK_D)
     for is_cut in tl.static_range(2):  # first the blocks that every query sees whole
-        if is_cut or not HAS_WINDOW:
-            begin, end = first_cut if is_cut else 0, end_key if is_cut else first_cut
+        begin, end = first_cut if is_cut else 0, end_key if is_cut else first_cut
+        if (is_cut or not HAS_WINDOW) and begin < end:
             max_M, sum_M, out_MD = _attend_blocks(
                 q_MD, first_M, last_M, max_M, sum_M, out_MD, begin, end, end_key,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, scale, soft_cap,
@@ -217,10 +210,14 @@ def _attend_blocks(
 ):  # fmt: skip
     """Add the keys from `begin` to `end` to a tile; with `IS_CUT` queries see some of them only."""
     dim_D = tl.arange(0, BLOCK_D)
+    index_N = tl.arange(0, BLOCK_N)
+    page_N = pages_of(table_ptr, begin + index_N, begin + index_N < end_key, PAGE_SIZE)
     for block in range(begin, end, BLOCK_N):
-        position_N = block + tl.arange(0, BLOCK_N)
+        position_N = block + index_N
         is_read_N = position_N < end_key
-        cell_N = paged_cells(table_ptr, position_N, is_read_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        cell_N = cells_of(page_N, position_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        next_N = position_N + BLOCK_N
+        page_N = pages_of(table_ptr, next_N, next_N < end_key, PAGE_SIZE)
         k_ND, v_ND = load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM)
         is_seen_MN = position_N <= last_M[:, None]
         if HAS_WINDOW:
@@ -262,26 +259,14 @@ def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr)
 
 def variants() -> tuple[Variant, ...]:
     """Llama 3 8B over bfloat16 and int8, Gemma 3 with images over float8, and GPT-OSS 20B."""
-    common = {"PAGE_SIZE": 32, "num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
-    llama = common | _shape(32, 8, 128)
-    gemma = common | _shape(16, 8, 256)
-    gpt_oss = common | _shape(64, 8, 64)
+    llama = {"PAGE_SIZE": 32, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
+    gemma = {"PAGE_SIZE": 32, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
+    gpt_oss = {"PAGE_SIZE": 32, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64}
     flags = ("HAS_WINDOW", "HAS_BLOCKS", "HAS_SOFT_CAP")
+    of_gpt_oss = ("HAS_WINDOW", "HAS_SINKS")
     return (
-        paged_variant("causal", _attend_tile, llama),
-        paged_variant("blocks_float8", _attend_tile, gemma, *flags, cache="*u8"),
-        paged_variant("causal_int8", _attend_tile, llama, "HAS_SCALES", cache="*i8"),
-        paged_variant("window_sinks", _attend_tile, gpt_oss, "HAS_WINDOW", "HAS_SINKS"),
+        *tiled_variants("causal", "prefill", _attend_tile, llama),
+        *tiled_variants("blocks_float8", "prefill", _attend_tile, gemma, *flags, cache="*u8"),
+        *tiled_variants("causal_int8", "prefill", _attend_tile, llama, "HAS_SCALES", cache="*i8"),
+        *tiled_variants("window_sinks", "prefill", _attend_tile, gpt_oss, *of_gpt_oss),
     )
-
-
-def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
-    block_m, block_n = _tile(num_heads // num_kv_heads, head_dim, torch.bfloat16)
-    return {
-        "NUM_HEADS": num_heads,
-        "NUM_KV_HEADS": num_kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_D": block_d(head_dim),
-    }

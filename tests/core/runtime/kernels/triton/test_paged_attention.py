@@ -16,7 +16,8 @@ from triptych.core.runtime.kernels.paged_attention import AttentionRule
 
 pytest.importorskip("triton")
 
-from triptych.core.runtime.kernels.triton import paged_decode, paged_prefill
+from triptych.core.runtime.kernels.triton import attention_tiles, paged_decode, paged_prefill
+from triptych.core.runtime.kernels.triton.attention_tiles import heads_of
 
 pytestmark = pytest.mark.gpu
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
@@ -38,9 +39,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if not is_interpreted():
         return
-    block_n, tile = paged_decode._block_n, paged_prefill._tile
-    monkeypatch.setattr(paged_decode, "_block_n", lambda dim, dtype: block_n(dim, BFLOAT))
-    monkeypatch.setattr(paged_prefill, "_tile", lambda group, dim, dtype: tile(group, dim, BFLOAT))
+    monkeypatch.setattr(attention_tiles, "heads_of", lambda dim, dtype: heads_of(dim, BFLOAT))
     monkeypatch.setattr(paged_decode, "paged_decode", paged_decode.launch_paged_decode)
     monkeypatch.setattr(paged_prefill, "paged_prefill", paged_prefill.launch_paged_prefill)
 
@@ -86,8 +85,7 @@ def test_shapes(shape: PagedShape, dtype: torch.dtype) -> None:
 
 
 def test_the_tiles_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_decode, "_block_n", lambda dim, dtype: 16)
-    monkeypatch.setattr(paged_prefill, "_tile", lambda group, dim, dtype: (32, 16))
+    monkeypatch.setattr(attention_tiles, "heads_of", heads_of)
     case = make_case([(1, 60), (1, 3), (12, 40)], PagedShape(4, 2, 32, 16), (FLOAT, FLOAT), 2)
     check(case, AttentionRule(scale=0.2, window=20))
 
