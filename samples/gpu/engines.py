@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,19 +116,28 @@ def counted_replays() -> Iterator[Replays]:
 
 
 class Warnings(logging.Handler):
-    """Counts what is logged as a warning or worse while it is entered."""
+    """What the product logs as a warning or worse while this is entered.
+
+    `texts` count messages; `traces` are the ends of the exceptions among them.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: Counter[str] = Counter()
+        self.traces: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count one record."""
+        """Note one record."""
         self.texts[record.getMessage()[:300]] += 1
+        if record.exc_info:
+            self.traces.append("".join(traceback.format_exception(*record.exc_info))[-1000:])
 
     def __enter__(self) -> Warnings:
         logging.getLogger("triptych").addHandler(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         logging.getLogger("triptych").removeHandler(self)
+        if error is not None:
+            for text in self.traces[-1:]:
+                error.add_note(text)
