@@ -238,6 +238,13 @@ class DeviceOptions:
         " replayed.",
         roles=TOKENS,
     )
+    device_graph_prompts: bool | None = option(
+        None,
+        "Also capture steps with up to 1,024 prompt tokens, if launching them takes most of their"
+        " time. `auto`: on GPUs, for text models on the native decoder.",
+        devices="gpu",
+        roles=TOKENS,
+    )
     enable_deterministic_inference: bool = option(
         False,
         "Start only if a token's result cannot depend on the rest of its batch. Requires the"

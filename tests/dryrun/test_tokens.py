@@ -128,6 +128,21 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     assert gpu.num_replays > 0
 
 
+def test_steps_with_prompts_are_captured_once_they_came_a_few_times(
+    gpu: FakeCuda, llama: Path, config: Config
+) -> None:
+    captured = replace(config, device=DeviceOptions(device_graph_capture=True))
+    run = dry_run(gpu, LlmLoader, llama, captured)
+    run.depth = 2
+    for index in range(12):
+        run.submit(str(index), request(10, GREEDY))
+    run.end_well()
+    graphs = run.runner._runner._graphs  # type: ignore[attr-defined]
+    assert graphs.prompts is not None
+    assert any(bucket.chunks for bucket in graphs.steps._steps)
+    assert gpu.faults == []
+
+
 @pytest.mark.gpu
 def test_a_grammars_masks_are_read_by_the_kernel_that_draws(gpu: FakeCuda) -> None:
     sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)

@@ -23,8 +23,13 @@ from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
 from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.runtime.graphs.buckets import DecodeBuckets
-from triptych.core.runtime.graphs.decode import GPU_POOL_BYTES, DecodeGraphs, decode_graph_bytes
+from triptych.core.runtime.graphs.buckets import DecodeBuckets, PromptBuckets
+from triptych.core.runtime.graphs.decode import (
+    GPU_POOL_BYTES,
+    DecodeGraphs,
+    decode_graph_bytes,
+    prompt_graph_bytes,
+)
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
@@ -165,11 +170,23 @@ class TokenLoader(DeviceLoader):
         layout: KvLayout,
         max_length: int,
         activation_bytes: Callable[[int, int], int],
+        *,
+        has_prompts: bool = False,
     ) -> DecodeGraphs | None:
-        """The captured decode steps, if any; the cache then needs one more page."""
+        """The captured steps, if any; the cache then needs one more page.
+
+        Steps with prompt chunks are among them if `has_prompts`: if what the model computes of a
+        chunk follows from its tokens alone.
+        """
         options, schedule = self._config.device, self._config.schedule
         wanted, max_rows = options.device_graph_rows, options.device_graph_max_rows
         pads = options.device_graph_padding
+        has_prompts &= memory.captures and not self._device.is_cpu
+        if options.device_graph_prompts and not has_prompts:
+            raise ConfigError(
+                f"--device-graph-prompts: steps of {self.name} with prompts are not captured here;"
+                " only those of text models on the native decoder are, on one GPU. Leave it out."
+            )
         if not memory.captures:
             if wanted or max_rows or not pads:
                 raise ConfigError(
@@ -192,11 +209,15 @@ class TokenLoader(DeviceLoader):
         )
         num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
         num_bytes += 0 if self._device.is_cpu else GPU_POOL_BYTES
-        steps = memory.captured_steps(num_bytes)
+        prompts, spare_bytes = None, 0
+        if has_prompts and options.device_graph_prompts is not False:
+            prompts = PromptBuckets.choose(most, max_length, layout.page_size)
+            spare_bytes = prompt_graph_bytes(prompts, activation_bytes)
+        steps = memory.captured_steps(num_bytes + spare_bytes)
         if steps is None:
             return None
         memory.reserve("kv", layout.page_bytes)
-        return DecodeGraphs(steps, buckets)
+        return DecodeGraphs(steps, buckets, spare_bytes, prompts)
 
     def _runner(
         self,

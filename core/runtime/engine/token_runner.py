@@ -6,8 +6,9 @@ the scheduler chooses which rows run, and on which pages. Does not know what a t
 (`core.runtime.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each
 slot's last sample on the device, so that the next plan can be launched before this one is read.
 
-Steps of decode rows only may be captured (`core.runtime.graphs`): padding rows continue from slot
-0's token, at position 0 of a page that no row leases, and their results are dropped.
+Steps may be captured (`core.runtime.graphs`): padding rows continue from slot 0's token, at
+position 0 of a page that no row leases, and their results are dropped. In steps with prompt chunks,
+a chunk of padding takes the tokens left over; there, padding sees no keys.
 
 Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per row, C hidden.
 """
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan, TokenRow
 from triptych.core.engine_api.tokens import TokenDelta
@@ -36,8 +38,9 @@ from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.runtime.layers.attention import KvCache
 
-_PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
+_PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1, is_sampled=False)
 """A row that pads a bucket: its slot is the last line of the page table."""
+_NO_CHUNK = TokenRow(job_id="", slot=-1, start=0, num_tokens=0, is_sampled=False)
 
 
 @dataclass(slots=True)
@@ -180,31 +183,45 @@ class TokenRunner:
     def _compute(self, rows: Sequence[TokenRow]) -> tuple[StepLayout, torch.Tensor]:
         """The step's layout and `hidden_TC`: replayed where possible."""
         num_pages = 1 + max(row.start + row.num_tokens - 1 for row in rows) // self._page_size
-        if self._graphs is not None and not any(
-            row.token_ids or not row.is_sampled for row in rows
-        ):
-            bucket = self._graphs.buckets.fit(len(rows), num_pages)
+        num_decode = sum(not row.token_ids for row in rows)
+        if self._graphs is not None:
+            bucket = self._bucket(rows, num_decode, num_pages)
             if bucket is not None and (replayed := self._replay(rows, bucket)) is not None:
                 return replayed
-        step, host = self._lay_out(rows, num_pages)
+        step, host = self._lay_out(rows, num_pages, num_decode)
         self._attach(step, self._uploads.send(host))
         return step, self._head.forward(step, self._kv)
+
+    def _bucket(self, rows: Sequence[TokenRow], num_decode: int, num_pages: int) -> Bucket | None:
+        """The captured size that holds the rows, if any."""
+        assert self._graphs is not None
+        if num_decode == len(rows):
+            return self._graphs.buckets.fit(num_decode, num_pages)
+        if self._graphs.prompts is None:
+            return None
+        num_tokens = sum(row.num_tokens for row in rows[num_decode:])
+        return self._graphs.prompts.fit(num_decode, len(rows) - num_decode, num_tokens, num_pages)
 
     def _replay(
         self, rows: Sequence[TokenRow], bucket: Bucket
     ) -> tuple[StepLayout, torch.Tensor] | None:
-        """As `_compute`, for decode rows; `None` where the bucket is not captured."""
+        """As `_compute`, in a bucket; `None` where it is not captured."""
         assert self._graphs is not None
-        padded = [*rows, *[_PADDING] * (bucket.rows - len(rows))]
-        step, host = self._lay_out(padded, bucket.pages)
+        padded, is_real_B = _padded(rows, bucket)
+        step, host = self._lay_out(padded, bucket.pages, bucket.decode_rows)
+        num_sampled = len(host[2])
+        host = [*host[:2], *(_widened(each, bucket.rows) for each in host[2:4]), *host[4:]]
+        if bucket.chunks:
+            step.contexts_B *= is_real_B
         ends = np.cumsum([array.size for array in host])[:-1].tolist()
         body = partial(self._forward_static, step, bucket, ends)
         outputs = self._graphs.steps.run(bucket, body, [self._uploads.pack(host)])
         if outputs is None:
             return None
         hidden_TC, step.positions_T, index_R, slots_R = outputs
-        step.sampled_index_R, step.sampled_slots_R = index_R[: len(rows)], slots_R[: len(rows)]
-        step.rows, step.row_starts = rows, step.row_starts[: len(rows)]
+        step.sampled_index_R, step.sampled_slots_R = index_R[:num_sampled], slots_R[:num_sampled]
+        step.rows = rows
+        step.row_starts = [*compress(step.row_starts, is_real_B)]
         return step, hidden_TC
 
     def _forward_static(
@@ -224,14 +241,13 @@ class TokenRunner:
         return hidden_TC, static.positions_T, static.sampled_index_R, static.sampled_slots_R
 
     def _lay_out(
-        self, rows: Sequence[TokenRow], num_pages: int
+        self, rows: Sequence[TokenRow], num_pages: int, num_decode: int
     ) -> tuple[StepLayout, Sequence[Int64s]]:
         """The step on the host, vectorized, and the arrays that the device needs."""
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
         lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
         slots_B = np.maximum(lines_B, 0)
         contexts_B = starts_B + lengths_B
-        num_decode = sum(not row.token_ids for row in rows)
         assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
         assert (lengths_B[:num_decode] == 1).all()
         query_starts_B = np.cumsum(lengths_B) - lengths_B
@@ -283,6 +299,31 @@ class TokenRunner:
             native=self._kv.native,
             is_deterministic=self.is_deterministic,
         )
+
+
+def _padded(
+    rows: Sequence[TokenRow], bucket: Bucket
+) -> tuple[Sequence[TokenRow], NDArray[np.bool_]]:
+    """The rows of a bucket, and which of them are not padding."""
+    if not bucket.chunks:
+        padding = [_PADDING] * (bucket.rows - len(rows))
+        return [*rows, *padding], np.arange(bucket.rows) < len(rows)
+    num_decode = sum(not row.token_ids for row in rows)
+    decode, chunks = rows[:num_decode], rows[num_decode:]
+    num_left = bucket.tokens - bucket.decode_rows - sum(row.num_tokens for row in chunks)
+    left = replace(_NO_CHUNK, num_tokens=num_left, token_ids=(0,) * num_left)
+    padded = [
+        *(*decode, *[_PADDING] * (bucket.decode_rows - num_decode)),
+        *(*chunks, left, *[_NO_CHUNK] * (bucket.chunks - len(chunks) - 1)),
+    ]
+    return padded, np.array([row.slot >= 0 for row in padded])
+
+
+def _widened(array: Int64s, size: int) -> Int64s:
+    """The array with zeros at its end."""
+    wide = np.zeros(size, dtype=array.dtype)
+    wide[: len(array)] = array
+    return wide
 
 
 class PendingTokens:

@@ -1,4 +1,4 @@
-"""Captured decode steps of a token runner.
+"""Captured steps of a token runner.
 
 Owns the estimate of their memory. Knows nothing of rows, pages or models.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets
+from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets, PromptBuckets
 from triptych.core.runtime.graphs.captured import CapturedSteps
 
 _INTS_PER_ROW = 16  # positions, slots, lengths, and the extras of heads
+_PROMPT_GRAPHS_BYTES = 64 * 2**20  # of the driver
 GPU_POOL_BYTES = 256 * 2**20
 """Memory set aside, until the graphs of a GPU are captured and measured, for what they share:
 workspaces of matrix libraries, the parts of attention, and what is left of the segments that a pool
@@ -22,12 +23,14 @@ grows by."""
 class DecodeGraphs:
     """Captured decode steps and their sizes.
 
-    `spare_bytes` are for other steps that are captured with the same `steps` at their first run.
+    `spare_bytes` are for other steps that are captured with the same `steps` as they come: those
+    with prompt chunks, of the sizes in `prompts`, among them.
     """
 
     steps: CapturedSteps
     buckets: DecodeBuckets
     spare_bytes: int = 0
+    prompts: PromptBuckets | None = None
 
 
 def decode_graph_bytes(buckets: DecodeBuckets, step_bytes: Callable[[int], int]) -> int:
@@ -39,6 +42,15 @@ def decode_graph_bytes(buckets: DecodeBuckets, step_bytes: Callable[[int], int])
     inputs = sum(8 * _num_ints(bucket) for bucket in buckets.all())
     outputs = len(buckets.pages) * sum(map(step_bytes, buckets.rows))
     return step_bytes(max(buckets.rows)) + inputs + outputs
+
+
+def prompt_graph_bytes(prompts: PromptBuckets, activation_bytes: Callable[[int, int], int]) -> int:
+    """Memory for steps with prompt chunks: that of the largest, and as much for outputs.
+
+    The least used steps are dropped where that is too little.
+    """
+    most = prompts.decode_rows[-1] + prompts.tokens[-1]
+    return 2 * activation_bytes(most, 0) + _PROMPT_GRAPHS_BYTES
 
 
 def _num_ints(bucket: Bucket) -> int:

@@ -87,7 +87,10 @@ class LlmLoader(TokenLoader):
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
             max_length = blueprint.max_length
-            graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
+            graphs = self._graphs(
+                *(memory, layout, max_length, blueprint.activation_bytes),
+                has_prompts=isinstance(blueprint, NativeBlueprint),
+            )
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)

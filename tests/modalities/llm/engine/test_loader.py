@@ -262,6 +262,14 @@ def test_without_room_for_captured_steps_a_model_is_served_without(
     assert "steps run eagerly: tiny/graphs needs" in caplog.text
 
 
+def test_steps_with_prompts_are_not_captured_on_a_cpu(save: Save) -> None:
+    with pytest.raises(ConfigError, match=r"^--device-graph-prompts: steps of tiny"):
+        loader(save(), Ledger(64 * MIB), captured(device_graph_prompts=True)).load(lambda _: None)
+    graphs = graphs_of(loader(save(), Ledger(64 * MIB), captured()).load(lambda _: None))
+    assert graphs is not None
+    assert graphs.prompts is None
+
+
 @pytest.mark.parametrize("more", [{}, {"device_graph_max_rows": 3}])
 def test_sizes_beyond_the_largest_batch_are_refused(save: Save, more: dict[str, Any]) -> None:
     options = captured(device_graph_rows=(1, 9 if not more else 4), **more)
