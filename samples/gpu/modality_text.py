@@ -276,9 +276,10 @@ def _forced_cases() -> Sequence[EngineCase]:
             name = f"chat, llama, {encoding}, {kind}"
             options = {"quantization_encoding": encoding, **PLAIN_ROWS}
             found.append(forced_case(name, llama, compare, **options))
-    for method, fields in METHODS.items():
-        write = partial(save_stored, fields, LLAMA)
-        name = f"chat, llama, {method}, bfloat16"
+    stored = [*((method, "llama", LLAMA) for method in METHODS), ("awq", "moe", MOE)]
+    for method, kind, shape in stored:
+        write = partial(save_stored, METHODS[method], shape)
+        name = f"chat, {kind}, {method}, bfloat16"
         found.append(forced_case(name, write, bf16, **PLAIN_ROWS))
     for name, shape, fields in (
         ("fp8", LLAMA, FLOAT8),

@@ -19,7 +19,8 @@ def cases(place: Place) -> Iterator[Case]:
     """The products of Llama 3 8B's MLP, then experts of Qwen3-30B-A3B, then adapters."""
     num_inputs, num_outputs = (4096, 28_672) if place.is_gpu else (256, 64)
     for num_rows in (1, 16, 64, 256, 8192) if place.is_gpu else (2,):
-        yield _float8(place, num_rows, num_inputs, num_outputs)
+        for has_squares in (False, True):
+            yield _float8(place, num_rows, (num_inputs, num_outputs), has_squares=has_squares)
     for num_rows in (1, 8, 64) if place.is_gpu else (2,):
         yield _four_bits(place, num_rows, num_inputs, num_outputs)
         for kind, num_values, num_bytes in (("q4_k", 256, 144), ("q8_0", 32, 34)):
@@ -29,31 +30,35 @@ def cases(place: Place) -> Iterator[Case]:
         yield _deterministic(place, num_rows, num_inputs, num_outputs)
     for num_tokens in (1, 64, 512, 4096) if place.is_gpu else (3,):
         yield _experts(place, num_tokens)
+        yield _packed_experts(place, num_tokens)
     yield _adapters(place, *((64, 4096) if place.is_gpu else (3, 64)))
 
 
-def _float8(place: Place, num_rows: int, num_inputs: int, num_outputs: int) -> Case:
-    """A scale for each output, as text models have it."""
+def _float8(place: Place, num_rows: int, shape: tuple[int, int], *, has_squares: bool) -> Case:
+    """A scale for each output, or for each square of 128, as text models have it."""
     from triptych.core.runtime.kernels.library_products import scaled_linear
     from triptych.core.runtime.kernels.triton import fp8_linear
 
-    x_TI, out_dtype = randn(place, num_rows, num_inputs), value_type(place)
+    (num_inputs, num_outputs), x_TI = shape, randn(place, num_rows, shape[0])
+    out_dtype = value_type(place)
     weight_OI = randn(place, num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
-    scale_O = torch.full((num_outputs,), 0.02, device=place.device)
-    plain_OI = (weight_OI.float() * scale_O[:, None]).to(out_dtype)
-
-    x8_TI, one_T1 = x_TI.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=place.device)
-    product = partial(
-        torch._scaled_mm, x8_TI, weight_OI.t(), one_T1, scale_O[None], out_dtype=out_dtype
-    )
+    squares = -(-num_outputs // GROUP), -(-num_inputs // GROUP)
+    scale = torch.full(squares if has_squares else squares[:1], 0.02, device=place.device)
+    if not has_squares:
+        scale = scale[:1].repeat(num_outputs)
+    plain_OI = (weight_OI.float() * 0.02).to(out_dtype)
     peers: dict[str, Callable[[], Any]] = {"plain": partial(linear, x_TI, plain_OI)}
     if place.is_gpu:
-        library = partial(scaled_linear, x_TI, weight_OI, scale_O, out_dtype)
-        peers |= {"our_library_path": library, "product_alone": product}
-        peers["fast_product_alone"] = partial(product, use_fast_accum=True)
+        peers["library"] = partial(scaled_linear, x_TI, weight_OI, scale, out_dtype)
+    if place.is_gpu and not has_squares:
+        x8_TI, one_T1 = x_TI.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=place.device)
+        given = x8_TI, weight_OI.t(), one_T1, scale[None]
+        peers["product_alone"] = partial(torch._scaled_mm, *given, out_dtype=out_dtype)
+        peers["fast_product_alone"] = partial(peers["product_alone"], use_fast_accum=True)
+    kind = "squares" if has_squares else "outputs"
     return Case(
-        f"float8 product, {num_rows} x {num_inputs} x {num_outputs}",
-        partial(fp8_linear.launch_fp8_linear, x_TI, weight_OI, scale_O, out_dtype),
+        f"float8 product, {num_rows} x {num_inputs} x {num_outputs}, scales of {kind}",
+        partial(fp8_linear.launch_fp8_linear, x_TI, weight_OI, scale, out_dtype),
         peers,
         weight_OI.nbytes,
         2 * num_rows * num_inputs * num_outputs,
@@ -114,21 +119,18 @@ def _deterministic(place: Place, num_rows: int, num_inputs: int, num_outputs: in
 
 def _experts(place: Place, num_tokens: int) -> Case:
     """Qwen3-30B-A3B: 8 of 128 experts for each token."""
+    from triptych.core.runtime.kernels.expert_products import library_moe
     from triptych.core.runtime.kernels.triton import moe
 
-    num_experts, num_chosen, width, hidden = (128, 8, 2048, 768) if place.is_gpu else (4, 2, 32, 16)
+    num_experts, num_chosen, width, hidden = _expert_sizes(place)
     x_TI = randn(place, num_tokens, width)
     gate_up_EFI = randn(place, num_experts, 2 * hidden, width) * width**-0.5
     down_EIF = randn(place, num_experts, width, hidden) * hidden**-0.5
-    chosen = [torch.randperm(num_experts)[:num_chosen] for _ in range(num_tokens)]
-    experts_TC = torch.stack(chosen).int()
-    num_used = len(experts_TC.unique())
-    experts_TC = experts_TC.to(place.device)
-    weights_TC = torch.full((num_tokens, num_chosen), 1 / num_chosen, device=place.device)
-    given = x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC
+    *routing, num_used = _routing(place, num_tokens)
+    given = x_TI, gate_up_EFI, down_EIF, *routing
     peers: dict[str, Callable[[], Any]] = {}
     if place.is_gpu:
-        peers["grouped_mm"] = partial(_by_grouped_mm, *given)
+        peers["grouped_mm"] = partial(library_moe, *given, "silu")
     else:
         peers["reference"] = partial(moe.reference, *given, "silu")
     expert_bytes = (gate_up_EFI.nbytes + down_EIF.nbytes) / num_experts
@@ -141,25 +143,58 @@ def _experts(place: Place, num_tokens: int) -> Case:
     )
 
 
-def _by_grouped_mm(
-    x_TI: torch.Tensor,
-    gate_up_EFI: torch.Tensor,
-    down_EIF: torch.Tensor,
-    weights_TC: torch.Tensor,
-    experts_TC: torch.Tensor,
-) -> torch.Tensor:
-    """The same by torch: pairs sorted by expert, then two grouped products."""
-    num_tokens, num_chosen = experts_TC.shape
-    experts_P, order_P = experts_TC.flatten().sort(stable=True)
-    numbers_E = torch.arange(len(gate_up_EFI), device=x_TI.device, dtype=torch.int32)
-    ends_E = torch.searchsorted(experts_P, numbers_E, right=True).int()
-    tokens_P = order_P // num_chosen
-    both_PF = torch._grouped_mm(x_TI[tokens_P], gate_up_EFI.transpose(1, 2), offs=ends_E)
-    gate_PF, up_PF = both_PF.chunk(2, dim=1)
-    hidden_PF = torch.nn.functional.silu(gate_PF) * up_PF
-    out_PI = torch._grouped_mm(hidden_PF, down_EIF.transpose(1, 2), offs=ends_E)
-    out_PI = out_PI * weights_TC.flatten()[order_P][:, None].to(out_PI.dtype)
-    return x_TI.new_zeros(num_tokens, x_TI.shape[1]).index_add_(0, tokens_P, out_PI)
+def _packed_experts(place: Place, num_tokens: int) -> Case:
+    """The same in float8, with the scales of squares that such checkpoints have."""
+    from triptych.core.runtime.kernels.stacked_weights import FLOAT8
+    from triptych.core.runtime.kernels.triton import moe
+
+    num_experts, num_chosen, width, hidden = _expert_sizes(place)
+    x_TI, (*routing, num_used) = randn(place, num_tokens, width), _routing(place, num_tokens)
+
+    def stored(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
+        weight_EOI = randn(place, num_experts, num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
+        shape = num_experts, -(-num_outputs // GROUP), -(-num_inputs // GROUP)
+        return [weight_EOI, torch.full(shape, num_inputs**-0.5, device=place.device)]
+
+    gate_up, down = stored(2 * hidden, width), stored(width, hidden)
+    plain = [_plain(*each, value_type(place)) for each in (gate_up, down)]
+    num_bytes = sum(each.nbytes for each in (*gate_up, *down)) / num_experts
+    return Case(
+        f"{num_chosen} of {num_experts} experts in float8, {num_tokens} tokens",
+        partial(
+            *(moe.launch_packed_moe_mlp, x_TI, gate_up, FLOAT8, down, FLOAT8),
+            *(*routing, "silu"),
+        ),
+        {"plain": partial(moe.launch_moe_mlp, x_TI, *plain, *routing, "silu")},
+        num_used * num_bytes,
+        6 * num_tokens * num_chosen * width * hidden,
+        is_float8=True,
+    )
+
+
+def _plain(weight_EOI: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of experts in float8, one at a time: there is not memory enough for float32."""
+    values_EOI = weight_EOI.new_empty(weight_EOI.shape, dtype=dtype)
+    for values_OI, weight_OI, squares in zip(values_EOI, weight_EOI, scale, strict=True):
+        factors = squares.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
+        num_outputs, num_inputs = weight_OI.shape
+        values_OI.copy_(weight_OI.float() * factors[:num_outputs, :num_inputs])
+    return values_EOI
+
+
+def _expert_sizes(place: Place) -> tuple[int, int, int, int]:
+    """The numbers of experts, of a token's, of features and of features inside an expert."""
+    return (128, 8, 2048, 768) if place.is_gpu else (4, 2, 32, 16)
+
+
+def _routing(place: Place, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Random experts of each token, with their weights, and how many there are in all."""
+    num_experts, num_chosen, *_ = _expert_sizes(place)
+    chosen = [torch.randperm(num_experts)[:num_chosen] for _ in range(num_tokens)]
+    experts_TC = torch.stack(chosen).int()
+    num_used = len(experts_TC.unique())
+    weights_TC = torch.full(experts_TC.shape, 1 / num_chosen, device=place.device)
+    return weights_TC, experts_TC.to(place.device), num_used
 
 
 def _adapters(place: Place, num_rows: int, width: int) -> Case:
