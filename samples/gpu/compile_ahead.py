@@ -8,11 +8,12 @@ Python: it keeps absolute paths. Without it the stages compile at their first la
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +40,39 @@ class AbsentGpu(Place):
 
 def main() -> None:
     """Compile the variants of all kernels, then what the timed cases launch besides."""
-    target = CompileTarget.parse(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", type=CompileTarget.parse, help="cuda:90, say")
+    parser.add_argument("--count", action="store_true", help="count launches, compile nothing")
+    args = parser.parse_args()
     folder = Path(os.environ["TRITON_CACHE_DIR"])
-    compiled = compile_all([target], folder)
-    failed = [each for each in compiled if each.error]
-    print(f"{len(compiled)} variants, {len(failed)} failed", flush=True)
-    sources = launched(AbsentGpu(torch.device("meta"), False, folder, math.inf), target)
-    num_failed = sum(not _compiles(*source, target) for source in sources)
-    print(f"{len(sources)} launches, {num_failed} failed", flush=True)
+    if not args.count:
+        compiled = compile_all([args.target], folder)
+        print(f"{len(compiled)} variants, {sum(bool(each.error) for each in compiled)} failed")
+    place = AbsentGpu(torch.device("meta"), False, folder, math.inf)
+    sources, failed = launched(place, args.target)
+    if not args.count:
+        failed += [each[0].name for each in sources if not _compiles(each, args.target)]
+    print(f"{len(sources)} launches, {len(failed)} failed", *failed, sep="\n")
+    sys.exit(1 if failed else 0)
 
 
-def launched(place: Place, target: CompileTarget) -> list[tuple[Any, dict[str, Any]]]:
-    """Sources and options of the kernels that the cases launch, each once."""
+def launched(
+    place: Place, target: CompileTarget
+) -> tuple[list[tuple[Any, dict[str, Any]]], list[str]]:
+    """Sources and options of the kernels that the cases launch, and the cases that fail."""
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
+    failed = []
     with _recording(target, found):
         for family in kernel_times.FAMILIES:
             for case in kernel_times._cases(family, place):
-                for call in (case.ours, *case.peers.values()):
-                    try:
-                        call()
-                    except Exception as error:  # a peer may need a real device
-                        print(f"{case.name}: {str(error)[:100]}", flush=True)
-    return list(found.values())
+                try:
+                    case.ours()
+                except Exception as error:  # one case that fails must not end the others
+                    failed.append(f"{case.name}: {str(error)[:200]}")
+                for peer in case.peers.values():
+                    with suppress(Exception):  # a library may need a real device
+                        peer()
+    return list(found.values()), failed
 
 
 @contextmanager
@@ -106,13 +118,14 @@ def _source(
     return ASTSource(kernel, signature, constants, attributes), dict(options.__dict__)
 
 
-def _compiles(source: Any, options: dict[str, Any], target: CompileTarget) -> bool:
+def _compiles(launch: tuple[Any, dict[str, Any]], target: CompileTarget) -> bool:
     import triton
 
+    source, options = launch
     try:
         triton.compile(source, target=target.gpu, options=options)
     except Exception as error:  # a compiler may raise anything
-        print(f"{source.name}: {str(error)[:200]}", flush=True)
+        print(f"{source.name}: {str(error)[:200]}")
         return False
     return True
 

@@ -119,3 +119,18 @@ def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
     found = [json.loads(line) for line in lines]
     assert len(found) > 1
     assert [line["error"] for line in found if line["error"]] == []
+
+
+def test_all_launches_of_the_timed_kernels_can_be_compiled_ahead(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = [str(GPU / "compile_ahead.py"), "cuda:90", "--count"]
+    ended = subprocess.run(
+        [sys.executable, *script],
+        env=env | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    num_launches, _, rest = ended.stdout.partition(" launches, ")
+    assert rest == "0 failed\n", ended.stdout + ended.stderr
+    assert int(num_launches) > 40
