@@ -221,7 +221,7 @@ class TokenRunner:
         hidden_TC, step.positions_T, index_R, slots_R = outputs
         step.sampled_index_R, step.sampled_slots_R = index_R[:num_sampled], slots_R[:num_sampled]
         step.rows = rows
-        step.row_starts = [*compress(step.row_starts, is_real_B)]
+        step.row_starts = [*compress(step.row_starts, is_real_B.tolist())]
         return step, hidden_TC
 
     def _forward_static(
