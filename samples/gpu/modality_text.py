@@ -288,6 +288,10 @@ def _forced_cases() -> Sequence[EngineCase]:
     ):
         write = partial(save_stored, fields, shape)
         found.append(forced_case(f"chat, {name}, bfloat16", write, far(FLOAT8_LIMIT)))
+    blocks = {"quantization_encoding": "q8_0", **PLAIN_ROWS}
+    found.append(forced_case("chat, moe, q8_0, float32", moe, float32, **blocks))
+    write = partial(save_stored, METHODS["gptq"], MOE)
+    found.append(forced_case("chat, moe, gptq, bfloat16", write, bf16, **PLAIN_ROWS))
     for cells in ("float8_e4m3fn", "int8"):
         name = f"chat, llama, cache in {cells}"
         compare = in_float32(apart_in_logprobs, CELLS_LIMIT)
