@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from kernel_case import Case, randn, setting
 from place import Place
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.library_attention import attend_prompts, find_prompt_keys
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 32
 STAGES = (2, 3, 4)
@@ -90,6 +94,10 @@ def _prefill(place: Place, name: str, num_queries: int, length: int) -> Case:
         return out_THD
 
     peers: dict[str, Any] = {}
+    if place.is_gpu:
+        peers["flash"] = partial(_by_flash, q_THD, KvPages(*pages_2NPKD), table_BM, lengths_B)
+    if place.is_gpu and num_queries == length:
+        peers["cudnn"] = partial(_by_cudnn, q_THD, pages_2NPKD, table_BM, length)
     if num_queries == length:
         k, v = _gathered(pages_2NPKD, table_BM, length)
         q = q_THD.transpose(0, 1)[None]
@@ -99,6 +107,27 @@ def _prefill(place: Place, name: str, num_queries: int, length: int) -> Case:
     num_pairs = num_queries * length - num_queries**2 / 2
     flops = 4 * NUM_HEADS * HEAD_DIM * num_pairs
     return Case(f"paged prefill, {name}", ours, peers, 2 * pages_2NPKD.nbytes, flops)
+
+
+def _by_flash(
+    q_THD: torch.Tensor, pages: KvPages, table_BM: torch.Tensor, lengths_B: torch.Tensor
+) -> torch.Tensor:
+    """By torch's FlashAttention; its plan is made by each layer here, in a step by the first."""
+    limits = len(q_THD), table_BM.shape[1] * PAGE_SIZE
+    starts_B = torch.zeros_like(lengths_B)
+    keys = find_prompt_keys(pages, table_BM, lengths_B, starts_B, len(q_THD), limits)
+    return attend_prompts(q_THD, pages, keys, scale=HEAD_DIM**-0.5)
+
+
+def _by_cudnn(
+    q_THD: torch.Tensor, pages_2NPKD: torch.Tensor, table_BM: torch.Tensor, length: int
+) -> torch.Tensor:
+    """By cuDNN through torch, with the gathering of keys; a whole prompt alone."""
+    k, v = _gathered(pages_2NPKD, table_BM, length)
+    q = q_THD.transpose(0, 1)[None]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1)
 
 
 def _gathered(
