@@ -80,7 +80,7 @@ def _recording(target: CompileTarget, found: dict[str, Any]) -> Iterator[None]:
     """Note launches in place of running them."""
     from triton.runtime.jit import JITFunction
 
-    from triptych.core.runtime.kernels.triton import fp8_linear, grouped_packed, paged_decode
+    from triptych.core.runtime.kernels.triton import decode_splits, fp8_linear, grouped_packed
 
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         source, options = _source(kernel, args, kwargs, target)
@@ -88,7 +88,7 @@ def _recording(target: CompileTarget, found: dict[str, Any]) -> Iterator[None]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (JITFunction, "run", note),
-        (paged_decode, "_num_processors", lambda device: NUM_PROCESSORS),
+        (decode_splits, "num_processors", lambda device: NUM_PROCESSORS),
         (fp8_linear, "has_float8_units", lambda device: target.multiplies_float8),
         (grouped_packed, "has_float8_units", lambda device: target.multiplies_float8),
     ]

@@ -26,7 +26,7 @@ def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
 
     def decode() -> None:
         paged_decode.launch_paged_decode(
-            case.q_THD, *pages, table, lengths, out_THD, None, _SCALE, None, None, 1.0, True
+            case.q_THD, *pages, table, lengths, out_THD, None, _SCALE, None, None, 1.0, False
         )
 
     def prefill() -> None:

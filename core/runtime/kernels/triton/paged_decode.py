@@ -1,22 +1,17 @@
 """Attention of decode rows over paged keys and values: one query per row, many keys.
 
 Owns the kernels for `core.runtime.kernels.paged_attention` (the reference) of rows of one token. A
-row's keys are divided into splits that are attended in parallel, and joined by their log-sum-exp
-(Dao et al. 2023, "Flash-Decoding"). All query heads of a key-value head share one tile, so a key is
-read once.
-
-Splits begin at multiples of their size, counted from the row's first token. Their size follows the
-device's load, unless `is_deterministic`: then it is constant, and a row's result depends only on
-its own tokens, at the price of needless splits in large batches.
+row's keys are divided into splits (`decode_splits.py`) that are attended in parallel, and joined by
+their log-sum-exp (Dao et al. 2023, "Flash-Decoding"). All query heads of a key-value head share one
+tile, so a key is read once.
 
 Shapes: B rows, M pages per row, N pages of storage, P tokens per page, H query heads, K key-value
-heads, D head dim, S splits.
+heads, D head dim, S parts (of a block: splits).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from functools import partial
 
 import torch
 import triton
@@ -24,6 +19,13 @@ import triton.language as tl
 
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.triton.attention_tiles import tile_on
+from triptych.core.runtime.kernels.triton.decode_splits import (
+    MAX_ROWS,
+    DecodeSplits,
+    keys_of_part,
+    num_wanted_splits,
+    parts_of_row,
+)
 from triptych.core.runtime.kernels.triton.float8 import dequantized
 from triptych.core.runtime.kernels.triton.online_softmax import (
     attend_block,
@@ -43,11 +45,8 @@ from triptych.core.runtime.kernels.triton.paged import (
 )
 from triptych.core.runtime.kernels.triton.variant import Variant
 
-_FIXED_SPLIT = 256
-_SPLIT_UNIT = 128
 _MAX_HEADS_PER_TILE = 64
 _MAX_PARTIAL_VALUES = 2**24
-_PROGRAMS_PER_PROCESSOR = 4
 _SPLITS_PER_STEP = 16
 
 
@@ -77,13 +76,14 @@ def launch_paged_decode(
     (num_rows, num_heads, head_dim), page_size = q_BHD.shape, k_pages_NPKD.shape[1]
     num_tiles = k_pages_NPKD.shape[2] * triton.cdiv(*_heads_per_tile(q_BHD, k_pages_NPKD))
     max_keys = page_table_BM.shape[1] * page_size
+    num_wanted = None if is_deterministic else num_wanted_splits(q_BHD.device, num_tiles)
+    splits_of = partial(
+        DecodeSplits.of_rows, max_keys=max_keys, window=window, num_wanted=num_wanted
+    )
+    rows_at_once = MAX_ROWS
     if is_deterministic:
-        splits = _Splits.of_size(_FIXED_SPLIT, max_keys, window)
-    else:
-        splits = _Splits.to_fill(
-            _num_processors(q_BHD.device), num_rows * num_tiles, max_keys, window
-        )
-    rows_at_once = max(1, _MAX_PARTIAL_VALUES // (splits.count * num_heads * head_dim))
+        values_of_row = splits_of(1).num_parts * num_heads * head_dim
+        rows_at_once = min(max(1, _MAX_PARTIAL_VALUES // values_of_row), MAX_ROWS)
     for first in range(0, num_rows, rows_at_once):
         rows = slice(first, first + rows_at_once)
         _launch(
@@ -93,8 +93,7 @@ def launch_paged_decode(
             sinks_H,
             out_BHD[rows],
             (scale, soft_cap or 0.0, v_scale, window or 0),
-            splits,
-            is_whole=splits.count == 1 and not is_deterministic,
+            splits_of(len(q_BHD[rows])),
         )
 
 
@@ -105,9 +104,7 @@ def _launch(
     sinks_H: torch.Tensor | None,
     out_BHD: torch.Tensor,
     numbers: tuple[float, float, float, int],
-    splits: _Splits,
-    *,
-    is_whole: bool,
+    splits: DecodeSplits,
 ) -> None:
     table_BM, lengths_B = rows
     _, soft_cap, v_scale, window = numbers
@@ -115,21 +112,22 @@ def _launch(
     _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
     group, block_h = _heads_per_tile(q_BHD, pages.k_NPKD)
     tile = tile_on(q_BHD.device, "decode", head_dim, q_BHD.dtype)
-    shape = (0, 0, 0, 0) if is_whole else (num_rows, splits.count, num_heads, head_dim)
-    partial_BSHD = q_BHD.new_empty(shape, dtype=torch.float32)
-    log_sums_BSH = q_BHD.new_empty(shape[:3], dtype=torch.float32)
+    partial_SHD = q_BHD.new_empty(splits.num_parts, num_heads, head_dim, dtype=torch.float32)
+    log_sums_SH = q_BHD.new_empty(splits.num_parts, num_heads, dtype=torch.float32)
     constants = {
         "NUM_HEADS": num_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "HAS_WINDOW": window > 0,
         "HAS_SINKS": sinks_H is not None,
+        "IS_FIXED": splits.is_fixed,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
-    _attend_split[(num_rows, num_kv_heads * triton.cdiv(group, block_h), splits.count)](
-        *(q_BHD, *pages, *rows, sinks_H, out_BHD, partial_BSHD, log_sums_BSH),
-        *(*numbers, splits.size, splits.count),
+    num_tiles = num_kv_heads * triton.cdiv(group, block_h)
+    _attend_split[(splits.num_parts * num_tiles,)](
+        *(q_BHD, *pages, *rows, sinks_H, out_BHD, partial_SHD, log_sums_SH),
+        *(*numbers, num_rows, splits.limit),
         *(table_BM.stride(0), q_BHD.stride(0), q_BHD.stride(1)),
         NUM_KV_HEADS=num_kv_heads,
         PAGE_SIZE=page_size,
@@ -137,16 +135,14 @@ def _launch(
         BLOCK_N=tile.num_keys,
         HAS_SOFT_CAP=soft_cap > 0,
         HAS_SCALES=pages.k_scale_NPK is not None,
-        IS_WHOLE=is_whole,
         **constants,
     )
-    if not is_whole:
-        _join_splits[(num_rows, num_heads)](
-            *(partial_BSHD, log_sums_BSH, lengths_B, sinks_H, out_BHD),
-            *(v_scale, window, splits.size, splits.count),
-            BLOCK_S=_SPLITS_PER_STEP,
-            **constants,
-        )
+    _join_splits[(num_rows, num_heads)](
+        *(partial_SHD, log_sums_SH, lengths_B, sinks_H, out_BHD),
+        *(v_scale, window, num_rows, splits.limit),
+        BLOCK_S=_SPLITS_PER_STEP,
+        **constants,
+    )
 
 
 paged_decode = torch.library.custom_op(
@@ -178,57 +174,32 @@ def _heads_per_tile(q_BHD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> tuple[in
     return group, min(max(triton.next_power_of_2(group), 16), _MAX_HEADS_PER_TILE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Splits:
-    """The size of a split, and the number of splits that a row can touch."""
-
-    size: int
-    count: int
-
-    @classmethod
-    def of_size(cls, size: int, max_keys: int, window: int | None) -> _Splits:
-        """Splits of a size. A window need not begin at a split, so it may touch one more."""
-        count = triton.cdiv(max_keys, size)
-        if window is not None:
-            count = min(count, triton.cdiv(window - 1, size) + 1)
-        return cls(size, count)
-
-    @classmethod
-    def to_fill(
-        cls, num_processors: int, num_tiles: int, max_keys: int, window: int | None
-    ) -> _Splits:
-        """As few splits as give every processor of the device enough work."""
-        wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * num_processors, num_tiles)
-        num_keys = max_keys if window is None else min(max_keys, window)
-        if wanted == 1:
-            num_keys = max_keys  # one split then holds a window wherever it begins
-        units = triton.cdiv(triton.cdiv(num_keys, wanted), _SPLIT_UNIT)
-        return cls.of_size(units * _SPLIT_UNIT, max_keys, window)
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1  # interpreted
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 @triton.jit(
-    do_not_specialize=["window", "split_size", "num_splits", "table_stride"],
+    do_not_specialize=["window", "num_rows", "limit", "table_stride"],
     do_not_specialize_on_alignment=UPLOADED,
 )
 def _attend_split(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, sinks_ptr,
     out_ptr, partial_ptr, log_sums_ptr, scale, soft_cap, v_scale,
-    window, split_size, num_splits, table_stride, q_stride_b, q_stride_h,
+    window, num_rows, limit, table_stride, q_stride_b, q_stride_h,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_WHOLE: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_FIXED: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TILES: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
-    row, tile, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    # Programs of one part run close together: the keys of all heads are side by side in a page.
+    part, tile = (
+        tl.program_id(0) // (NUM_KV_HEADS * TILES),
+        tl.program_id(0) % (NUM_KV_HEADS * TILES),
+    )
+    row, num_splits, begin, end = keys_of_part(
+        part, lengths_ptr, num_rows, limit, window, HAS_WINDOW, IS_FIXED
+    )
+    if begin >= end:
+        return
+    row = row.to(tl.int64)
     kv_head = tile // TILES
     in_group_H = tile % TILES * BLOCK_H + tl.arange(0, BLOCK_H)
     head_H = kv_head * GROUP + in_group_H
@@ -236,15 +207,10 @@ def _attend_split(
     is_dim_D = dim_D < HEAD_DIM
     is_held_HD = (in_group_H < GROUP)[:, None] & is_dim_D
 
-    length = tl.load(lengths_ptr + row).to(tl.int32)
-    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
-    number = first // split_size + split
-    start = tl.maximum(number * split_size, first // BLOCK_N * BLOCK_N)
-    end = tl.minimum((number + 1) * split_size, length)
-    if not IS_WHOLE:  # noqa: SIM102 - one is decided by the compiler, one by the device
-        if start >= end:
-            return
-
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(tl.load(lengths_ptr + row).to(tl.int32) - window, 0)
+    start = tl.maximum(begin, first // BLOCK_N * BLOCK_N)
     q_HD = tl.load(
         q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D, mask=is_held_HD, other=0.0
     )
@@ -269,14 +235,14 @@ def _attend_split(
 
     state = max_H, sum_H, out_HD
     cell_HD, is_head_H = head_H[:, None] * HEAD_DIM + dim_D, in_group_H < GROUP
-    if IS_WHOLE:
+    if num_splits == 1:
         sinks_ptrs_H = sinks_ptr + head_H if HAS_SINKS else None
-        into = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD
-        _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
+        out_ptrs_HD = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD
+        _store_whole(state, out_ptrs_HD, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
     else:
-        index = (row * num_splits + split) * NUM_HEADS
-        into = partial_ptr + index * HEAD_DIM + cell_HD
-        _store_part(state, into, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
+        index = part.to(tl.int64) * NUM_HEADS
+        partial_ptrs_HD = partial_ptr + index * HEAD_DIM + cell_HD
+        _store_part(state, partial_ptrs_HD, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
 
 
 @triton.jit
@@ -299,7 +265,7 @@ def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
 
 
 @triton.jit(
-    do_not_specialize=["window", "split_size", "num_splits"],
+    do_not_specialize=["window", "num_rows", "limit"],
     do_not_specialize_on_alignment=UPLOADED,
 )
 def _join_splits(
@@ -310,28 +276,31 @@ def _join_splits(
     out_ptr,
     v_scale,
     window,
-    split_size,
-    num_splits,
+    num_rows,
+    limit,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_FIXED: tl.constexpr,
 ):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dim_D = tl.arange(0, BLOCK_D)
-    length = tl.load(lengths_ptr + row).to(tl.int32)
-    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
-    num_written = tl.cdiv(length, split_size) - first // split_size
-
+    """Join the parts of rows that have several, and write zeros for rows without keys."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    first_part, num_parts = parts_of_row(
+        row, lengths_ptr, num_rows, limit, window, HAS_WINDOW, IS_FIXED
+    )
+    if num_parts == 1:
+        return
+    row, dim_D = row.to(tl.int64), tl.arange(0, BLOCK_D)
     max_1 = tl.full([1], float("-inf"), tl.float32)
     sum_1 = tl.zeros([1], tl.float32)
     out_1D = tl.zeros([1, BLOCK_D], tl.float32)
-    for begin in range(0, num_written, BLOCK_S):
-        split_S = begin + tl.arange(0, BLOCK_S)
-        is_written_S = split_S < num_written
-        index_S = (row * num_splits + split_S) * NUM_HEADS + head
+    for begin in range(0, num_parts, BLOCK_S):
+        part_S = begin + tl.arange(0, BLOCK_S)
+        is_written_S = part_S < num_parts
+        index_S = (first_part + part_S).to(tl.int64) * NUM_HEADS + head
         log_sum_S = tl.load(log_sums_ptr + index_S, mask=is_written_S, other=float("-inf"))
         partial_SD = tl.load(
             partial_ptr + index_S[:, None] * HEAD_DIM + dim_D,
@@ -358,11 +327,13 @@ def variants() -> tuple[Variant, ...]:
     llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
     gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
     gpt_oss = {**common, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64}
-    gemma_flags, gpt_oss_flags = ("HAS_WINDOW", "HAS_SOFT_CAP"), ("HAS_WINDOW", "HAS_SINKS")
+    gemma_flags = ("HAS_WINDOW", "HAS_SOFT_CAP")
+    of_gpt_oss = ("HAS_WINDOW", "HAS_SINKS", "IS_FIXED")
     return (
         *tiled_variants("split", "decode", _attend_split, llama),
         *tiled_variants("split_float8", "decode", _attend_split, gemma, *gemma_flags, cache="*u8"),
         *tiled_variants("split_int8", "decode", _attend_split, llama, "HAS_SCALES", cache="*i8"),
-        *tiled_variants("whole", "decode", _attend_split, gpt_oss, *gpt_oss_flags, "IS_WHOLE"),
+        *tiled_variants("split_fixed", "decode", _attend_split, gpt_oss, *of_gpt_oss),
         *tiled_variants("join", "decode", _join_splits, llama),
+        *tiled_variants("join_fixed", "decode", _join_splits, gpt_oss, *of_gpt_oss),
     )

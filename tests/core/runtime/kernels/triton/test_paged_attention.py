@@ -172,15 +172,24 @@ def test_splits_that_outgrow_memory_go_in_several_launches(
     assert torch.equal(run(case, rule, is_deterministic=True), expected)
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 128, 129, 1000])
-@pytest.mark.parametrize("max_keys", [1, 127, 128, 129, 5000])
-def test_splits_hold_every_key_of_a_row(max_keys: int, window: int | None) -> None:
-    for num_tiles in (1, 8, 10_000):
-        splits = paged_decode._Splits.to_fill(132, num_tiles, max_keys, window)
-        assert splits.size % paged_decode._SPLIT_UNIT == 0
-        for length in {1, max_keys // 2 + 1, max_keys}:
-            first = 0 if window is None else max(length - window, 0)
-            assert (length - 1) // splits.size - first // splits.size < splits.count
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("num_wanted", [3, 20])
+def test_one_long_row_among_short_ones(
+    num_wanted: int, is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_decode, "num_wanted_splits", lambda device, num_tiles: num_wanted)
+    rows = [(1, 130), (1, 4), (1, 2000), (1, 128), (1, 1), (1, 257)]
+    case = make_case(rows, PagedShape(4, 2, 32, 16), (FLOAT, FLOAT), 10)
+    sinks_H = torch.linspace(-1, 2, 4)
+    for window in (None, 300):
+        rule = AttentionRule(scale=0.2, window=window, soft_cap=20.0, sinks_H=sinks_H)
+        check(case, rule, is_deterministic=is_deterministic)
+
+
+def test_more_rows_than_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_decode, "MAX_ROWS", 3)
+    case = make_case(DECODE, PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 11)
+    check(case, AttentionRule(scale=0.2))
 
 
 @pytest.mark.parametrize("stored", [FLOAT8, INT8])
