@@ -22,6 +22,7 @@ from agreement import Figures, Tokens
 from engines import Waves, counted_replays
 from modality_text import row
 from model_case import Ask, EngineCase, must
+from msgspec.structs import replace
 
 from triptych.core.engine_api.sampling_params import SamplingParams
 
@@ -30,10 +31,10 @@ STEPS = (200, 9, 17, 40, 80, 120, 33, 64, 5, 150, 21, 100)
 LEAST_REPLAYS = 2 * max(STEPS) - 20
 """Of a case of chats; prompts take some of the steps."""
 WAYS = (
-    {"temperature": 0.0},
-    {"temperature": 0.8, "seed": 3},
-    {"top_k": 20, "top_p": 0.9, "seed": 4},
-    {"temperature": 0.0, "top_logprobs": 5},
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=3),
+    SamplingParams(top_k=20, top_p=0.9, seed=4),
+    SamplingParams(temperature=0.0, top_logprobs=5),
 )
 
 
@@ -42,7 +43,7 @@ def lasting(folder: Path) -> Waves:
 
     def wave(first: int) -> list[object]:
         return [
-            row(3 + 11 * place, first + place, SamplingParams(max_tokens=num, **WAYS[place % 4]))
+            row(3 + 11 * place, first + place, replace(WAYS[place % len(WAYS)], max_tokens=num))
             for place, num in enumerate(STEPS)
         ]
 
