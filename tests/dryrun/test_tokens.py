@@ -128,11 +128,14 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     assert gpu.num_replays > 0
 
 
+@pytest.mark.parametrize("name", ["llama-biased-tied", "mixtral", "qwen2-window"])
 def test_steps_with_prompts_are_captured_once_they_came_a_few_times(
-    gpu: FakeCuda, llama: Path, config: Config
+    gpu: FakeCuda, tmp_path: Path, config: Config, name: str
 ) -> None:
+    family, extra = FAMILIES[name]
+    save_family(tmp_path, family, **extra)
     captured = replace(config, device=DeviceOptions(device_graph_capture=True))
-    run = dry_run(gpu, LlmLoader, llama, captured)
+    run = dry_run(gpu, LlmLoader, tmp_path, captured)
     run.depth = 2
     for index in range(12):
         run.submit(str(index), request(10, GREEDY))

@@ -12,11 +12,10 @@ from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets, PromptBu
 from triptych.core.runtime.graphs.captured import CapturedSteps
 
 _INTS_PER_ROW = 16  # positions, slots, lengths, and the extras of heads
-_PROMPT_GRAPHS_BYTES = 64 * 2**20  # of the driver
 GPU_POOL_BYTES = 256 * 2**20
 """Memory set aside, until the graphs of a GPU are captured and measured, for what they share:
 workspaces of matrix libraries, the parts of attention, and what is left of the segments that a pool
-grows by."""
+grows by; and the same for those of steps with prompts, which the driver's memory adds to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def prompt_graph_bytes(prompts: PromptBuckets, activation_bytes: Callable[[int, 
     The least used steps are dropped where that is too little.
     """
     most = prompts.decode_rows[-1] + prompts.tokens[-1]
-    return 2 * activation_bytes(most, 0) + _PROMPT_GRAPHS_BYTES
+    return 2 * activation_bytes(most, 0) + GPU_POOL_BYTES
 
 
 def _num_ints(bucket: Bucket) -> int:
