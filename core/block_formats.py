@@ -18,7 +18,8 @@ from types import MappingProxyType
 class BlockFormat:
     """A block format: each block holds `num_inputs` weights in `num_bytes`.
 
-    `native` is its number in the CPU kernels. Rows that are not whole blocks use `fallback`.
+    `native` is its number in the CPU kernels. Rows that are not whole blocks use `fallback`. A row
+    has `row_scale_bytes` besides its blocks.
     """
 
     name: str
@@ -26,6 +27,7 @@ class BlockFormat:
     num_bytes: int
     native: int
     fallback: str = ""
+    row_scale_bytes: int = 0
 
     def holds(self, num_inputs: int) -> bool:
         """Whether `num_inputs` is a multiple of the block size."""
@@ -33,7 +35,7 @@ class BlockFormat:
 
     def row_bytes(self, num_inputs: int) -> int:
         """Return the bytes of a row."""
-        return num_inputs // self.num_inputs * self.num_bytes
+        return num_inputs // self.num_inputs * self.num_bytes + self.row_scale_bytes
 
 
 FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
@@ -52,5 +54,7 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
     }
 )
 """Formats by name, as in `--quantization-encoding` and, in capitals, in GGUF files."""
+FLOAT8_ROWS = BlockFormat("float8_rows", 16, 16, native=-1, row_scale_bytes=4)
+"""Floats of eight bits (e4m3) with a scale for each row: what matrix units of GPUs multiply."""
 BLOCK_ENCODINGS = ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0")
 """Formats that plain weights can be quantized to at load."""

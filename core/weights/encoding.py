@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.core.block_formats import FORMATS, BlockFormat
+from triptych.core.block_formats import FLOAT8_ROWS, FORMATS, BlockFormat
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.layout import TensorInfo
@@ -22,6 +22,8 @@ MIN_BLOCK_BYTES = 256 * 2**20
 """GGUF files with fewer bytes in blocks are dequantized by default: memory does not matter there,
 and plain numbers are more exact and process prompts faster."""
 _PLAIN = "plain"
+_MADE = {**FORMATS, FLOAT8_ROWS.name: FLOAT8_ROWS}
+"""Formats that plain weights can be quantized to."""
 _KEEPING = (AUTO, *FORMATS, *STORED_ONLY)
 """Encodings that keep stored blocks."""
 
@@ -66,12 +68,18 @@ class WeightEncoding:
         found = [quantized_by] if quantized_by else sorted(set(stored.values()))
         if wanted in STORED_ONLY and found == [wanted]:
             return cls(wanted, stored)
-        if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):
+        if wanted in STORED_ONLY or (wanted in _MADE and found and wanted not in found):
+            named = FLOAT8 if wanted == FLOAT8_ROWS.name else wanted
             raise ConfigError(
-                f"--quantization-encoding {wanted}: this model's weights are"
+                f"--quantization-encoding {named}: this model's weights are"
                 f" {', '.join(found) or 'plain'}; omit the option, or use a file in that encoding."
             )
         return cls(wanted, stored)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether plain matrices are quantized at load."""
+        return self.wanted in _MADE
 
     @property
     def has_blocks(self) -> bool:
@@ -84,11 +92,14 @@ class WeightEncoding:
         """The format of a matrix in memory; `None`: plain.
 
         A stored format is kept. Other matrices get the wanted format, or its fallback if rows are
-        not whole blocks; the vocabulary's has at least six bits, as in llama.cpp's files.
+        not whole blocks; the vocabulary's has at least six bits, as in llama.cpp's files, and stays
+        plain where others are in float8.
         """
         if name in self.stored and self.wanted in _KEEPING:
             return FORMATS[self.stored[name]]
-        made = None if self.stored else FORMATS.get(self.wanted)
+        made = None if self.stored else _MADE.get(self.wanted)
+        if made is FLOAT8_ROWS and is_vocabulary:
+            return None
         if made is not None and is_vocabulary and made.name != "q8_0":
             made = FORMATS["q6_k"]
         while made is not None and not made.holds(num_inputs):

@@ -27,8 +27,12 @@ from place import Place, Record, attempt, record
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
+from triptych.core.block_formats import FLOAT8_ROWS
 from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.layers.attention_order import fastest_attention
+from triptych.core.runtime.layers.block_layers import BlockDevice, block_places
+from triptych.core.runtime.tensors.quantize import quantize_float8
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.diffusion.engine.families.fused_blocks import fuse_blocks, gelu_linear
 from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
@@ -127,15 +131,15 @@ def float8_ways(layer: nn.Linear, x: Tensor) -> dict[str, Call]:
     """The product in float8 with scales of rows, alone and with the quantization of its input."""
     from triptych.core.runtime.kernels.triton.fp8_linear import quantize_rows
 
-    weight_OI, scale_O = float8(layer.weight)
+    weight = quantize_float8(layer.weight)
     x_TI = x.flatten(0, 1)
 
     def multiply(quantized_TI: Tensor, scale_RT: Tensor, is_fast: bool) -> Tensor:
         return torch._scaled_mm(
             quantized_TI,
-            weight_OI.t(),
+            weight.weight_OI.t(),
             scale_a=scale_RT.t(),
-            scale_b=scale_O[None],
+            scale_b=weight.scale[None],
             bias=layer.bias,
             out_dtype=torch.bfloat16,
             use_fast_accum=is_fast,
@@ -148,12 +152,6 @@ def float8_ways(layer: nn.Linear, x: Tensor) -> dict[str, Call]:
         "float8, fast sums": partial(multiply, quantized_TI, scale_RT, True),
         "float8, fast sums, quantized": lambda: multiply(*quantize(), True),
     }
-
-
-def float8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight in float8 and the scale of each output."""
-    scale_O = weight_OI.abs().amax(1).float() / torch.finfo(torch.float8_e4m3fn).max
-    return (weight_OI / scale_O[:, None]).to(torch.float8_e4m3fn), scale_O
 
 
 def decoders(place: Place) -> Iterator[Record]:
@@ -207,7 +205,21 @@ def transformers(place: Place, shape: Shape) -> Iterator[Record]:
         yield measured.step("fused, captured", lambda: [model.velocity(batch)])
         yield record("captured", num_captured=graphs.num_captured, num_bytes=graphs.num_bytes)
         model.graphs = None
+        halved = in_float8(theirs, place)
+        with fastest_attention(place.device):
+            yield from measured.way("fused, float8", halved, partial(halved, **arguments))
+        del halved
     yield from compiled(place, measured, theirs, step)
+
+
+def in_float8(module: Any, place: Place) -> Any:
+    """The transformer fused, with the weights of its blocks in float8."""
+    made = copy.deepcopy(module, {id(each): each for each in module.parameters()})
+    where = BlockDevice(device=place.device, dtype=torch.bfloat16)
+    for found in block_places(made, WeightEncoding(FLOAT8_ROWS.name)):
+        found.put(quantize_float8(found.layer.weight), where)
+    open_model(made)
+    return made
 
 
 def compiled(place: Place, measured: Measured, theirs: Any, step: Call) -> Iterator[Record]:

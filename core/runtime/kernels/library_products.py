@@ -52,11 +52,15 @@ def takes_scaled(weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.
 
 
 def scaled_linear(
-    x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    out_dtype: torch.dtype,
+    bias_O: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `fp8_linear` of our kernels, of equally quantized rows: `x_TI @ (weight_OI * scale).T`.
 
-    The weight must be one that `takes_scaled`.
+    The weight must be one that `takes_scaled`. With scales of rows the product adds the bias.
     """
     from triptych.core.runtime.kernels.triton.fp8_linear import quantize_rows
 
@@ -71,10 +75,12 @@ def scaled_linear(
         weight_OI.t(),
         scale_a=x_scale_RT.t(),
         scale_b=scale.t(),
+        bias=None if has_blocks else bias_O,
         out_dtype=out_dtype,
         use_fast_accum=False,  # its sums have fewer bits than float32
     )
-    return y_TO[:num_rows]
+    y_TO = y_TO[:num_rows]
+    return y_TO.add_(bias_O) if has_blocks and bias_O is not None else y_TO
 
 
 @cache

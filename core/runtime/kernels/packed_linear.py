@@ -146,19 +146,25 @@ def packed_linear(
     weight: torch.Tensor | HeldWeight,
     out_dtype: torch.dtype,
     *,
+    bias_O: torch.Tensor | None = None,
     is_deterministic: bool = False,
 ) -> torch.Tensor:
-    """Compute `x_TI @ weight_OI.T`.
+    """Compute `x_TI @ weight_OI.T + bias_O`.
 
     `is_deterministic` makes sums on a GPU independent of the number of rows. Otherwise plain
     weights are multiplied by torch.
     """
+    if isinstance(weight, Float8Weight) and not is_deterministic:
+        stored = weight.weight_OI, weight.scale
+        if prefers_library(x_TI, *stored, out_dtype):
+            return scaled_linear(x_TI, *stored, out_dtype, bias_O)
     if x_TI.is_cuda and (is_deterministic or not isinstance(weight, torch.Tensor)):
-        return _on_gpu(x_TI, weight, out_dtype, is_deterministic)
+        y_TO = _on_gpu(x_TI, weight, out_dtype, is_deterministic)
+        return y_TO if bias_O is None else y_TO.add_(bias_O)
     if isinstance(weight, PackedTensor):
         weight = weight.dequantize(x_TI.dtype)
     assert isinstance(weight, torch.Tensor), "weights as stored need a GPU"
-    return linear(x_TI, weight).to(out_dtype)
+    return linear(x_TI, weight, bias_O).to(out_dtype)
 
 
 def _on_gpu(
@@ -184,19 +190,10 @@ def _on_gpu(
         tensors = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I
         y_TO = gptq_linear(x_TI, *tensors, weight.layout, out_dtype, is_deterministic)
     else:
-        y_TO = _float8_on_gpu(x_TI, weight, out_dtype, is_deterministic)
-    return y_TO
+        from triptych.core.runtime.kernels.triton.fp8_linear import fp8_linear
 
-
-def _float8_on_gpu(
-    x_TI: torch.Tensor, weight: Float8Weight, out_dtype: torch.dtype, is_deterministic: bool
-) -> torch.Tensor:
-    from triptych.core.runtime.kernels.triton.fp8_linear import fp8_linear
-
-    weight_OI, scale = weight.weight_OI, weight.scale
-    if not is_deterministic and prefers_library(x_TI, weight_OI, scale, out_dtype):
-        return scaled_linear(x_TI, weight_OI, scale, out_dtype)
-    y_TO: torch.Tensor = fp8_linear(x_TI, weight_OI, scale, out_dtype, is_deterministic)
+        stored = weight.weight_OI, weight.scale
+        y_TO = fp8_linear(x_TI, *stored, out_dtype, is_deterministic)
     return y_TO
 
 

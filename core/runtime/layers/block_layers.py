@@ -1,4 +1,4 @@
-"""Layers of other libraries' models whose weights stay in blocks of integers.
+"""Layers of other libraries' models whose weights stay in blocks of integers, or in float8.
 
 Owns the replacements of `torch.nn.Linear` and `torch.nn.Embedding`, and the choice of the layers
 that are replaced. Knows no model and no file.
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from triptych.core.block_formats import BlockFormat
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_linear import (
     HeldLinear,
@@ -32,9 +33,9 @@ _REPEATED = re.compile(r"(^|\.)\d+\.")
 
 
 class BlockLinear(HeldLinear):
-    """A projection whose weight is in blocks, on a device."""
+    """A projection whose weight is in blocks, or in float8, on a device."""
 
-    def __init__(self, linear: nn.Linear, blocks: PackedTensor, where: BlockDevice) -> None:
+    def __init__(self, linear: nn.Linear, blocks: HeldWeight, where: BlockDevice) -> None:
         held = Linear(
             linear.in_features,
             linear.out_features,
@@ -118,11 +119,14 @@ class BlockPlace:
         for layer in self._weight.layers:
             layer._parameters["weight"] = None
 
-    def put(self, blocks: PackedTensor, where: BlockDevice) -> None:
+    def put(self, blocks: HeldWeight, where: BlockDevice) -> None:
         """Replace the layers by ones over `blocks`."""
         layer = self.layer
-        of_kind = BlockLinear if isinstance(layer, nn.Linear) else BlockEmbedding
-        self._weight.replace(of_kind(layer, blocks, where))  # type: ignore[arg-type]
+        if isinstance(layer, nn.Linear):
+            self._weight.replace(BlockLinear(layer, blocks, where))
+        else:
+            assert isinstance(blocks, PackedTensor)
+            self._weight.replace(BlockEmbedding(layer, blocks, where))
 
 
 def block_places(module: nn.Module, encoding: WeightEncoding) -> list[BlockPlace]:
@@ -150,7 +154,7 @@ def block_places(module: nn.Module, encoding: WeightEncoding) -> list[BlockPlace
 def hold_blocks(
     module: nn.Module,
     places: list[BlockPlace],
-    read: Callable[[BlockPlace, Tensor], PackedTensor],
+    read: Callable[[BlockPlace, Tensor], HeldWeight],
     where: BlockDevice,
 ) -> None:
     """Replace the layers of a module that is loaded, and bring it to the device.

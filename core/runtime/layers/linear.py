@@ -9,6 +9,8 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import linear
 
@@ -16,7 +18,12 @@ from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.packed_linear import HeldWeight, joined, packed_linear
+from triptych.core.runtime.kernels.packed_linear import (
+    Float8Weight,
+    HeldWeight,
+    joined,
+    packed_linear,
+)
 
 
 class Linear:
@@ -70,6 +77,34 @@ class Linear:
         linear = cls(num_inputs, num_outputs, has_bias=False, dtype=dtype, device=device)
         linear._weight_OI = weight_OI
         return linear
+
+    @classmethod
+    def joining(cls, linears: Sequence[Linear]) -> Linear | None:
+        """One projection in the place of several on the same input; `None` if they are not float8.
+
+        Their weights become views of its weight.
+        """
+        parts = [part for each in linears for part in each._parts]
+        whole = joined(parts)
+        biases = [each.bias_O for each in linears if each.bias_O is not None]
+        is_alike = len(parts) == len(linears) and len(biases) in (0, len(linears))
+        weight, first = whole[0], linears[0]
+        if len(whole) != 1 or not isinstance(weight, Float8Weight) or not is_alike:
+            return None
+        made = cls(
+            first.num_inputs,
+            weight.shape[0],
+            has_bias=False,
+            dtype=first.dtype,
+            device=first.device,
+        )
+        made._keep([weight])
+        made.bias_O = torch.cat(biases) if biases else None
+        start = 0
+        for each in linears:
+            rows = slice(start, start := start + each.num_outputs)
+            each._keep([weight.part(rows, slice(0, each.num_inputs))])
+        return made
 
     @property
     def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape
@@ -183,12 +218,19 @@ class Linear:
     def _call_parts(
         self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        parts = [
-            packed_linear(x_TI, weight, out_dtype, is_deterministic=self.is_deterministic)
-            for weight in self._parts
-        ]
+        parts, first = [], 0
+        for weight in self._parts:
+            end = first + weight.shape[0]
+            y_TO = packed_linear(
+                x_TI,
+                weight,
+                out_dtype,
+                bias_O=None if self.bias_O is None else self.bias_O[first:end],
+                is_deterministic=self.is_deterministic,
+            )
+            parts.append(y_TO)
+            first = end
         y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)
 
     def _call_torch(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:

@@ -44,6 +44,11 @@ class HeldLinear(nn.Linear):
         self.bias = linear.bias
         self.train(linear.training)
 
+    @property
+    def held(self) -> Linear:
+        """The projection that holds the weight."""
+        return self._held
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Linear`'s own name for it
         """Compute as `Linear` does. Raises `RuntimeError` for another type than the weight's."""
         if input.dtype is not self._held.dtype:

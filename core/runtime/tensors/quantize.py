@@ -1,7 +1,7 @@
-"""Quantizes plain weights to blocks of small integers when a model is loaded.
+"""Quantizes plain weights to blocks of small integers, or to float8, when a model is loaded.
 
-Owns the choice of scales for Q4_K and Q6_K; the simpler formats use the `gguf` library. The meaning
-of the bytes is defined in `core.runtime.kernels.dequantize`.
+Owns the choice of scales for Q4_K, Q6_K and float8; the simpler formats use the `gguf` library. The
+meaning of the bytes is defined in `core.runtime.kernels.dequantize`.
 
 Shapes: O outputs, I inputs, N groups of inputs with one scale each, G inputs of a group, S groups
 of a block.
@@ -18,6 +18,7 @@ from gguf.quants import quantize
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.packed_linear import Float8Weight
 
 _CHUNK_VALUES = 1 << 22
 _SHRINKING = tuple(1.0 - 0.03 * step for step in range(9))
@@ -30,6 +31,14 @@ def quantize_blocks(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
     rows = max(1, _CHUNK_VALUES // weight_OI.shape[1])
     packed = [_pack(chunk.float(), form) for chunk in weight_OI.split(rows)]
     return PackedTensor(torch.cat(packed), form)
+
+
+def quantize_float8(weight_OI: torch.Tensor) -> Float8Weight:
+    """The weight in float8 (e4m3), with the scale of each output by its largest value."""
+    weight_OI = weight_OI.float()
+    scale_O = weight_OI.abs().amax(dim=1) / torch.finfo(torch.float8_e4m3fn).max
+    scale_O = torch.where(scale_O == 0, 1.0, scale_O)
+    return Float8Weight((weight_OI / scale_O[:, None]).to(torch.float8_e4m3fn), scale_O)
 
 
 def _pack(weight_OI: torch.Tensor, form: BlockFormat) -> torch.Tensor:

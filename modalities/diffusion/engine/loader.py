@@ -147,7 +147,8 @@ class DiffusionLoader(DeviceLoader):
         folder, options = self._folder, self._config.models
         verify_if_sealed(folder)
         dtype = partial(memory.dtype, takes_blocks=True)
-        for part, num_bytes in component_bytes(folder, options, dtype=dtype).items():
+        device = self._device.torch
+        for part, num_bytes in component_bytes(folder, options, dtype=dtype, device=device).items():
             memory.reserve(part, num_bytes, remedy=FEWER_BITS)
         if num_bytes := adapter_bytes(self._config, dtype=dtype):
             memory.reserve("adapters", num_bytes)

@@ -18,8 +18,10 @@ _HIP_ARCHES = ("gfx95", "gfx12")
 def multiplies_float8(backend: str, arch: str) -> bool:
     """Whether products of e4m3 (`float8_e4m3fn`) have units; `cuda` 90, or `hip` gfx942.
 
-    AMD's gfx942 has another float8.
+    AMD's gfx942 has another float8. A CPU, whose backend is empty, has none.
     """
+    if not backend:
+        return False
     if backend == "hip":
         return arch.startswith(_HIP_ARCHES)
     return int(arch) >= _FIRST_CUDA_ARCH

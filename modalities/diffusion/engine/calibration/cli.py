@@ -156,7 +156,7 @@ def _open_tuner(
     with ExitStack() as stack:
         memory = ModelMemory(model, config, device, ledger, stack)
         dtype = partial(memory.dtype, takes_blocks=True)
-        sizes = component_bytes(model.folder, config.models, dtype=dtype)
+        sizes = component_bytes(model.folder, config.models, dtype=dtype, device=device.torch)
         memory.reserve("weights", sum(sizes.values()))
         components = open_components(
             model.folder,

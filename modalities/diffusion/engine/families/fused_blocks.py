@@ -13,6 +13,7 @@ Shapes: R rows, T tokens, C features, E outputs, H heads, D a head's width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,8 @@ from torch.nn.functional import gelu, linear
 
 from triptych.core.runtime.kernels.adaln import gated_modulated_norm
 from triptych.core.runtime.kernels.norm_rotary import norm_rotary
-from triptych.core.runtime.layers.native_linear import is_plain
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.native_linear import HeldLinear, is_plain
 
 _Rotation = tuple[Tensor, Tensor]
 _FLOAT16_MAX = 65504
@@ -141,17 +143,20 @@ class _Projection:
 
     def __init__(self, *layers: Any) -> None:
         self._layers = layers
-        self._weight: Tensor | None = None
+        self._product: Callable[[Tensor], Tensor] | None = None
         if all(map(_is_linear, layers)):
-            self._weight = _shared("weight", layers)
-            self._bias = None if layers[0].bias is None else _shared("bias", layers)
+            bias = None if layers[0].bias is None else _shared("bias", layers)
+            self._product = partial(linear, weight=_shared("weight", layers), bias=bias)
+        elif all(map(_is_held, layers)):
+            self._product = Linear.joining([layer.held for layer in layers])
 
     def __call__(self, x_RTC: Tensor) -> Sequence[Tensor]:
         """The layers' outputs, which may be views of one tensor."""
-        if self._weight is None or not all(map(_is_linear, self._layers)):
+        if self._product is None or not all(is_plain(each, type(each)) for each in self._layers):
             return [layer(x_RTC) for layer in self._layers]
+        y_TE = self._product(x_RTC.flatten(0, 1))
         sizes = [layer.out_features for layer in self._layers]
-        parts: Sequence[Tensor] = linear(x_RTC, self._weight, self._bias).split(sizes, dim=2)
+        parts: Sequence[Tensor] = y_TE.view(*x_RTC.shape[:2], -1).split(sizes, dim=2)
         return parts
 
 
@@ -251,6 +256,10 @@ def _shared(name: str, layers: Sequence[Any]) -> Tensor:
 def _clipped(x_RTC: Tensor) -> Tensor:
     """Keep float16 finite, as diffusers does."""
     return x_RTC.clip(-_FLOAT16_MAX, _FLOAT16_MAX) if x_RTC.dtype is torch.float16 else x_RTC
+
+
+def _is_held(layer: nn.Module) -> bool:
+    return isinstance(layer, HeldLinear) and is_plain(layer, type(layer))
 
 
 def _is_linear(layer: nn.Module) -> bool:

@@ -53,6 +53,7 @@ def open_reader(kind: Any, folder: Path) -> Any:
 
 _FOR_ALL = (*BLOCK_ENCODINGS, *STORED_ONLY)
 """Encodings that `--quantization-encoding` applies to every part except the autoencoder."""
+_HOST = torch.device("cpu")
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """Maps the type that weights are stored in to the one to hold and compute in."""
 
@@ -118,7 +119,7 @@ def open_components(
     """
     index = read_pipeline(Path(folder))
     plans = _plan(index, Path(folder), options)
-    sizes = component_bytes(folder, options, dtype=dtype)
+    sizes = component_bytes(folder, options, dtype=dtype, device=device)
     parts: dict[str, Any] = dict(index.facts)
     total = max(sum(sizes.values()), 1)
     done = 0
@@ -174,13 +175,15 @@ def denoiser_of(parts: Mapping[str, Any]) -> Any:
     return parts.get("transformer") or parts["unet"]
 
 
-def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> dict[str, int]:
+def component_bytes(
+    folder: str | Path, options: ModelOptions, *, dtype: DtypeOf, device: torch.device = _HOST
+) -> dict[str, int]:
     """Bytes that each part with weights takes on the device, by name. Reads only headers."""
     sizes = {}
     for plan in _plan(read_pipeline(Path(folder)), Path(folder), options):
         if plan.part.has_weights:
             with prefix_errors(plan.part.name), open_weights(plan.folder, plan.file) as weights:
-                holding = plan.holding(weights, dtype, torch.device("meta"), None)
+                holding = plan.holding(weights, dtype, device, None)
                 is_foreign = plan.file is not None
                 sizes[plan.part.name] = held_bytes(
                     plan.kind, weights, holding, is_foreign=is_foreign

@@ -1,8 +1,8 @@
 """Builds a part's module of diffusers or transformers from its configuration and tensors.
 
-Owns construction without memory, and filling with plain weights or blocks of integers. No code of a
-checkpoint runs: `classes.py` chooses the class, configurations are reduced to plain fields, and
-tensors are safetensors.
+Owns construction without memory, and filling with plain weights, blocks of integers or float8. No
+code of a checkpoint runs: `classes.py` chooses the class, configurations are reduced to plain
+fields, and tensors are safetensors.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from triptych.core.block_formats import FORMATS
+from triptych.core.block_formats import FLOAT8_ROWS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.packed_linear import HeldWeight
+from triptych.core.runtime.kernels.triton.units import multiplies_float8
 from triptych.core.runtime.layers.block_layers import (
     BlockDevice,
     BlockPlace,
@@ -28,7 +30,7 @@ from triptych.core.runtime.layers.block_layers import (
 )
 from triptych.core.runtime.tensors.checkpoint import TensorSource
 from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
-from triptych.core.runtime.tensors.quantize import quantize_blocks
+from triptych.core.runtime.tensors.quantize import quantize_blocks, quantize_float8
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
 from triptych.core.weights.library_errors import library_errors
@@ -72,12 +74,17 @@ class Holding:
         return BlockDevice(device=self.device, dtype=dtype, native=self.native)
 
 
-def encoding_of(weights: Weights, wanted: str) -> WeightEncoding:
+def encoding_of(weights: Weights, holding: Holding) -> WeightEncoding:
     """The encoding to use for these weights. Raises `ConfigError` if they cannot have it.
 
-    Eight-bit floats are held as Q8_0, whose error is a few times smaller than their own.
+    Devices with units for float8 hold it so, also when it is made of plain numbers. Elsewhere
+    it is held as Q8_0, whose error is a few times smaller than its own.
     """
-    if wanted == FLOAT8 and weights.dtype is torch.float8_e4m3fn:
+    wanted = holding.wanted
+    backend, _, arch = Device(holding.device).target.partition(":")
+    if wanted == FLOAT8 and multiplies_float8(backend, arch):
+        wanted = FLOAT8_ROWS.name
+    elif wanted == FLOAT8 and weights.dtype is torch.float8_e4m3fn:
         wanted = "q8_0"
     return WeightEncoding.of(wanted, weights.tensors)
 
@@ -95,7 +102,7 @@ def open_diffusers_module(
         weights = in_diffusers_names(module, weights)
     exact = frozenset(module._keep_in_fp32_modules or ())
     blocks = []
-    for place in block_places(module, encoding_of(weights, holding.wanted)):
+    for place in block_places(module, encoding_of(weights, holding)):
         dtype = _dtype_of(place.name, place.layer.weight, holding.dtype, exact)
         blocks.append(_BlockTarget(place, holding.on(dtype)))
         place.drop()
@@ -121,16 +128,18 @@ class _BlockTarget:
         return self.place.shape
 
     def fill(self, source: TensorSource) -> None:
-        self.place.put(_blocks_of(source, self.place), self.where)
+        self.place.put(self._held(source), self.where)
+
+    def _held(self, source: Any) -> HeldWeight:
+        """The weight in blocks, the checkpoint's own or made of plain values, or in float8."""
+        name, form = self.place.name, self.place.format
+        if form is FLOAT8_ROWS:
+            return quantize_float8(source.read(name).to(self.where.device))
+        stored: HeldWeight | None = source.read_packed(name)
+        return quantize_blocks(source.read(name), form) if stored is None else stored
 
     def num_bytes(self, item_bytes: int) -> int:
         return self.place.num_bytes
-
-
-def _blocks_of(source: Any, place: BlockPlace) -> PackedTensor:
-    """A weight in blocks: the checkpoint's own, or quantized from plain values."""
-    packed: PackedTensor | None = source.read_packed(place.name)
-    return quantize_blocks(source.read(place.name), place.format) if packed is None else packed
 
 
 def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
@@ -156,13 +165,13 @@ def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: boo
 
     `is_foreign`: the file may also hold other parts.
     """
-    encoding = encoding_of(weights, holding.wanted)
+    encoding = encoding_of(weights, holding)
     item_bytes, infos = holding.dtype.itemsize, weights.tensors.values()
     has_blocks = any(encoding.format_of(i.name, i.shape[-1]) for i in infos if i.format)
     if has_blocks and is_of_diffusers(kind):  # all tensors stay, whatever their names
         plain = sum(math.prod(info.shape) for info in infos if not info.format)
         return plain * item_bytes + sum(info.num_bytes for info in infos if info.format)
-    if not (has_blocks or is_foreign) and encoding.wanted not in FORMATS:
+    if not (has_blocks or is_foreign or encoding.is_made):
         return sum(math.prod(info.shape) for info in infos) * item_bytes
     module = sketch(kind, weights.config)
     num_bytes = 0
@@ -211,9 +220,11 @@ def open_transformers_module(
         )
     _check_complete(info, weights)
     loaded: nn.Module = module.eval().requires_grad_(False)
-    places = block_places(loaded, encoding_of(weights, holding.wanted))
+    places = block_places(loaded, encoding_of(weights, holding))
 
-    def blocks_of(place: BlockPlace, weight: Tensor) -> PackedTensor:
+    def blocks_of(place: BlockPlace, weight: Tensor) -> HeldWeight:
+        if place.format is FLOAT8_ROWS:
+            return quantize_float8(weight.to(holding.device))
         stored = place.name in weights.tensors and weights.read_packed(place.name)
         return stored or quantize_blocks(weight, place.format)
 

@@ -39,6 +39,7 @@ def stand_in(
     *,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
@@ -54,7 +55,9 @@ def stand_in(
         assert scale_b.shape == (1, num_outputs)
         assert scale_a.is_contiguous()
         assert scale_b.is_contiguous()
-        return (a_TI.float() * scale_a @ (b_IO.float() * scale_b)).to(out_dtype)
+        y_TO = a_TI.float() * scale_a @ (b_IO.float() * scale_b)
+        return (y_TO if bias is None else y_TO + bias).to(out_dtype)
+    assert bias is None
     num_blocks = num_inputs // 128
     assert num_blocks % 4 == num_rows % 4 == 0
     assert (scale_a.shape, scale_a.stride()) == ((num_rows, num_blocks), (1, num_rows))
@@ -82,6 +85,9 @@ def test_is_the_product_of_our_kernel(kind: str, num_rows: int) -> None:
     expected_TO = fp8_linear.reference(x_TI, weight_OI, scale, torch.float32)
     assert y_TO.is_contiguous()
     assert_near(y_TO, expected_TO)
+    bias_O = torch.arange(NUM_OUTPUTS).float()
+    y_TO = scaled_linear(x_TI, weight_OI, scale, torch.float32, bias_O)
+    assert_near(y_TO, expected_TO + bias_O)
 
 
 @pytest.mark.gpu

@@ -18,9 +18,11 @@ from torch import nn
 
 from support.block_weights import random_blocks
 from support.denoiser_families import TINY, conditioning_of, sample_of
+from support.gpu_rehearsal import rehearse_gpu
 from support.image_folders import save_pipeline
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.block_layers import (
     BlockEmbedding,
@@ -31,8 +33,8 @@ from triptych.core.runtime.layers.block_layers import (
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.modalities.diffusion.engine.families.model import Batch
-from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.families.table import family_of, open_model
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 from triptych.modalities.diffusion.engine.loading.components import (
     Components,
@@ -64,7 +66,7 @@ def random_module(name: str) -> nn.Module:
     return module
 
 
-def velocity(name: str, module: nn.Module) -> torch.Tensor:
+def velocity(name: str, module: nn.Module, *, fuses: bool = True) -> torch.Tensor:
     given = conditioning_of(name, 0)
     if name == "UNet2DConditionModel":
         given.rows["encoder_hidden_states"] = given.rows["encoder_hidden_states"].repeat(1, 4)[
@@ -74,7 +76,8 @@ def velocity(name: str, module: nn.Module) -> torch.Tensor:
         samples=sample_of(name, 0)[None], times=torch.tensor([500.0]), conditioning=[given]
     )
     with torch.inference_mode():
-        return open_model(module).velocity(batch)
+        model = open_model(module) if fuses else DenoiseModel(module, family_of(module))
+        return model.velocity(batch)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
@@ -262,3 +265,27 @@ def test_floats_of_eight_bits_are_held_in_as_many(
     assert (ours - theirs).norm() < 0.05 * theirs.norm()
     with pytest.raises(ConfigError, match=r"float8_e4m3fn: this model's weights are plain"):
         opened(flux, native, wanted="float8_e4m3fn")
+
+
+def test_a_gpu_with_units_for_float8_holds_it(
+    flux: Path, native: NativeKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made of plain numbers; queries, keys and values of a block are one product."""
+    plain = opened(flux, native, wanted="auto").parts["transformer"]
+    expected = velocity("FluxTransformer2DModel", plain)
+    monkeypatch.setattr(Device, "target", "cuda:90")
+    options = ModelOptions(quantization_encoding="float8_e4m3fn")
+    rehearse_gpu(monkeypatch)
+    part = open_components(
+        flux, options, device=CPU, dtype=in_float32, report=lambda share: None
+    ).parts["transformer"]
+    sizes = component_bytes(flux, options, dtype=in_float32)
+    others = sum(w.nbytes for w in part.state_dict().values() if not w.isnan().all())
+    assert others + block_bytes(part) == sizes["transformer"]
+    apart = velocity("FluxTransformer2DModel", copy.deepcopy(part), fuses=False)
+    found = velocity("FluxTransformer2DModel", part)
+    query, key = (getattr(part.transformer_blocks[0].attn, name).held for name in ("to_q", "to_k"))
+    first, second = (each._parts[0].weight_OI.untyped_storage() for each in (query, key))
+    assert first.data_ptr() == second.data_ptr()
+    torch.testing.assert_close(found, apart, rtol=1e-4, atol=1e-4)
+    assert 0 < (found - expected).norm() < 0.1 * expected.norm()
