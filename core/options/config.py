@@ -238,12 +238,12 @@ class DeviceOptions:
         " replayed.",
         roles=TOKENS,
     )
-    device_graph_prompts: bool | None = option(
-        None,
+    device_graph_prompts: bool = option(
+        False,
         "Also capture steps with up to 1,024 prompt tokens, if launching them takes most of their"
-        " time. `auto`: on GPUs, for text models on the native decoder.",
+        " time. For text models on the native decoder, on one device.",
         devices="gpu",
-        roles=TOKENS,
+        roles=("chat", "embedding"),
     )
     enable_deterministic_inference: bool = option(
         False,

@@ -102,15 +102,15 @@ def counted_waits() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
                     waits[f"{Path(each.filename).name}:{each.lineno}"] += 1
 
 
-def _chat(name: str, like: str, dtype: str = "bfloat16") -> EngineCase:
-    """A case of chats with other requests."""
+def _chat(name: str, like: str, dtype: str = "bfloat16", **options: bool) -> EngineCase:
+    """A case of chats with other requests, and more options."""
     case = _named(modality_text.CASES, like)
     return EngineCase(
         name=f"replay, {name}, {dtype}",
         write=case.write,
         requests=lasting,
         compare=partial(verified, dtype, LEAST_REPLAYS),
-        options={**case.options, "max_batch_size": 12, "max_batch_input_tokens": 256},
+        options={**case.options, "max_batch_size": 12, "max_batch_input_tokens": 256, **options},
     )
 
 
@@ -143,6 +143,9 @@ def _all() -> Iterator[EngineCase]:
         yield _chat(name, like)
     yield _chat("llama", "chat, llama, bfloat16", "float32")
     yield _chat("llama", "chat, llama, float16", "float16")
+    if torch.cuda.is_available():  # a CPU refuses the option
+        for name in ("llama", "qwen3-moe", "llama, cache in int8", "llama, fp8"):
+            yield _chat(f"{name}, prompts", chats[name], device_graph_prompts=True)
     yield EngineCase(
         name="replay, waits of a decode step",
         write=_named(modality_text.CASES, "chat, llama, bfloat16").write,

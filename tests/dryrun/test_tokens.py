@@ -134,8 +134,8 @@ def test_steps_with_prompts_are_captured_once_they_came_a_few_times(
 ) -> None:
     family, extra = FAMILIES[name]
     save_family(tmp_path, family, **extra)
-    captured = replace(config, device=DeviceOptions(device_graph_capture=True))
-    run = dry_run(gpu, LlmLoader, tmp_path, captured)
+    device = DeviceOptions(device_graph_capture=True, device_graph_prompts=True)
+    run = dry_run(gpu, LlmLoader, tmp_path, replace(config, device=device))
     run.depth = 2
     for index in range(12):
         run.submit(str(index), request(10, GREEDY))

@@ -175,18 +175,12 @@ class TokenLoader(DeviceLoader):
     ) -> DecodeGraphs | None:
         """The captured steps, if any; the cache then needs one more page.
 
-        Steps with prompt chunks are among them if `has_prompts`: if what the model computes of a
-        chunk follows from its tokens alone.
+        Steps with prompt chunks are among them if `has_prompts`: what the model computes of a chunk
+        must follow from its tokens alone.
         """
         options, schedule = self._config.device, self._config.schedule
         wanted, max_rows = options.device_graph_rows, options.device_graph_max_rows
         pads = options.device_graph_padding
-        has_prompts &= memory.captures and not self._device.is_cpu
-        if options.device_graph_prompts and not has_prompts:
-            raise ConfigError(
-                f"--device-graph-prompts: steps of {self.name} with prompts are not captured here;"
-                " only those of text models on the native decoder are, on one GPU. Leave it out."
-            )
         if not memory.captures:
             if wanted or max_rows or not pads:
                 raise ConfigError(
@@ -210,7 +204,7 @@ class TokenLoader(DeviceLoader):
         num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
         num_bytes += 0 if self._device.is_cpu else GPU_POOL_BYTES
         prompts, spare_bytes = None, 0
-        if has_prompts and options.device_graph_prompts is not False:
+        if has_prompts:
             prompts = PromptBuckets.choose(most, max_length, layout.page_size)
             spare_bytes = prompt_graph_bytes(prompts, activation_bytes)
         steps = memory.captured_steps(num_bytes + spare_bytes)

@@ -89,7 +89,7 @@ class LlmLoader(TokenLoader):
             max_length = blueprint.max_length
             graphs = self._graphs(
                 *(memory, layout, max_length, blueprint.activation_bytes),
-                has_prompts=isinstance(blueprint, NativeBlueprint),
+                has_prompts=self._captures_prompts(blueprint, memory),
             )
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
@@ -193,6 +193,17 @@ class LlmLoader(TokenLoader):
         ranks = self._ranks(self._num_ranks, stack)
         blueprint.join(ranks.group, by_experts=by_experts)
         return ranks
+
+    def _captures_prompts(self, blueprint: Blueprint, memory: ModelMemory) -> bool:
+        """Whether to capture steps with prompts. Raises `ConfigError` where that cannot be done."""
+        is_wanted = self._config.device.device_graph_prompts
+        is_native = isinstance(blueprint, NativeBlueprint)
+        if is_wanted and (self._device.is_cpu or not is_native or not memory.captures):
+            raise ConfigError(
+                f"--device-graph-prompts: steps of {self.name} with prompts are not captured here;"
+                " only those of models on the native decoder are, on one GPU. Leave it out."
+            )
+        return is_wanted
 
     def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
         """Reserve memory for weights and steps; returns the shape of the cache."""
