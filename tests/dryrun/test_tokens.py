@@ -85,6 +85,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_workspace_of_libraries_is_in_the_ledger(
+    gpu: FakeCuda, llama: Path, config: Config
+) -> None:
+    run = dry_run(gpu, LlmLoader, llama, config)
+    assert run.ledger.by_owner()["tiny/libraries"] == 2**25
+
+
 def test_large_batches_are_chosen_for_a_large_gpu_and_reported(
     gpu: FakeCuda, llama: Path, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:

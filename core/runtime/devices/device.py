@@ -34,6 +34,8 @@ _PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _NUM_PRIMITIVES = 256
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+_HOPPER = 9  # major version
+_WORKSPACE_BYTES, _SMALL_WORKSPACE_BYTES = 2**25, 2**23 + 2**17  # torch's defaults
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +82,13 @@ class Device:
         if torch.version.hip is not None:
             return f"hip:{properties.gcnArchName.partition(':')[0]}"
         return f"cuda:{properties.major}{properties.minor}"
+
+    def workspace_bytes(self) -> int:
+        """The workspaces of the matrix libraries, which torch keeps for a stream of a GPU."""
+        if self.is_cpu:
+            return 0
+        major, _ = torch.cuda.get_device_capability(self.torch)
+        return _WORKSPACE_BYTES if major >= _HOPPER else _SMALL_WORKSPACE_BYTES
 
     def taken_bytes(self) -> int:
         """Device memory held by this process."""

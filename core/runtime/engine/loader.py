@@ -105,6 +105,8 @@ class DeviceLoader:
             use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
         memory = ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
         memory.is_sketch = self._is_sketch
+        if not self._device.is_cpu:
+            memory.reserve("libraries", self._device.workspace_bytes())
         return memory
 
     def _ranks(self, num_ranks: int, stack: ExitStack) -> Ranks:

@@ -54,6 +54,16 @@ def test_gpus_by_number() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_workspaces_follow_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device.open("gpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert gpu.workspace_bytes() == 32 * 2**20
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert gpu.workspace_bytes() < 9 * 2**20
+    assert Device.open("cpu").workspace_bytes() == 0
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_computes_float32_convolutions_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     Device.open("gpu")
