@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, TriptychError, UnknownModel
 from triptych.core.options.config import Config
@@ -24,12 +25,7 @@ from triptych.core.process import logs
 from triptych.core.process.lazy import load
 from triptych.core.process.loop_thread import LoopThread, run_in_order
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import (
-    EMBEDDED_REFERENCE,
-    ResolvedModel,
-    open_resolved,
-    resolve_all,
-)
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, open_resolved
 from triptych.modalities.modality import Modality, modality_of
 from triptych.modalities.service import ModelService
 

@@ -47,8 +47,8 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
 
     Raises the errors of `resolve_all`, and `ConfigError` for options that no model reads.
     """
+    from triptych.core.bundle.resolve import resolve_all
     from triptych.core.options.relevance import check_relevance
-    from triptych.core.weights.resolve import resolve_all
 
     options = resolved.config.models
     models = resolve_all(options, progress, sources=known_sources(), defaults=default_models())

@@ -12,6 +12,7 @@ from support.weight_files import write_gguf
 from triptych import warm_cache_cli
 from triptych.cli import COMMANDS, main
 from triptych.core.bundle.manifest import NAME, BundleManifest, read_bundle_manifest
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.bundle.store import Bundle
 from triptych.core.bundle.triton_cache import restore
 from triptych.core.errors import ConfigError
@@ -20,7 +21,6 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.options.table import parse
 from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 
 SEED_FLAGS = """
 ce-delay-ms chat-template config-file custom-architectures data-parallel-degree debug-verify-replay

@@ -1,1 +1,1 @@
-"""Bundles of `triptych warm-cache`: what a start would otherwise fetch, convert or compile."""
+"""Models of a start, and bundles of `triptych warm-cache`: weights and kernels prepared for it."""

@@ -16,16 +16,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from triptych.core.bundle.manifest import BundledModel
-from triptych.core.bundle.store import Bundle, find_bundle
-from triptych.core.errors import BundleError, ConfigError, TriptychError, WeightsError
+from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.options.config import ModelOptions
-from triptych.core.options.served_names import ServedNames
-from triptych.core.process.lookups import record_miss, timed_lookup
+from triptych.core.process.lookups import timed_lookup
 from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.content_digests import SMALL_FILES, content_digest
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
-from triptych.core.weights.manifest import sha256_file, verify
+from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.packages import (
     EMBEDDED,
@@ -90,46 +87,6 @@ class Source:
     repositories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def resolve_all(
-    options: ModelOptions,
-    progress: Progress,
-    *,
-    install: Installer = run_installer,
-    sources: Sequence[Source] = (),
-    defaults: Sequence[str] = (EMBEDDED_REFERENCE,),
-) -> tuple[ResolvedModel, ...]:
-    """Resolve every `--model`, or the `defaults` if none is given.
-
-    Raises `ConfigError` if names clash, `WeightsError` if a model is invalid or unreachable.
-    """
-    references = options.model or tuple(defaults)
-    served = ServedNames.read(options)
-    names = [
-        served.own[i] if i < len(served.own) else served_name(reference)
-        for i, reference in enumerate(references)
-    ]
-    served.check(names)
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
-            )
-    resolver = _Resolver(
-        options,
-        progress,
-        install,
-        sources,
-        find_bundle(options, [place_of(reference) for reference in references]),
-    )
-    pairs = zip(references, names, strict=True)
-    resolved = tuple(resolver.resolve(reference, name) for reference, name in pairs)
-    if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
-        raise ConfigError(
-            "--model-override is for parts of image models, but no image model is served."
-        )
-    return resolved
-
-
 def resolve(
     reference: str,
     *,
@@ -143,7 +100,10 @@ def resolve(
 
     `name` overrides the name it is served under. Raises `WeightsError` with one actionable line.
     """
-    return _Resolver(options, progress, install, sources, None).resolve(reference, name)
+    name = name or served_name(reference)
+    with timed_lookup("weights", name):
+        folder, digest = _Finder(options, progress, install, sources).find(reference)
+    return ResolvedModel(name=name, reference=reference, folder=str(folder), digest=digest)
 
 
 def served_name(reference: str) -> str:
@@ -175,40 +135,16 @@ def _split(reference: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolver:
-    """Resolves references, one by one."""
+class _Finder:
+    """Finds the folders of references, fetched and converted as needed."""
 
     options: ModelOptions
     progress: Progress
     install: Installer
     sources: Sequence[Source]
-    bundle: Bundle | None
 
-    def resolve(self, reference: str, name: str | None) -> ResolvedModel:
-        """Resolve one reference; see the function `resolve`."""
-        name = name or served_name(reference)
-        promised = self.bundle.model(place_of(reference)) if self.bundle else None
-        with timed_lookup("weights", name) as search:
-            search.is_promised = promised is not None
-            try:
-                found = self._from_bundle(promised) if promised else None
-            except (BundleError, WeightsError) as error:
-                record_miss(error.message)
-                found = None
-            folder, digest = found or self._find(reference)
-            is_same = promised is not None and promised.digest == digest
-            if promised is not None and not is_same:
-                record_miss("its files differ from those in the bundle")
-        return ResolvedModel(
-            name=name,
-            reference=reference,
-            folder=str(folder),
-            digest=digest,
-            bundle=str(self.bundle.folder) if self.bundle and is_same else "",
-        )
-
-    def _find(self, reference: str) -> tuple[Path, str]:
-        """The folder of a model and the digest of its weights, fetched and converted as needed."""
+    def find(self, reference: str) -> tuple[Path, str]:
+        """The folder of a model and the digest of its weights."""
         place = place_of(reference)
         try:
             named = next((source for source in self.sources if source.name == place), None)
@@ -219,19 +155,6 @@ class _Resolver:
         finally:
             self.progress.stop()
         return folder, _with_overrides(digest, self.options) if is_pipeline(folder) else digest
-
-    def _from_bundle(self, promised: BundledModel) -> tuple[Path, str] | None:
-        """The model's folder in the bundle; `None` if its weights are stored outside the bundle.
-
-        Raises `BundleError` or `WeightsError` if the files have changed.
-        """
-        assert self.bundle is not None
-        here = place_stamp(promised.reference)
-        if not promised.folder or (here and here != promised.stamp):
-            return None
-        folder = self.bundle.model_folder(promised)
-        verify(folder, self.progress)
-        return folder, promised.digest
 
     def _materialize(self, place: str) -> tuple[Path, str]:
         """The local folder of the model at `place`, and the digest of its weights."""

@@ -25,9 +25,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
-from triptych.core.weights.resolve import resolve_all
 
 WORKLOADS = {
     "one_stream": "--concurrency 1 --num-requests 4 --prompt-tokens 512 --output-tokens 128",

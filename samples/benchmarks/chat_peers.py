@@ -40,11 +40,11 @@ from pages import markdown_table, write_section
 from processes import watch_neighbours
 from rich.console import Console
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.threads import num_usable_cores
 from triptych.core.process.versions import versions
 from triptych.core.weights.progress import RichProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.llm.api.bench.client import (
     BenchServer,
     measure,

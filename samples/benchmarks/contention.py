@@ -31,9 +31,9 @@ from typing import Any
 
 from chat_cpu import free_port, server, wait_until_ready
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.llm.api.bench.report import machine
 
 NUM_CORES = 2

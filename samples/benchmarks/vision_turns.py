@@ -40,9 +40,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import AddedToken
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 
 SIDE = 512
 _BEAT_S = 1.0

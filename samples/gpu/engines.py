@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from triptych.compose import build_engine
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.table import make_config
 from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.schedulers.local import LocalClient
 
 Answer = list[Any]

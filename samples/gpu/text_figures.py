@@ -29,12 +29,12 @@ from place import Place, Record, error_text, record
 from random_weights import in_float8, random_values, shapes_of, write_folder
 
 from triptych.compose import build_engine
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.schedulers.local import LocalClient
 
 LLAMA_8B = {

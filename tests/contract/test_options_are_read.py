@@ -32,6 +32,7 @@ from support.vision_folders import data_url, shown, write_vision_folder
 from support.watched_config import watched
 from triptych import serve
 from triptych.compose import build_app, build_engine
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import SetupError
 from triptych.core.options.config import (
     Config,
@@ -43,7 +44,6 @@ from triptych.core.options.config import (
 from triptych.core.options.declaration import ROLES, Role
 from triptych.core.options.table import Resolved, declared
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.registry import resolve_models, role_of
 from triptych.replicas.plan import ReplicaPlan
 from triptych.schedulers.local import LocalClient

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from support.image_runner import image_request
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
 from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES

@@ -13,13 +13,13 @@ import torch
 from support.dry_run import DryRun
 from support.fake_cuda import CUDA, FakeCuda
 from support.samples import SAMPLES, importing_samples
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob
 from triptych.core.ledger import Ledger
 from triptych.core.options.table import make_config
 from triptych.core.process.lazy import load
 from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities import registry
 from triptych.modalities.modality import modality_of
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from support.weight_files import write_gguf, write_shards
 from triptych.core.bundle.contents import add_model
 from triptych.core.bundle.manifest import MODELS, BundleManifest
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.bundle.store import content_options, write_bundle
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
@@ -21,7 +22,7 @@ from triptych.core.process.lookups import Lookup, listen_to_lookups
 from triptych.core.process.versions import versions
 from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.core.weights.resolve import ResolvedModel
 
 
 def options(cache: Path, *references: Path | str, bundle: str = "none") -> ModelOptions:

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import utils as hub_utils
 from safetensors.torch import save_file
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights import hub
@@ -21,7 +22,7 @@ from triptych.core.weights.overrides import read_overrides
 from triptych.core.weights.part_files import identity
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import folder_digest, resolve_all
+from triptych.core.weights.resolve import folder_digest
 from triptych.core.weights.store import StoredModel, verify_stored
 
 INDEX = {

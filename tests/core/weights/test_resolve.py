@@ -15,20 +15,14 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 from safetensors.torch import save_file
 
 from support.weight_files import FakeInstaller, write_gguf, write_shards
-from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.bundle.resolve import resolve_all
+from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights import hub
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import (
-    EMBEDDED_NAME,
-    ResolvedModel,
-    Source,
-    resolve,
-    resolve_all,
-    served_name,
-)
+from triptych.core.weights.resolve import EMBEDDED_NAME, ResolvedModel, Source, resolve, served_name
 
 
 def options(folder: Path, **changes: Any) -> ModelOptions:
@@ -167,28 +161,6 @@ def test_existing_path_with_equals_sign_is_a_path(tmp_path: Path) -> None:
     assert bring(str(file), options(tmp_path)).name == "a=b"
 
 
-def test_resolve_all_names_models_in_order(tmp_path: Path, local: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf")
-    opts = options(tmp_path, model=(str(file), f"two={local}"), served_model_name=("one",))
-    assert [m.name for m in resolve_all(opts, SilentProgress())] == ["one", "two"]
-
-
-@pytest.mark.parametrize(
-    ("model", "served", "complaint"),
-    [
-        (("a=embedded", "a=embedded"), (), "'a'.*NAME=REFERENCE"),
-        (("a=embedded", "b=embedded"), ("x", "y", "z"), "ALIAS=NAME"),
-        (("a=embedded", "b=embedded"), ("c=absent",), "no model of that name"),
-        (("a=embedded", "b=embedded"), ("a=b",), "already the name of a model"),
-    ],
-)
-def test_clashing_names_are_refused(
-    model: tuple[str, ...], served: tuple[str, ...], complaint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        resolve_all(options(tmp_path, model=model, served_model_name=served), SilentProgress())
-
-
 @pytest.mark.parametrize(
     ("reference", "complaint"),
     [
@@ -280,7 +252,8 @@ def test_unknown_repository_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_resolving_loads_no_torch(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     script = (
-        "import sys; from triptych.core.weights.resolve import *;"
+        "import sys, triptych.core.bundle.resolve;"
+        "from triptych.core.weights.resolve import *;"
         "from triptych.core.weights.progress import SilentProgress;"
         f"resolve({str(file)!r}, name=None, options=ModelOptions(cache_dir={str(tmp_path)!r}),"
         " progress=SilentProgress()); sys.exit('torch' in sys.modules)"

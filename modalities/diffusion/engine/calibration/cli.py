@@ -19,12 +19,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config
 from triptych.core.options.table import add_options, resolve
 from triptych.core.process.cli_io import read_lines
 from triptych.core.weights.progress import RichProgress
-from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.arguments import UNUSED, parse_size
 from triptych.modalities.diffusion.engine.caches.choice import close_plan
 from triptych.modalities.diffusion.engine.calibration.file import (

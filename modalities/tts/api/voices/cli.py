@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
@@ -25,7 +26,6 @@ from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import RichProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard

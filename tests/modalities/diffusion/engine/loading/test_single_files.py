@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from support.denoiser_families import TINY
 from support.image_folders import keep, ldm_checkpoint, save_pipeline, states_equal
+from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
