@@ -245,6 +245,16 @@ class DeviceOptions:
         devices="gpu",
         roles=("chat", "embedding"),
     )
+    attention_backend: str = option(
+        "auto",
+        "Kernels of attention: `triton`, ours, hold every model; `flash` is torch's"
+        " FlashAttention for prompts of native bfloat16 and float16 models, on CUDA devices of"
+        " compute capability 8.0 or more, and not with --enable-deterministic-inference. `auto`:"
+        " triton.",
+        choices=("auto", "triton", "flash"),
+        devices="gpu",
+        roles=("chat", "embedding"),
+    )
     enable_deterministic_inference: bool = option(
         False,
         "Start only if a token's result cannot depend on the rest of its batch. Requires the"

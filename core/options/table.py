@@ -175,7 +175,7 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
         return f"{flag} is not an option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    near = nearest(flag, known) or nearest(flag, refused.REFUSED)
+    near = nearest(flag, [*known, *refused.REFUSED])
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
     if near and (reason := refused.reason(near)):
         hint += f" That is not offered: {reason}"

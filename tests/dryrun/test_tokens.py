@@ -263,6 +263,51 @@ def test_weights_as_they_are_stored(
     assert gpu.faults == []
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 16 values: libraries take no odd ones."""
+    folder = tmp_path_factory.mktemp("wide")
+    save_family(folder, "Llama", **WIDE)
+    return folder
+
+
+def with_backend(config: Config, name: str, **options: Any) -> Config:
+    return replace(config, device=DeviceOptions(attention_backend=name, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captures", [False, True])
+@pytest.mark.parametrize("cells", ["auto", "int8"])
+def test_attention_by_torchs_library(
+    gpu: FakeCuda, wide: Path, config: Config, captures: bool, cells: str
+) -> None:
+    models = replace(config.models, dtype="bfloat16")
+    cache = CacheOptions(kv_cache_page_size=4, kv_cache_format=cells)
+    chosen = with_backend(config, "flash", device_graph_capture=captures)
+    run = dry_run(gpu, LlmLoader, wide, replace(chosen, models=models, cache=cache))
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert "aten::_flash_attention_forward" in gpu.products
+    assert gpu.faults == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ({"dtype": "float32"}, False, "it does not compute in float32"),
+        ({}, True, "order is known"),
+        ({"model_impl": "transformers"}, False, "does not run on our decoder"),
+    ],
+)
+def test_attention_that_cannot_serve_a_model_is_refused(
+    gpu: FakeCuda, wide: Path, config: Config, case: tuple[dict[str, Any], bool, str]
+) -> None:
+    models, is_deterministic, reason = case
+    chosen = with_backend(config, "flash", enable_deterministic_inference=is_deterministic)
+    chosen = replace(chosen, models=replace(config.models, **{"dtype": "bfloat16"} | models))
+    with pytest.raises(ConfigError, match=rf"^--attention-backend flash: .*{reason}"):
+        dry_run(gpu, LlmLoader, wide, chosen)
+
+
 EXPERTS = {**WIDE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 

@@ -44,7 +44,7 @@ _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
 PRODUCTS = frozenset(
     {f"aten::{name}" for name in ("mm", "addmm", "bmm", "linear", "matmul")}
-    | {"aten::_scaled_mm", "aten::_grouped_mm"}
+    | {"aten::_scaled_mm", "aten::_grouped_mm", "aten::_flash_attention_forward"}
 )
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})

@@ -30,6 +30,7 @@ from triptych.core.runtime.graphs.decode import (
     decode_graph_bytes,
     prompt_graph_bytes,
 )
+from triptych.core.runtime.kernels.attention_backends import TRITON
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
@@ -127,6 +128,8 @@ class DeviceLoader:
 
 class TokenLoader(DeviceLoader):
     """Loads a model whose steps sample tokens over a paged cache."""
+
+    _attention_backend = TRITON
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -242,6 +245,7 @@ class TokenLoader(DeviceLoader):
             graphs=graphs,
         )
         runner.is_deterministic = self._is_deterministic
+        runner.attention_backend = self._attention_backend
         if not self._device.is_cpu:
             runner.capture()
         return runner

@@ -35,6 +35,7 @@ from triptych.core.runtime.devices.upload import Uploads
 from triptych.core.runtime.graphs.backend import Tensors
 from triptych.core.runtime.graphs.buckets import Bucket
 from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.kernels.attention_backends import TRITON
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.runtime.layers.attention import KvCache
 
@@ -102,10 +103,12 @@ class TokenRunner:
     """Implements `core.engine_api.plan.Runner` for `TokenPlan`s.
 
     With `graphs`, padding rows write to the last page before the cache's null page. If
-    `is_deterministic`, attention sums in an order that does not depend on the batch.
+    `is_deterministic`, attention sums in an order that does not depend on the batch;
+    `attention_backend` are the kernels that it uses on a GPU.
     """
 
     is_deterministic = False
+    attention_backend = TRITON
 
     def __init__(
         self,
@@ -298,6 +301,7 @@ class TokenRunner:
             host_context_lengths_B=step.contexts_B,
             native=self._kv.native,
             is_deterministic=self.is_deterministic,
+            backend=self.attention_backend,
         )
 
 

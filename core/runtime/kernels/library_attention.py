@@ -16,6 +16,18 @@ import torch
 
 from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells
 
+MAX_GATHERED_KEYS = 2**16
+"""Steps whose prompt rows have more keys, counted as the longest row times their number, are left
+to our kernel: the copies are memory in addition to the cache."""
+
+
+def gathered_bytes(num_kv_heads: int, head_dim: int, cells: torch.dtype, dtype: torch.dtype) -> int:
+    """The most memory of the copies of one layer's keys and values."""
+    bytes_per_value = dtype.itemsize + (0 if cells is dtype else cells.itemsize)
+    if cells is torch.int8:
+        bytes_per_value += 2 * torch.float32.itemsize  # the values and their scaled ones
+    return 2 * MAX_GATHERED_KEYS * num_kv_heads * head_dim * bytes_per_value
+
 
 @dataclass(frozen=True, slots=True)
 class PromptKeys:

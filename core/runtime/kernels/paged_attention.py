@@ -22,7 +22,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.core.runtime.devices.transfer import to_device
+from triptych.core.runtime.kernels.attention_backends import FLASH, TRITON
 from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells, write_cells
+from triptych.core.runtime.kernels.library_attention import (
+    MAX_GATHERED_KEYS,
+    PromptKeys,
+    attend_prompts,
+    find_prompt_keys,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -95,8 +102,8 @@ class AttentionBatch:
     token of each row. `write_slots_T` is `page * P + offset` of each token's key. Entries of
     `page_table_BM` past a row's pages are ignored. `native` are the CPU kernels of the cache, if
     any: they keep values in another order. On a GPU, grids depend on the shapes of the tensors;
-    `is_deterministic` fixes the order of sums, so that a token's result does not depend on other
-    rows.
+    `backend` names the kernels (see `attention_backends`), and `is_deterministic` fixes the order
+    of sums, so that a token's result does not depend on other rows.
     """
 
     page_table_BM: torch.Tensor
@@ -109,6 +116,9 @@ class AttentionBatch:
     native: CpuPagedKernels | None = None
     blocks_2T: torch.Tensor | None = None
     is_deterministic: bool = False
+    backend: str = TRITON
+    prompt_keys: PromptKeys | None = None
+    """Where a library finds the keys of prompts; made by the first layer that needs it."""
     groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
     """The reference's plan of a step, by window; made by the first layer that uses it."""
 
@@ -184,6 +194,9 @@ def _on_gpu(
         )
     if len(batch.query_starts_B) > num_decode:
         rows = slice(num_decode, None)
+        if _takes_library(batch, rule):
+            out_THD[rows] = _prompts_by_library(q_THD[rows], pages, batch, rule)
+            return out_THD
         blocks_2T = None if batch.blocks_2T is None else batch.blocks_2T[:, rows]
         paged_prefill(
             *(q_THD[rows], *cached, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
@@ -191,6 +204,31 @@ def _on_gpu(
             *(out_THD[rows], blocks_2T, rule.sinks_H, *weighing),
         )
     return out_THD
+
+
+def _takes_library(batch: AttentionBatch, rule: AttentionRule) -> bool:
+    """Whether the prompts of a step are attended by torch's library."""
+    if batch.backend != FLASH or batch.blocks_2T is not None or not rule.is_plain:
+        return False
+    contexts = batch.host_context_lengths_B[batch.num_decode_rows :]
+    return len(contexts) * int(contexts.max()) <= MAX_GATHERED_KEYS
+
+
+def _prompts_by_library(
+    q_THD: torch.Tensor, pages: KvPages, batch: AttentionBatch, rule: AttentionRule
+) -> torch.Tensor:
+    first, num_tokens = batch.num_decode_rows, len(q_THD)
+    if batch.prompt_keys is None:
+        batch.prompt_keys = find_prompt_keys(
+            pages,
+            batch.page_table_BM[first:],
+            batch.context_lengths_B[first:],
+            batch.query_starts_B[first:] - first,
+            num_tokens,
+            # In a captured step rows may have other numbers of queries than now.
+            (num_tokens, int(batch.host_context_lengths_B[first:].max())),
+        )
+    return attend_prompts(q_THD, pages, batch.prompt_keys, scale=rule.scale, window=rule.window)
 
 
 def _reference(

@@ -28,6 +28,8 @@ from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.page_memory import CacheMemory
 from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
 from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.kernels.attention_backends import TRITON, choose_backend
+from triptych.core.runtime.kernels.library_attention import gathered_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -210,8 +212,32 @@ class LlmLoader(TokenLoader):
         num_rows = self._config.schedule.max_batch_size
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
-        memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
-        return blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
+        layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
+        self._attention_backend = self._choose_backend(blueprint, layout)
+        num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
+        if self._attention_backend != TRITON:
+            shape = layout.num_kv_heads, layout.head_dim
+            num_bytes += gathered_bytes(*shape, layout.dtype, blueprint.dtype)
+        memory.reserve("activations", num_bytes)
+        return layout
+
+    def _choose_backend(self, blueprint: Blueprint, layout: KvLayout) -> str:
+        """The kernels of attention. Raises `ConfigError` for some that cannot serve the model."""
+        wanted = self._config.device.attention_backend
+        if not isinstance(blueprint, NativeBlueprint):
+            if wanted not in ("auto", TRITON):
+                raise ConfigError(
+                    f"--attention-backend {wanted}: {self.name} does not run on our decoder, and"
+                    " its rules of attention are not known before it runs; leave it out."
+                )
+            return TRITON
+        return choose_backend(
+            wanted,
+            blueprint.dtype,
+            layout.head_dim,
+            self._device.torch,
+            is_deterministic=self._is_deterministic,
+        )
 
     def _head(self, model: CausalModel, sampler: TokenSampler) -> TextHead:
         num_rows = self._config.schedule.max_batch_size

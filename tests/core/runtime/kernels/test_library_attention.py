@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from support.gpu_rehearsal import rehearse_gpu
 from support.kernel_products import assert_near, tolerance_of
 from support.paged_case import PagedCase, PagedShape, make_case
+from triptych.core.runtime.kernels import paged_attention
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.library_attention import attend_prompts, find_prompt_keys
 
@@ -101,6 +103,31 @@ def test_each_token_attends_to_its_rows_past(
     case = make_case(ROWS, SHAPES[shape], (torch.float32, cells), seed=1)
     out_THD = by_library(case, window, torch.device("cpu"), spare_keys)
     assert_near(out_THD, case.run(None, window))
+
+
+@pytest.mark.parametrize(
+    ("backend", "limit", "is_used"),
+    [("flash", 2**16, True), ("flash", 60, False), ("triton", 2**16, False)],
+)
+def test_a_step_takes_it_for_prompts_with_few_keys(
+    backend: str, limit: int, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode rows are ours. The three prompts have 99 keys, counted as the longest one's."""
+    called: list[int] = []
+
+    def noted(q_THD: torch.Tensor, *given: Any, **named: Any) -> tuple[Any, ...]:
+        called.append(len(q_THD))
+        return flash(q_THD, *given, **named)
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", noted)
+    monkeypatch.setattr(paged_attention, "MAX_GATHERED_KEYS", limit)
+    rows = [(1, 9), (1, 30), *ROWS]
+    case = make_case(rows, SHAPES["grouped"], (torch.float32, torch.float32), seed=2)
+    expected_THD = case.run(None)
+    case.batch.backend = backend
+    rehearse_gpu(monkeypatch)
+    assert_near(case.run(None), expected_THD)
+    assert called == ([sum(n for n, _ in ROWS)] if is_used else [])
 
 
 @pytest.mark.gpu
