@@ -79,7 +79,8 @@ class ModelOptions:
         "auto",
         "Format of the weights in memory. `auto` keeps the stored format, except that GGUF files"
         " under 256 MiB are dequantized. float32, bfloat16 and float16 dequantize. q8_0 to q4_0"
-        " read GGUF blocks or quantize at load. The others need a checkpoint in that format.",
+        " read GGUF blocks or quantize at load, and float8_e4m3fn quantizes image models at load on"
+        " a GPU that multiplies it. The others need a checkpoint in that format.",
         choices=(
             *("auto", "float32", "bfloat16", "float16"),
             *(*BLOCK_ENCODINGS, "float8_e4m3fn", "float4_e2m1fnx2", "gptq"),

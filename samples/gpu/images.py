@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from torch.nn.functional import gelu, linear
 
 from triptych.core.block_formats import FLOAT8_ROWS
 from triptych.core.runtime.graphs.captured import CapturedSteps
-from triptych.core.runtime.layers.attention_order import fastest_attention
+from triptych.core.runtime.layers.attention_order import CUDNN_FIRST, TORCHS_OWN, attention_order
 from triptych.core.runtime.layers.block_layers import BlockDevice, block_places
 from triptych.core.runtime.tensors.quantize import quantize_float8
 from triptych.core.weights.encoding import WeightEncoding
@@ -206,8 +206,10 @@ def transformers(place: Place, shape: Shape) -> Iterator[Record]:
         yield record("captured", num_captured=graphs.num_captured, num_bytes=graphs.num_bytes)
         model.graphs = None
         halved = in_float8(theirs, place)
-        with fastest_attention(place.device):
-            yield from measured.way("fused, float8", halved, partial(halved, **arguments))
+        with attention_order(place.device, CUDNN_FIRST):
+            yield from measured.way(
+                "fused, float8, cuDNN first", halved, partial(halved, **arguments)
+            )
         del halved
     yield from compiled(place, measured, theirs, step)
 
@@ -242,9 +244,9 @@ def compiled(place: Place, measured: Measured, theirs: Any, step: Call) -> Itera
 
 
 def orders(place: Place) -> list[tuple[str, Callable[[], AbstractContextManager[Any]]]]:
-    """The orders of attention kernels: torch's, and ours."""
-    ours = partial(fastest_attention, place.device)
-    return [("torch's order", nullcontext), ("our order", ours)]
+    """The orders of attention kernels."""
+    named = {"torch's order": TORCHS_OWN, "cuDNN first": CUDNN_FIRST}
+    return [(name, partial(attention_order, place.device, each)) for name, each in named.items()]
 
 
 @dataclass(frozen=True, slots=True)

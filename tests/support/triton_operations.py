@@ -21,6 +21,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         add_rms_norm,
         cache_metrics,
         gated,
+        gelu_rows,
         norm_rotary,
         penalties,
         rope_write,
@@ -34,6 +35,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         (add_rms_norm, _norms()),
         (cache_metrics, _cache_metrics()),
         (gated, _gated()),
+        (gelu_rows, _gelu_rows()),
         (norm_rotary, _norm_rotary()),
         (penalties, _penalties()),
         (rope_write, _rope_write()),
@@ -92,6 +94,13 @@ def _gated() -> Launches:
 
     x = torch.empty(1, 2 * 14336, dtype=BF16)
     return {"silu": lambda: launch(x, False), "gelu": lambda: launch(x, True)}
+
+
+def _gelu_rows() -> Launches:
+    from triptych.core.runtime.kernels.triton.gelu_rows import launch
+
+    x, left = torch.empty(40, 12288, dtype=BF16), torch.empty(40, 3072, dtype=BF16)
+    return {"gelu": lambda: launch(x), "left_gelu": lambda: launch(x, left)}
 
 
 def _norm_rotary() -> Launches:

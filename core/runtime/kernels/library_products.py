@@ -64,23 +64,45 @@ def scaled_linear(
     """
     from triptych.core.runtime.kernels.triton.fp8_linear import quantize_rows
 
-    (num_rows, num_inputs), has_blocks = x_TI.shape, scale.dim() == 2
-    if has_blocks:
-        quantized_TI, x_scale_RT = quantize_rows(x_TI, _BLOCK, _BLOCK_ROWS)
-    else:
-        quantized_TI, x_scale_RT = quantize_rows(x_TI, num_inputs)
-        scale = scale.expand(len(weight_OI)).contiguous().unsqueeze(1)
-    y_TO = torch._scaled_mm(
+    num_rows, num_inputs = x_TI.shape
+    if scale.dim() < 2:
+        quantized_TI, x_scale_1T = quantize_rows(x_TI, num_inputs)
+        return scaled_product(quantized_TI, x_scale_1T.t(), weight_OI, scale, out_dtype, bias_O)
+    quantized_TI, x_scale_RT = quantize_rows(x_TI, _BLOCK, _BLOCK_ROWS)
+    y_TO = _multiply(quantized_TI, x_scale_RT.t(), weight_OI, scale, out_dtype, None)[:num_rows]
+    return y_TO if bias_O is None else y_TO.add_(bias_O)
+
+
+def scaled_product(
+    quantized_TI: torch.Tensor,
+    x_scale_T1: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    out_dtype: torch.dtype,
+    bias_O: torch.Tensor | None,
+) -> torch.Tensor:
+    """The product of rows that are quantized already; `scale` is one, or one for each output."""
+    scale_O1 = scale.expand(len(weight_OI)).contiguous().unsqueeze(1)
+    return _multiply(quantized_TI, x_scale_T1, weight_OI, scale_O1, out_dtype, bias_O)
+
+
+def _multiply(
+    quantized_TI: torch.Tensor,
+    x_scale_TR: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    out_dtype: torch.dtype,
+    bias_O: torch.Tensor | None,
+) -> torch.Tensor:
+    return torch._scaled_mm(
         quantized_TI,
         weight_OI.t(),
-        scale_a=x_scale_RT.t(),
+        scale_a=x_scale_TR,
         scale_b=scale.t(),
-        bias=None if has_blocks else bias_O,
+        bias=bias_O,
         out_dtype=out_dtype,
         use_fast_accum=False,  # its sums have fewer bits than float32
     )
-    y_TO = y_TO[:num_rows]
-    return y_TO.add_(bias_O) if has_blocks and bias_O is not None else y_TO
 
 
 @cache

@@ -16,6 +16,8 @@ from torch.nn.functional import linear
 
 from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.gelu_rows import quantize_gelu_rows
+from triptych.core.runtime.kernels.library_products import prefers_library, scaled_product
 from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.packed_linear import (
@@ -214,6 +216,24 @@ class Linear:
             return self._call_parts(x_TI, residual_TO, out_dtype or x_TI.dtype)
         y_TO = self._call_torch(x_TI, residual_TO)
         return y_TO if out_dtype is None else y_TO.to(out_dtype)
+
+    def takes_gelu(self, x_TI: torch.Tensor) -> bool:
+        """Whether `of_gelu` takes such rows: a library multiplies the float8 weight by them."""
+        weight = self._parts[0] if len(self._parts) == 1 and not self.is_deterministic else None
+        if not isinstance(weight, Float8Weight) or weight.scale.dim() == 2:
+            return False
+        return prefers_library(x_TI, weight.weight_OI, weight.scale, x_TI.dtype)
+
+    def of_gelu(self, x_TF: torch.Tensor, left_TN: torch.Tensor | None = None) -> torch.Tensor:
+        """Project GELU (the tanh kind) of `x_TF`, with inputs to its left.
+
+        The activations are written in float8 alone.
+        """
+        (weight,) = self._parts
+        assert isinstance(weight, Float8Weight)
+        quantized_TI, scale_T1 = quantize_gelu_rows(x_TF, left_TN)
+        stored = weight.weight_OI, weight.scale
+        return scaled_product(quantized_TI, scale_T1, *stored, x_TF.dtype, self.bias_O)
 
     def _call_parts(
         self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None, out_dtype: torch.dtype

@@ -2,8 +2,8 @@
 
 Owns their replacements, which share all parameters and keep attribute names: queries, keys and
 values are one product, their norm and rotation one operation; a GELU is part of the product before
-it; gates are added in one operation, with the norm that follows if there is one. Attention is
-torch's.
+it, or of the quantization after it; gates are added in one operation, with the norm that follows if
+there is one. Attention is torch's.
 
 A layer that is not plain, such as one with an adapter's hook, runs by itself as before.
 
@@ -133,7 +133,7 @@ class _SingleBlock(_Fused):
             image_rotary_emb=image_rotary_emb,
             **(joint_attention_kwargs or {}),
         )
-        projected = _joined_linear(self.proj_out, attended, gelu_linear(self.proj_mlp, normed))
+        projected = _project_gelu(self.proj_out, self.proj_mlp, normed, attended)
         joint_RTC = _clipped(torch.addcmul(joint_RTC, gate[:, None], projected))
         return joint_RTC[:, :num_text], joint_RTC[:, num_text:]
 
@@ -210,6 +210,19 @@ def gelu_linear(layer: Any, x_RTC: Tensor) -> Tensor:
     return activated_TE.view(*x_RTC.shape[:2], -1)
 
 
+def _project_gelu(layer: Any, before: Any, x_RTC: Tensor, left_RTC: Tensor | None = None) -> Tensor:
+    """A linear layer on GELU of the one before it, with other inputs to its left."""
+    if _is_held(layer) and layer.held.takes_gelu(x_RTC.flatten(0, 1)):
+        left_TC = None if left_RTC is None else left_RTC.flatten(0, 1)
+        projected_TE: Tensor = layer.held.of_gelu(before(x_RTC).flatten(0, 1), left_TC)
+        return projected_TE.view(*x_RTC.shape[:2], -1)
+    activated_RTC = gelu_linear(before, x_RTC)
+    if left_RTC is not None:
+        return _joined_linear(layer, left_RTC, activated_RTC)
+    projected_RTE: Tensor = layer(activated_RTC)
+    return projected_RTE
+
+
 def _joined_linear(layer: Any, first_RTC: Tensor, second_RTC: Tensor) -> Tensor:
     """A linear layer on two inputs side by side, without a copy that has both."""
     if not _is_linear(layer):
@@ -229,7 +242,8 @@ def _feed_forward(
     gate, shift, scale, mlp_gate = modulation
     x_RTC, y_RTC = residual
     normed_RTC, x_RTC = gated_modulated_norm(x_RTC, (y_RTC, gate), scale, shift, eps=norm.eps)
-    return torch.addcmul(x_RTC, mlp_gate[:, None], mlp(normed_RTC))
+    projected_RTC = _project_gelu(mlp.net[2], mlp.net[0].proj, normed_RTC)
+    return torch.addcmul(x_RTC, mlp_gate[:, None], projected_RTC)
 
 
 def _rotated(parts: Sequence[Tensor], norms: Sequence[Any], rotation: _Rotation) -> Tensor:

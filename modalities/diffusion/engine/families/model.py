@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.runtime.graphs.captured import CapturedSteps
-from triptych.core.runtime.layers.attention_order import fastest_attention
+from triptych.core.runtime.layers.attention_order import attention_order
 from triptych.core.runtime.layers.row_by_row import row_by_row
 from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel, TokenAxes
 from triptych.modalities.diffusion.engine.tensor_pool import select_rows
@@ -213,7 +213,7 @@ class DenoiseModel:
         """A context in which the rows' adapters act, and no row influences another."""
         rows = [conditioning.adapters for conditioning in batch.conditioning]
         attending = nullcontext() if self.sequence is None else self.sequence.attending()
-        with fastest_attention(self.device), row_by_row(len(rows), self.device), attending:
+        with attention_order(self.device), row_by_row(len(rows), self.device), attending:
             if not any(rows):
                 yield
                 return

@@ -113,7 +113,9 @@ def test_torch_accepts_what_it_is_given(kind: str) -> None:
         x_TI = torch.empty(70, NUM_INPUTS, dtype=BF16, device="cuda")
         weight_OI = torch.empty(NUM_OUTPUTS, NUM_INPUTS, dtype=E4M3, device="cuda")
         scale = torch.empty(SCALES[kind], device="cuda")
-        y_TO = scaled_linear(x_TI, weight_OI, scale, BF16)
+        y_TO = scaled_linear(
+            x_TI, weight_OI, scale, BF16, torch.empty(NUM_OUTPUTS, dtype=BF16, device="cuda")
+        )
     assert (y_TO.shape, y_TO.dtype, y_TO.device.type) == ((70, NUM_OUTPUTS), BF16, "cuda")
 
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from triptych.core.runtime.kernels import adaln, gated
+from triptych.core.runtime.kernels.gelu_rows import quantize_gelu_rows
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.norm_rotary import norm_rotary
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
@@ -73,6 +74,11 @@ def rotated(device: torch.device) -> object:
     return joint
 
 
+def quantized(device: torch.device) -> object:
+    x, left = torch.rand(3, 16, device=device), torch.rand(3, 32, device=device)
+    return quantize_gelu_rows(x), quantize_gelu_rows(x, left)
+
+
 def pooled(device: torch.device) -> object:
     pool = TensorPool((4, 5), dtype=torch.bfloat16, device=device)
     pool._cells = torch.rand(2, 4, 5, device=device, dtype=torch.bfloat16)
@@ -80,7 +86,7 @@ def pooled(device: torch.device) -> object:
     return pool.distances([1, 0], values), pool.weighted([[0, 1], [1, 1]], [[1.0, 2.0], [1.0, 0.0]])
 
 
-@pytest.mark.parametrize("made", [normed, written, gates, modulated, rotated, pooled])
+@pytest.mark.parametrize("made", [normed, written, gates, modulated, rotated, quantized, pooled])
 def test_answers_have_the_shapes_of_a_cpu_s(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = made(torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # needs a device

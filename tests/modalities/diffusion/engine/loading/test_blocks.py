@@ -24,6 +24,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers import linear
 from triptych.core.runtime.layers.block_layers import (
     BlockEmbedding,
     BlockLinear,
@@ -289,3 +290,20 @@ def test_a_gpu_with_units_for_float8_holds_it(
     assert first.data_ptr() == second.data_ptr()
     torch.testing.assert_close(found, apart, rtol=1e-4, atol=1e-4)
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
+    monkeypatch.setattr(linear, "prefers_library", lambda *weight: True)
+    monkeypatch.setattr(linear, "scaled_product", library_product)
+    of_library = velocity("FluxTransformer2DModel", part)
+    assert (of_library - found).norm() < 0.01 * found.norm()
+
+
+def library_product(
+    quantized_TI: torch.Tensor,
+    x_scale_T1: torch.Tensor,
+    weight_OI: torch.Tensor,
+    scale_O: torch.Tensor,
+    out_dtype: torch.dtype,
+    bias_O: torch.Tensor | None,
+) -> torch.Tensor:
+    """`scaled_product` without a GPU."""
+    weight = weight_OI.float() * scale_O[:, None]
+    return torch.nn.functional.linear(quantized_TI.float() * x_scale_T1, weight, bias_O)
