@@ -5,17 +5,8 @@ Owns recognizing such a model, and the entry points of its API and engine. Loads
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
-
-
-def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "whisper"
-
 
 _HERE = "triptych.modalities.asr"
 _COMMANDS = (
@@ -35,11 +26,8 @@ _COMMANDS = (
 ASR = Modality(
     role="asr",
     task=("transcription", "writes down what it hears", "/v1/audio/transcriptions"),
-    matches=_matches,
-    wire=(
-        f"{_HERE}.wire:TranscribeRequest",
-        f"{_HERE}.wire:TranscribeDelta",
-    ),
+    matches=lambda _, config: config.get("model_type") == "whisper",
+    wire=(f"{_HERE}.wire:TranscribeRequest", f"{_HERE}.wire:TranscribeDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:AsrLoader",
     default="whisper-tiny.en",

@@ -5,18 +5,9 @@ Loads neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from triptych.core.options.command import Command
 from triptych.core.weights.pipeline_index import is_pipeline
 from triptych.modalities.modality import Modality
-
-
-def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    return is_pipeline(folder)
-
 
 _HERE = "triptych.modalities.diffusion"
 _COMMANDS = (
@@ -49,7 +40,7 @@ _COMMANDS = (
 IMAGES = Modality(
     role="image",
     task=("image", "generates", "/v1/images/generations"),
-    matches=_matches,
+    matches=lambda folder, _: is_pipeline(folder),
     wire=(f"{_HERE}.wire:ImageRequest", f"{_HERE}.wire:ImageDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:DiffusionLoader",

@@ -5,19 +5,10 @@ Owns recognizing such a model, and the entry points of its API and engine. Loads
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from triptych.core.options.command import Command
 from triptych.modalities.embedding.architecture import is_encoder
 from triptych.modalities.embedding.pooling import MODULES
 from triptych.modalities.modality import Modality
-
-
-def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    return is_encoder(config) or (folder / MODULES).is_file()
-
 
 _HERE = "triptych.modalities.embedding"
 _COMMANDS = (
@@ -38,11 +29,8 @@ EMBEDDING = Modality(
     role="embedding",
     task=("embedding", "turns texts into vectors", "/v1/embeddings"),
     more_tasks=(("rerank", "scores pairs of texts", "/v1/rerank"),),
-    matches=_matches,
-    wire=(
-        f"{_HERE}.wire:EmbedRequest",
-        f"{_HERE}.wire:EmbedDelta",
-    ),
+    matches=lambda folder, config: is_encoder(config) or (folder / MODULES).is_file(),
+    wire=(f"{_HERE}.wire:EmbedRequest", f"{_HERE}.wire:EmbedDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:open_embedding_loader",
     default="all-minilm-l6-v2",

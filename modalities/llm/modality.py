@@ -6,18 +6,8 @@ neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
-
-
-def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Any model that no other modality recognizes counts as a causal language model."""
-    return True
-
 
 _HERE = "triptych.modalities.llm"
 _COMMANDS = (
@@ -47,7 +37,7 @@ _COMMANDS = (
 CHAT = Modality(
     role="chat",
     task=("chat", "chats", "/v1/chat/completions"),
-    matches=_matches,
+    matches=lambda folder, config: True,  # a model that no other modality recognizes
     wire=(
         "triptych.core.engine_api.tokens:TokenRequest",
         "triptych.core.engine_api.tokens:TokenDelta",

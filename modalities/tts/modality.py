@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from triptych.core.errors import WeightsError
@@ -54,10 +53,6 @@ def family_of(config: Mapping[str, Any]) -> SpeechFamily:
     )
 
 
-def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in FAMILIES or "speech" in config
-
-
 _COMMANDS = (
     Command(
         "speak",
@@ -87,7 +82,7 @@ _COMMANDS = (
 SPEECH = Modality(
     role="speech",
     task=("speech", "speaks", "/v1/audio/speech"),
-    matches=_matches,
+    matches=lambda _, config: config.get("model_type") in FAMILIES or "speech" in config,
     wire=(f"{_HERE}.wire:SpeechRequest", f"{_HERE}.wire:SpeechDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:open_speech_loader",

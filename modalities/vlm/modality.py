@@ -5,18 +5,8 @@ Owns how such a model is recognized and which functions open its halves. Loads n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
-
-
-def has_vision(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a vision encoder and a language model."""
-    return isinstance(config.get("vision_config"), dict)
-
 
 _HERE = "triptych.modalities.vlm"
 _COMMANDS = (
@@ -51,7 +41,7 @@ _COMMANDS = (
 VISION = Modality(
     role="vision",
     task=("chat", "chats", "/v1/chat/completions"),
-    matches=has_vision,
+    matches=lambda _, config: isinstance(config.get("vision_config"), dict),
     wire=(
         "triptych.core.engine_api.tokens:TokenRequest",
         "triptych.core.engine_api.tokens:TokenDelta",
