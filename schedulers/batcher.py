@@ -22,9 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from triptych.core.engine_api.job import Job, JobState, Output
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
-from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.cost import CostModel
+from triptych.schedulers.cost import CostModel, JobSeconds
 from triptych.schedulers.shares import ServiceShares
 
 

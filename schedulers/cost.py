@@ -1,7 +1,8 @@
 """How long a step will take, learned from earlier steps.
 
-Owns the only estimate of seconds. A model's scheduler cuts its steps by it, and the timeline orders
-the steps of all models by it. Knows nothing of the meaning of the counts of a step's work.
+Owns the only estimate of seconds, of steps and of whole jobs. A model's scheduler cuts its steps
+by it, and the timeline orders the steps of all models by it. Knows nothing of the meaning of the
+counts of a step's work.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _NUM_LATEST = 5
 _NUM_MEASURED = 2  # the first step of a shape compiles and pages in: it does not count alone
 _MEMORY = 256  # steps after which a work that did not recur is forgotten
 _FIRST_COUNT = 128  # tokens or patches of a step cut by time, before any was timed
+_KEPT_OF_JOBS = 0.95  # what was learned of jobs fades over some twenty of them
 _LEAST_COUNT = 32  # fewer would read all weights for little work, and teach little
 
 
@@ -189,6 +191,32 @@ class RecentSteps:
         if self._num_observed % _NUM_BETWEEN_SORTS == 1 or seconds > self.p99_s:
             ordered = sorted(self._recent)
             self.p99_s = ordered[int(0.99 * (len(ordered) - 1))]
+
+
+class JobSeconds:
+    """Device seconds of a job: a decaying mean of the seconds of steps per ended job."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._num_ended = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Add the seconds of a step."""
+        self._spent_s += seconds
+
+    def end(self) -> None:
+        """Count a job that ended."""
+        self._spent_s *= _KEPT_OF_JOBS
+        self._num_ended = (self._num_ended + 1) * _KEPT_OF_JOBS
+
+    @property
+    def mean_s(self) -> float:
+        """The seconds of a job; `UNKNOWN_COST_S` before the first has ended."""
+        return self._spent_s / self._num_ended if self._num_ended else UNKNOWN_COST_S
+
+    def left_s(self, *, num_waiting: int, num_running: int) -> float:
+        """Seconds of work left in these jobs; running jobs count as half done."""
+        return self.mean_s * (num_waiting + num_running / 2)
 
 
 def _dot(left: list[float], right: list[float]) -> float:

@@ -29,8 +29,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.router.report import LoadReport
 from triptych.core.router.request import RoutedRequest
 from triptych.core.router.router import ReplicaRouter, RoutingPolicy
-from triptych.schedulers.backlog import JobSeconds
-from triptych.schedulers.cost import CostModel
+from triptych.schedulers.cost import CostModel, JobSeconds
 
 MODEL = "chat"
 PAGE_SIZE = 64
