@@ -7,7 +7,9 @@ nothing of HTTP or torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Self
@@ -17,6 +19,7 @@ import msgspec
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
@@ -24,11 +27,16 @@ from triptych.modalities.llm.api.checks import call_sampling, check_call, check_
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, images_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
 from triptych.modalities.llm.api.text import TextModel, text_size
-from triptych.modalities.llm.api.tools.faults import name_tool
 from triptych.modalities.llm.api.tools.prompt import describe_tools
+from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
+_SEARCH_S = 2.0
+"""Limit of the search for the tool whose schema failed."""
+
+_Check = Callable[[Constraint], Awaitable[object]]
+"""Raises `RequestError` for a constraint that cannot be enforced."""
 _AnswerRules = tuple[str, ReasoningRules | None]
 
 
@@ -184,7 +192,7 @@ class LlmService(ModelService[TextModel]):
                 if constraint is not None:
                     grammar = await model.grammars.check(constraint)
             except RequestError as error:
-                raise await name_tool(error, call.tool_set, model.grammars.check) from error
+                raise await _name_tool(error, call.tool_set, model.grammars.check) from error
             budget, has_form = call.max_reasoning_tokens, constraint is not None
             found.append((grammar, model.reasoning_rules(ids, budget, has_form=has_form)))
         return found
@@ -239,3 +247,22 @@ async def _describe_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Sequence[Message]:
     return await on_text_thread(text_size([messages, tools]), describe_tools, messages, tools)
+
+
+async def _name_tool(error: RequestError, tool_set: ToolSet, check: _Check) -> RequestError:
+    """The error of the tool whose schema is the cause, with its name; or `error` itself.
+
+    The search has a time limit: a caller with many slow schemas waits for the first only.
+    """
+    try:
+        async with asyncio.timeout(_SEARCH_S):
+            for tool in tool_set.tools:
+                schema = tool.function.parameters or {}
+                try:
+                    await check(Constraint("json_schema", json.dumps(schema), "tools"))
+                except RequestError as found:
+                    message = f"The parameters of tool {tool.function.name}: {found.message}"
+                    return type(found)(message, param="tools")
+    except TimeoutError:
+        pass
+    return error
