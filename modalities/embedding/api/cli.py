@@ -83,7 +83,7 @@ def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
     if _has_rows(args):
         raise ConfigError("JSON Lines input needs JSON Lines output: end --output with .jsonl.")
     texts = _read_texts(args)
-    with _open_pipeline(args) as embed, count_bar(is_transient=True) as bar:
+    with EmbeddingPipeline.from_arguments(args) as embed, count_bar(is_transient=True) as bar:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
         if args.output:
@@ -115,14 +115,10 @@ def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | 
             num_at_once=_BLOCK,
         ),
         sink=ResultFile(Path(args.output).expanduser()) if args.output else PrintedResults(),
-        open_pipeline=lambda: _open_pipeline(args),
+        open_pipeline=lambda: EmbeddingPipeline.from_arguments(args),
         cluster=cluster,
         is_bar_hidden=args.output is None and sys.stdout.isatty(),
     )
-
-
-def _open_pipeline(args: argparse.Namespace) -> EmbeddingPipeline:
-    return EmbeddingPipeline.from_arguments(args)
 
 
 def _has_rows(args: argparse.Namespace) -> bool:

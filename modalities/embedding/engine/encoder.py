@@ -22,8 +22,8 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
+    ACTIVATION_FUNCTIONS,
     Bools,
     Int64s,
     PackedEncoder,

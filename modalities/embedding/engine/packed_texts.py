@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -27,6 +30,18 @@ from triptych.modalities.embedding.architecture import EncoderSizes
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_gelu_tanh = partial(functional.gelu, approximate="tanh")
+
+ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "gelu": functional.gelu,
+        "gelu_new": _gelu_tanh,
+        "gelu_pytorch_tanh": _gelu_tanh,
+        "relu": functional.relu,
+        "silu": functional.silu,
+    }
+)
+"""Activations by their names in configurations; `architecture` lists these."""
 
 
 @dataclass(frozen=True, slots=True)

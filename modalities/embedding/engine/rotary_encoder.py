@@ -18,8 +18,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget
 from triptych.modalities.embedding.architecture import EncoderSizes, LayerWindow
-from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
+    ACTIVATION_FUNCTIONS,
     Bools,
     Int64s,
     PackedEncoder,
