@@ -140,13 +140,21 @@ class WeightsCache:
         return manifest
 
 
+def convert_once(
+    name: str, identity: str, build: Build, options: ModelOptions, progress: Progress
+) -> tuple[Path, str]:
+    """The folder that `build` fills, from the cache after the first time.
+
+    `identity` determines the content.
+    """
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).get(key, name, build, progress)
+
+
 def fetch_once(
     name: str, identity: str, build: Build, options: ModelOptions, progress: Progress
 ) -> tuple[Path, str]:
-    """The folder that `build` fills by fetching, from the cache after the first time.
-
-    `identity` determines the content. Raises `WeightsError` if `--offline` forbids fetching.
-    """
+    """As `convert_once`, for a `build` that fetches. Raises `WeightsError` if offline."""
 
     def build_online(folder: Path) -> None:
         if options.offline:
@@ -156,8 +164,7 @@ def fetch_once(
             )
         build(folder)
 
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(key, name, build_online, progress)
+    return convert_once(name, identity, build_online, options, progress)
 
 
 def default_cache_dir() -> Path:

