@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from support.denoiser_families import build, conditioning_of, sample_of
 from support.diffusers_pipelines import SCHEDULERS
 from support.dry_run import WatchedRunner
 from support.fake_cuda import CUDA, FakeCuda
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
+from triptych.core.block_formats import FLOAT8_ROWS
 from triptych.core.engine_api.pixels import Pixels
+from triptych.core.runtime.kernels import library_products
+from triptych.core.runtime.layers.block_layers import BlockDevice, block_places
+from triptych.core.runtime.tensors.quantize import quantize_float8
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.modalities.diffusion.engine.families.model import Batch
+from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCache
 
@@ -100,3 +110,28 @@ def test_an_image_that_is_edited(gpu: FakeCuda) -> None:
         driver.denoise(keys)
     driver.run("release", dropped=tuple(keys))
     assert gpu.faults == []
+
+
+def test_float8_weights_of_flux(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch accepts what the fused blocks hand to its product, and activations are in float8."""
+    monkeypatch.setattr(library_products, "MIN_ROWS", 1)
+    name = "FluxTransformer2DModel"
+    module = build(name).bfloat16()
+    where = BlockDevice(device=CUDA, dtype=torch.bfloat16)
+    places = block_places(module, WeightEncoding(FLOAT8_ROWS.name))
+    module.to(CUDA)
+    for place in places:
+        place.put(quantize_float8(place.layer.weight), where)
+    given = conditioning_of(name, 0)
+    rows = {key: value.to(CUDA, torch.bfloat16) for key, value in given.rows.items()}
+    shared = {key: value.to(CUDA) for key, value in given.shared.items()}
+    batch = Batch(
+        samples=sample_of(name, 0)[None].to(CUDA),
+        times=torch.tensor([500.0]).to(CUDA),
+        conditioning=[replace(given, rows=rows, shared=shared)],
+    )
+    velocity = open_model(module).velocity(batch)
+    assert velocity.shape == batch.samples.shape
+    fused = {"norm_rotary", "gated_modulated_norm", "quantize_gelu_rows", "quantize_rows"}
+    assert fused <= gpu.kernels
+    assert "fp8_linear" not in gpu.kernels
