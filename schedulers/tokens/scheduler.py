@@ -50,6 +50,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         max_length: int,
         namespace: bytes,
     ) -> None:
+        assert min(options.max_batch_size, options.max_batch_input_tokens) > 0, "chosen at load"
         max_jobs = options.max_queue_size + options.max_batch_size
         super().__init__(model=model, max_jobs=max_jobs, counters=COUNTERS)
         self.tokens = TokenBatch(

@@ -13,6 +13,7 @@ from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.core.errors import WeightsError
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
+from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.engine_process import main
@@ -43,7 +44,7 @@ def build(config: Config, models: Sequence[ResolvedModel]) -> Engine:
             scheduler = TokenScheduler(
                 model=name,
                 pool=PagePool(num_pages=1024, page_size=page_size),
-                options=config.schedule,
+                options=with_batch_limits(config.schedule, is_cpu=True, left_bytes=0),
                 max_length=4096,
                 namespace=b"fake",
             )
