@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _MAX_FEATURES = 65536
@@ -32,12 +33,10 @@ def launch_modulated_norm(
     return normed_RTC
 
 
-modulated_norm = torch.library.custom_op(
-    "triptych::modulated_norm", launch_modulated_norm, mutates_args=(), device_types="cuda"
-)
+modulated_norm = define_operator("modulated_norm", launch_modulated_norm)
 
 
-@modulated_norm.register_fake
+@fake_of(modulated_norm)
 def _(
     x_RTC: torch.Tensor,
     scale_RC: torch.Tensor,
@@ -66,15 +65,10 @@ def launch_gated_modulated_norm(
     return normed_RTC, sum_RTC
 
 
-gated_modulated_norm = torch.library.custom_op(
-    "triptych::gated_modulated_norm",
-    launch_gated_modulated_norm,
-    mutates_args=(),
-    device_types="cuda",
-)
+gated_modulated_norm = define_operator("gated_modulated_norm", launch_gated_modulated_norm)
 
 
-@gated_modulated_norm.register_fake
+@fake_of(gated_modulated_norm)
 def _(
     x_RTC: torch.Tensor,
     y_RTC: torch.Tensor,

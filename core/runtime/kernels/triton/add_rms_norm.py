@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _MAX_FEATURES = 65536
@@ -26,12 +27,10 @@ def launch_rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> t
     return normed_TC
 
 
-rms_norm = torch.library.custom_op(
-    "triptych::rms_norm", launch_rms_norm, mutates_args=(), device_types="cuda"
-)
+rms_norm = define_operator("rms_norm", launch_rms_norm)
 
 
-@rms_norm.register_fake
+@fake_of(rms_norm)
 def _(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     _check(x_TC, weight_C)
     return x_TC.new_empty(x_TC.shape)
@@ -47,12 +46,10 @@ def launch_add_rms_norm(
     return normed_TC, sum_TC
 
 
-add_rms_norm = torch.library.custom_op(
-    "triptych::add_rms_norm", launch_add_rms_norm, mutates_args=(), device_types="cuda"
-)
+add_rms_norm = define_operator("add_rms_norm", launch_add_rms_norm)
 
 
-@add_rms_norm.register_fake
+@fake_of(add_rms_norm)
 def _(
     x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

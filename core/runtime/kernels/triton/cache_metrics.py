@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_N = 2048
@@ -46,12 +47,10 @@ def launch_distances(
     return moved_R / (whole_R + 1e-9)
 
 
-relative_distances = torch.library.custom_op(
-    "triptych::relative_distances", launch_distances, mutates_args=(), device_types="cuda"
-)
+relative_distances = define_operator("relative_distances", launch_distances)
 
 
-@relative_distances.register_fake
+@fake_of(relative_distances)
 def _(values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor) -> torch.Tensor:
     _check_cells(cells_MN, cells_R)
     return values_RN.new_empty(len(values_RN), dtype=torch.float32)
@@ -85,12 +84,10 @@ def launch_weighted(
     return out_RN
 
 
-weighted_cells = torch.library.custom_op(
-    "triptych::weighted_cells", launch_weighted, mutates_args=(), device_types="cuda"
-)
+weighted_cells = define_operator("weighted_cells", launch_weighted)
 
 
-@weighted_cells.register_fake
+@fake_of(weighted_cells)
 def _(cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor) -> torch.Tensor:
     _check_cells(cells_MN, cells_KR)
     return cells_MN.new_empty(cells_KR.shape[1], cells_MN.shape[1], dtype=torch.float32)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.float8 import as_stored, dequantized, to_stored
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -63,12 +64,10 @@ def launch_fp8_linear(
     )
 
 
-fp8_linear = torch.library.custom_op(
-    "triptych::fp8_linear", launch_fp8_linear, mutates_args=(), device_types="cuda"
-)
+fp8_linear = define_operator("fp8_linear", launch_fp8_linear)
 
 
-@fp8_linear.register_fake
+@fake_of(fp8_linear)
 def _(
     x_TI: torch.Tensor,
     weight_OI: torch.Tensor,
@@ -167,9 +166,7 @@ def launch_quantize_rows(
     return quantized_TI, scale_RT
 
 
-quantize_rows = torch.library.custom_op(
-    "triptych::quantize_rows", launch_quantize_rows, mutates_args=(), device_types="cuda"
-)
+quantize_rows = define_operator("quantize_rows", launch_quantize_rows)
 
 
 def _quantized_like(
@@ -185,7 +182,7 @@ def _quantized_like(
     )
 
 
-quantize_rows.register_fake(_quantized_like)
+fake_of(quantize_rows)(_quantized_like)
 
 
 def reference(

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_F = 1024
@@ -36,10 +37,10 @@ def launch(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     return out_TF
 
 
-gated = torch.library.custom_op("triptych::gated", launch, mutates_args=(), device_types="cuda")
+gated = define_operator("gated", launch)
 
 
-@gated.register_fake
+@fake_of(gated)
 def _(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     return _new_output(gate_up_T2F)
 

@@ -22,6 +22,7 @@ from triptych.core.runtime.kernels.triton.gguf_blocks import (
     inputs_of_groups,
     weights_of_groups,
 )
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     VARYING,
     Tiling,
@@ -66,12 +67,10 @@ def launch_gguf_linear(
     return multiply(kernel, x_TI, (blocks_OB,), sizes, tiling, out_dtype, **constants)
 
 
-gguf_linear = torch.library.custom_op(
-    "triptych::gguf_linear", launch_gguf_linear, mutates_args=(), device_types="cuda"
-)
+gguf_linear = define_operator("gguf_linear", launch_gguf_linear)
 
 
-@gguf_linear.register_fake
+@fake_of(gguf_linear)
 def _(
     x_TI: torch.Tensor,
     blocks_OB: torch.Tensor,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.packed_linear import unpacked_words
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     VARYING,
     Tiling,
@@ -74,12 +75,10 @@ def launch_gptq_linear(
     )
 
 
-gptq_linear = torch.library.custom_op(
-    "triptych::gptq_linear", launch_gptq_linear, mutates_args=(), device_types="cuda"
-)
+gptq_linear = define_operator("gptq_linear", launch_gptq_linear)
 
 
-@gptq_linear.register_fake
+@fake_of(gptq_linear)
 def _(
     x_TI: torch.Tensor,
     qweight: torch.Tensor,

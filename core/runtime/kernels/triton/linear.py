@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     VARYING,
     Tiling,
@@ -47,12 +48,10 @@ def launch_linear(
     return multiply(_linear_kernel, x_TI, (weight_OI,), sizes, tiling, out_dtype, K=STEP_INPUTS)
 
 
-linear = torch.library.custom_op(
-    "triptych::linear", launch_linear, mutates_args=(), device_types="cuda"
-)
+linear = define_operator("linear", launch_linear)
 
 
-@linear.register_fake
+@fake_of(linear)
 def _(
     x_TI: torch.Tensor,
     weight_OI: torch.Tensor,

@@ -16,6 +16,7 @@ from triptych.core.runtime.kernels.triton.grouped import (
     grouped_variant,
 )
 from triptych.core.runtime.kernels.triton.linear import STEP_INPUTS
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     Tiling,
     add_parts,
@@ -60,12 +61,10 @@ def launch_lora_add(
     grouped_linear(low_TR, b_LOR, pairs, y_TO, expand, added_scale_P=scales_T)
 
 
-lora_add = torch.library.custom_op(
-    "triptych::lora_add", launch_lora_add, mutates_args=("y_TO",), device_types="cuda"
-)
+lora_add = define_operator("lora_add", launch_lora_add, mutates=("y_TO",))
 
 
-@lora_add.register_fake
+@fake_of(lora_add)
 def _(
     y_TO: torch.Tensor,
     x_TI: torch.Tensor,

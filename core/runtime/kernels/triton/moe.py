@@ -28,6 +28,7 @@ from triptych.core.runtime.kernels.triton.grouped_packed import (
     fitting_tiling,
     packed_grouped_linear,
 )
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
     Tiling,
@@ -103,12 +104,10 @@ def _multiply(
         grouped_linear(x_RI, plain_EOI, pairs, out_PO, tiling, **options)
 
 
-moe_mlp = torch.library.custom_op(
-    "triptych::moe_mlp", launch_moe_mlp, mutates_args=(), device_types="cuda"
-)
+moe_mlp = define_operator("moe_mlp", launch_moe_mlp)
 
 
-@moe_mlp.register_fake
+@fake_of(moe_mlp)
 def _(
     x_TI: torch.Tensor,
     gate_up_EFI: torch.Tensor,
@@ -139,12 +138,10 @@ def launch_packed_moe_mlp(
     return _run(x_TI, *stacked, weights_TC, experts_TC, activation, deterministic)
 
 
-packed_moe_mlp = torch.library.custom_op(
-    "triptych::packed_moe_mlp", launch_packed_moe_mlp, mutates_args=(), device_types="cuda"
-)
+packed_moe_mlp = define_operator("packed_moe_mlp", launch_packed_moe_mlp)
 
 
-@packed_moe_mlp.register_fake
+@fake_of(packed_moe_mlp)
 def _(
     x_TI: torch.Tensor,
     gate_up: list[torch.Tensor],
@@ -247,12 +244,10 @@ def launch_combine(
     return out_TI
 
 
-combine = torch.library.custom_op(
-    "triptych::combine_experts", launch_combine, mutates_args=(), device_types="cuda"
-)
+combine = define_operator("combine_experts", launch_combine)
 
 
-@combine.register_fake
+@fake_of(combine)
 def _(
     pairs_PI: torch.Tensor, weights_TC: torch.Tensor, rows_P: torch.Tensor | None = None
 ) -> torch.Tensor:

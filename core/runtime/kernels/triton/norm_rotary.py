@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _NUM_WARPS = 4
@@ -52,12 +53,10 @@ def launch(
         )
 
 
-norm_rotary = torch.library.custom_op(
-    "triptych::norm_rotary", launch, mutates_args=("out_RTHD",), device_types="cuda"
-)
+norm_rotary = define_operator("norm_rotary", launch, mutates=("out_RTHD",))
 
 
-@norm_rotary.register_fake
+@fake_of(norm_rotary)
 def _(
     x_RTHD: torch.Tensor,
     weight_D: torch.Tensor,

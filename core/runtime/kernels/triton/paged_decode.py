@@ -33,6 +33,7 @@ from triptych.core.runtime.kernels.triton.online_softmax import (
     nothing_seen,
     with_sinks,
 )
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.paged import (
     UPLOADED,
     block_d,
@@ -145,12 +146,10 @@ def _launch(
     )
 
 
-paged_decode = torch.library.custom_op(
-    "triptych::paged_decode", launch_paged_decode, mutates_args=("out_BHD",), device_types="cuda"
-)
+paged_decode = define_operator("paged_decode", launch_paged_decode, mutates=("out_BHD",))
 
 
-@paged_decode.register_fake
+@fake_of(paged_decode)
 def _(
     q_BHD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,

@@ -24,6 +24,7 @@ from triptych.core.runtime.kernels.triton.online_softmax import (
     nothing_seen,
     with_sinks,
 )
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.paged import (
     UPLOADED,
     block_d,
@@ -95,12 +96,10 @@ def launch_paged_prefill(
     )
 
 
-paged_prefill = torch.library.custom_op(
-    "triptych::paged_prefill", launch_paged_prefill, mutates_args=("out_THD",), device_types="cuda"
-)
+paged_prefill = define_operator("paged_prefill", launch_paged_prefill, mutates=("out_THD",))
 
 
-@paged_prefill.register_fake
+@fake_of(paged_prefill)
 def _(
     q_THD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_V = 1024
@@ -44,12 +45,10 @@ def launch(
     return out_RV
 
 
-penalized = torch.library.custom_op(
-    "triptych::penalized", launch, mutates_args=(), device_types="cuda"
-)
+penalized = define_operator("penalized", launch)
 
 
-@penalized.register_fake
+@fake_of(penalized)
 def _(
     logits_RV: torch.Tensor,
     counts_SV: torch.Tensor,

@@ -22,6 +22,7 @@ from triptych.core.runtime.kernels.triton.float8 import (
     size_bits,
     to_stored,
 )
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _HEADS = 4
@@ -82,15 +83,12 @@ def launch(
     return q_THD
 
 
-rope_write = torch.library.custom_op(
-    "triptych::rope_write",
-    launch,
-    mutates_args=("k_pages_NPKD", "v_pages_NPKD", "k_scale_NPK", "v_scale_NPK"),
-    device_types="cuda",
+rope_write = define_operator(
+    "rope_write", launch, mutates=("k_pages_NPKD", "v_pages_NPKD", "k_scale_NPK", "v_scale_NPK")
 )
 
 
-@rope_write.register_fake
+@fake_of(rope_write)
 def _(
     qk_TXD: torch.Tensor,
     v_TKD: torch.Tensor,

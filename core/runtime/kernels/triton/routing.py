@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
     are_on_one_device,
@@ -51,12 +52,10 @@ def launch_route(
     return weights_TC, experts_TC
 
 
-route = torch.library.custom_op(
-    "triptych::route", launch_route, mutates_args=(), device_types="cuda"
-)
+route = define_operator("route", launch_route)
 
 
-@route.register_fake
+@fake_of(route)
 def _(
     logits_TE: torch.Tensor,
     num_chosen: int,

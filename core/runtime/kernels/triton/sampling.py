@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.inverse_cdf import sampled_token
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_V = 4096
@@ -65,12 +66,10 @@ def launch(
     return token_ids_B, is_finite_B.view(torch.bool)
 
 
-sample_rows = torch.library.custom_op(
-    "triptych::sample_rows", launch, mutates_args=(), device_types="cuda"
-)
+sample_rows = define_operator("sample_rows", launch)
 
 
-@sample_rows.register_fake
+@fake_of(sample_rows)
 def _(
     logits_BV: torch.Tensor,
     edited_BV: torch.Tensor | None,

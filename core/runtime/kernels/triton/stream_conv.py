@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_M, _BLOCK_O, _BLOCK_C = 32, 64, 16
@@ -124,12 +125,10 @@ def _keep_last(
     )
 
 
-stream_conv = torch.library.custom_op(
-    "triptych::stream_conv", launch, mutates_args=("past_SCL",), device_types="cuda"
-)
+stream_conv = define_operator("stream_conv", launch, mutates=("past_SCL",))
 
 
-@stream_conv.register_fake
+@fake_of(stream_conv)
 def _(
     x_BCT: torch.Tensor,
     past_SCL: torch.Tensor,
