@@ -171,11 +171,7 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         step = self._close(plan.step_id)
         self._learn(step, plan.kind, result)
         self._job_seconds.spend(result.elapsed_s)
-        for row, found in zip(step.rows, result.rows, strict=True):
-            row.unit.num_in_flight -= 1
-            if not self._is_void(row):
-                self._accept(step, row, found, now_s)
-            self._settle(row)
+        self._accept_all(step, result.rows, now_s)
         self._on_step_end(now_s)
 
     def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
@@ -267,6 +263,14 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         """Whether the result of a row is to be dropped."""
         return bool(row.unit.entry.is_done)
 
+    def _accept_all(self, step: StepT, results: Sequence[Any], now_s: float) -> None:
+        """Record the results of a step's rows, in order."""
+        for row, found in zip(step.rows, results, strict=True):
+            row.unit.num_in_flight -= 1
+            if not self._is_void(row):
+                self._accept(step, row, found, now_s)
+            self._settle(row)
+
     @abstractmethod
     def _accept(self, step: StepT, row: RowT, found: Any, now_s: float) -> None:
         """Record the result of a row."""
@@ -293,7 +297,8 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
     # Outputs.
 
     def _send(self, opened: JobT, payload: object) -> None:
-        opened.job.sink(Output(job_id=opened.job.job_id, payload=payload))
+        job = opened.job
+        job.feed(Output(job_id=job.job_id, payload=payload))
 
     def _end(
         self,

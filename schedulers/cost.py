@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from statistics import median_low
+from operator import mul, truediv
 
 UNKNOWN_COST_S = 0.02
 """The assumed seconds of a step whose kind of work was never timed."""
@@ -68,7 +68,10 @@ class _WorkCost:
         The minimum would be too optimistic: gaps between tokens would often be overrun.
         """
         found = self._latest.get(tuple(work.values()))
-        return median_low(found[1]) if found and len(found[1]) >= _NUM_MEASURED else None
+        if found is None or len(found[1]) < _NUM_MEASURED:
+            return None
+        latest = sorted(found[1])
+        return latest[(len(latest) - 1) // 2]  # the lower one of an even number
 
     def trend(self, work: Mapping[str, float]) -> float:
         features, ratio = self._features(work), 1.0
@@ -89,10 +92,14 @@ class _WorkCost:
         spread = [_dot(row, features) for row in self._covariance]
         norm = noise + _dot(features, spread)
         drift = _DRIFT / _dot(features, features) ** 2
-        for i, row in enumerate(self._covariance):
-            self._weights[i] += spread[i] / norm * error
-            for j, feature in enumerate(features):
-                row[j] += drift * features[i] * feature - spread[i] * spread[j] / norm
+        places = list(zip(features, spread, strict=True))
+        for i, (feature, change) in enumerate(places):
+            self._weights[i] += change / norm * error
+            drifted, row = drift * feature, self._covariance[i]
+            self._covariance[i] = [
+                value + (drifted * other - change * others_change / norm)
+                for value, (other, others_change) in zip(row, places, strict=True)
+            ]
         self._fastest_s = min(self._fastest_s, seconds)
         self._least = min(self._least, features[-1])
         self._most = max(self._most, features[-1])
@@ -107,8 +114,7 @@ class _WorkCost:
             self._latest.popitem(last=False)
 
     def _features(self, work: Mapping[str, float]) -> list[float]:
-        values = zip(work.values(), self._scale, strict=True)
-        return [1.0, *(value / scale for value, scale in values)]
+        return [1.0, *map(truediv, work.values(), self._scale)]
 
 
 class CostModel:
@@ -220,4 +226,6 @@ class JobSeconds:
 
 
 def _dot(left: list[float], right: list[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    assert len(left) == len(right)
+    products: Iterable[float] = map(mul, left, right)
+    return sum(products)

@@ -232,8 +232,10 @@ class Engine:
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
         """The proposal that the timeline picks, of all models' proposals."""
         proposals: list[Proposal] = []
-        at_work = {job.model for job in self._jobs.values() if not job.is_paused}
-        busy = at_work & self._models.ready.keys()
+        busy: set[str] = set()
+        if len(self._models.ready) > 1:
+            busy = {job.model for job in self._jobs.values() if not job.is_paused}
+            busy &= self._models.ready.keys()
         for model, loaded in self._models.ready.items():
             self._set_step_budget(loaded, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
@@ -387,7 +389,7 @@ class Engine:
         """Pass an output of a job to its sink; no output follows the final one."""
         if output.is_final:
             del self._jobs[job.job_id]
-            job.sink = discard  # breaks the reference cycle of job and sink
+            job.sink = job.feed = discard  # breaks the reference cycle of job and sink
             if output.error is not None and output.error.code == NonFinite.code:
                 self._health.note_non_finite(self.clock())
         sink(output)

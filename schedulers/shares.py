@@ -81,10 +81,14 @@ class ServiceShares:
             self._service.clear()
             self._level = self._most = self._longest = 0.0
 
-    def charge(self, client: str, amount: float) -> None:
-        """Add service to a client's account."""
-        self._longest = max(self._longest, amount)
-        received = self._service[client] = self.service_of(client) + amount
+    def charge(self, client: str, *amounts: float) -> None:
+        """Add service to a client's account, in one piece or several.
+
+        The first piece alone limits the credit: with it, the client is within the limit.
+        """
+        self._longest = max(self._longest, amounts[0])
+        received = self._service[client] = self.service_of(client) + sum(amounts)
+        self._longest = max(self._longest, *amounts)
         self._most = max(self._most, received)
 
     def in_turn(self, rows: Iterable[RankedT]) -> Iterator[RankedT]:

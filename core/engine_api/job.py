@@ -36,9 +36,7 @@ class JobState(enum.Enum):
         return self in (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
 
 
-class Output(
-    msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, tag=True, omit_defaults=True
-):
+class Output(msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, omit_defaults=True):
     """One message of a job's stream. `payload` is the modality's own type; the last `is_final`."""
 
     job_id: str
@@ -59,7 +57,9 @@ class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_default
     """A request to the engine, with the loop's bookkeeping.
 
     It may take `limit_s` from its arrival. Scheduling is fair between `client`s. The fields after
-    `client` are the engine's own and never sent. Schedulers keep their state separately.
+    `client` are the engine's own and never sent. `sink` takes any output of the job; `feed` those
+    alone that are not the last, at less cost, and is the sink where none is given. Schedulers keep
+    their state separately.
     """
 
     job_id: str
@@ -68,10 +68,15 @@ class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_default
     limit_s: float | None = None
     client: str = ""
     sink: Sink = discard
+    feed: Sink = discard
     arrival_s: float = 0.0
     state: JobState = JobState.WAITING
     is_paused: bool = False
     timings: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        if self.feed is discard:
+            self.feed = self.sink
 
     @property
     def deadline_s(self) -> float | None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from triptych.core.engine_api.frames import StepCodes
 from triptych.core.engine_api.prompt_content import ContentSpan
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -46,8 +48,7 @@ class StepResult:
     elapsed_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRow:
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One row's part of a token step.
 
     Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
@@ -88,7 +89,7 @@ class TokenPlan(Plan):
     @property
     def starts(self) -> tuple[TokenRow, ...]:
         """Rows that take their slots with this step."""
-        return tuple(row for row in self.rows if row.sampling is not None)
+        return tuple([row for row in self.rows if row.sampling is not None])
 
     @property
     def num_tokens(self) -> int:

@@ -101,7 +101,7 @@ class JobStream:
         self.job_id = job_id
         self._table = table
         self._buffer: deque[Output] = deque()
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: TriptychError | None = None
         self._is_ended = False
         self._slow_timer: asyncio.TimerHandle | None = None
@@ -115,8 +115,11 @@ class JobStream:
             if self._is_ended:
                 error, self._error = self._error, None
                 raise error or StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         output = self._buffer.popleft()
         if self._slow_timer is not None:
             self._last_read_s = asyncio.get_running_loop().time()
@@ -138,7 +141,7 @@ class JobStream:
             self.finish(from_info(output.error) if output.error is not None else None)
         elif len(self._buffer) >= self._table.high_water and self._slow_timer is None:
             self._set_paused(True)
-        self._changed.set()
+        self._wake()
 
     def finish(self, error: TriptychError | None) -> None:
         """End the stream after the buffered outputs; called by the table."""
@@ -146,7 +149,11 @@ class JobStream:
         if self._slow_timer is not None:
             self._slow_timer.cancel()
             self._slow_timer = None
-        self._changed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _set_paused(self, is_paused: bool) -> None:
         if self._slow_timer is not None:

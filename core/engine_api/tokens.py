@@ -56,7 +56,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     adapter: str = ""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probability of one token, and the most likely alternatives at its position."""
 
     token_id: int
@@ -64,7 +64,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta"):
+class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta", gc=False):
     """One step's output for a sequence: the runner sets the tokens, the scheduler the rest.
 
     `is_finite` is false if the logits held NaN. Where a step yields several codes at once, they are

@@ -136,10 +136,10 @@ def connect_dealer(
     return dealer
 
 
-def send_if_connected(dealer: zmq.Socket[bytes], *messages: bytes) -> None:
-    """Send messages together, or drop them if not connected; never blocks."""
+def send_if_connected(dealer: zmq.Socket[bytes], message: bytes) -> None:
+    """Send a message, or drop it if not connected; never blocks."""
     with suppress(zmq.Again):
-        dealer.send_multipart(messages, zmq.NOBLOCK)
+        dealer.send(message, zmq.NOBLOCK)
 
 
 def _open(kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> zmq.Socket[bytes]:

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,7 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
+    Outputs,
     SetPaused,
     ToEngine,
     Watch,
@@ -76,7 +77,7 @@ class EngineServer:
         self._engine = engine
         self._codec = codec
         self._turn: list[Output] = []
-        self._outbox: queue.SimpleQueue[Sequence[FromEngine]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
         self._open_jobs: set[str] = set()  # grows on the socket's thread, shrinks on the loop's
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
@@ -115,12 +116,12 @@ class EngineServer:
 
     def _send_turn(self) -> None:
         if self._turn:
-            outputs, self._turn = self._turn, []
-            self._outbox.put(outputs)
-            self._wake()
+            outputs = Outputs(tuple(self._turn))
+            self._turn.clear()  # the list itself is the jobs' feed
+            self._post(outputs)
 
     def _post(self, message: FromEngine) -> None:
-        self._outbox.put((message,))
+        self._outbox.put(message)
         self._wake()
 
     def _wake(self) -> None:
@@ -134,8 +135,9 @@ class EngineServer:
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._theirs, zmq.POLLIN)
         while not self._is_closing:
-            poller.poll()
-            self._receive_all()
+            ready = dict(poller.poll())
+            if self._dealer in ready:
+                self._receive_all()
             self._send_all()
         self._send_all()
         self._dealer.close(linger=int(CLOSE_TIMEOUT_S * 1000))
@@ -145,13 +147,15 @@ class EngineServer:
         with suppress(BlockingIOError):
             self._theirs.recv(4096)
         while not self._outbox.empty():
-            send_if_connected(self._dealer, *map(self._codec.encode, self._outbox.get()))
+            for message in self._codec.encode_parts(self._outbox.get()):
+                send_if_connected(self._dealer, message)
 
     def _receive_all(self) -> None:
-        while self._dealer.poll(0):
-            message = self._codec.to_engine(self._dealer.recv())
-            if message is not None:
-                self._take(message)
+        with suppress(zmq.Again):
+            while True:
+                message = self._codec.to_engine(self._dealer.recv(zmq.NOBLOCK))
+                if message is not None:
+                    self._take(message)
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Job):
@@ -177,6 +181,7 @@ class EngineServer:
             limit_s=received.limit_s,
             client=received.client,
             sink=self._put,
+            feed=self._turn.append,
             arrival_s=self._engine.clock(),
         )
         self._open_jobs.add(job.job_id)

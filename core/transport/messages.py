@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
@@ -59,6 +59,12 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     error: ErrorInfo | None = None
 
 
+class Outputs(msgspec.Struct, Generic[Payload], frozen=True, tag=True):
+    """All outputs of a turn of the engine's loop."""
+
+    outputs: tuple[Output[Payload], ...]
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
     """The engine is drained and about to exit."""
 
@@ -76,7 +82,7 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToEngine = Hello | Job[Request] | Cancel | SetPaused | LoadModel | Watch
-FromEngine = Output[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
+FromEngine = Outputs[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
 
 
 class MessageCodec:
@@ -91,6 +97,17 @@ class MessageCodec:
         self.encode = msgspec.msgpack.Encoder().encode
         self.to_engine: Callable[[bytes], ToEngine | None] = _decoder(inbound[request])
         self.from_engine: Callable[[bytes], FromEngine | None] = _decoder(outbound[payload])
+
+    def encode_parts(self, message: FromEngine) -> list[bytes]:
+        """The encoded message. Outputs too large for one are divided, down to single ones."""
+        encoded = self.encode(message)
+        if len(encoded) <= MAX_MESSAGE_BYTES or not isinstance(message, Outputs):
+            return [encoded]
+        outputs, half = message.outputs, len(message.outputs) // 2
+        if not half:
+            return [encoded]
+        parts = (Outputs(outputs[:half]), Outputs(outputs[half:]))
+        return [each for part in parts for each in self.encode_parts(part)]
 
 
 def _decoder(message_type: Any) -> Callable[[bytes], Any]:

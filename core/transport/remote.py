@@ -37,6 +37,7 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
+    Outputs,
     SetPaused,
     ToEngine,
     Watch,
@@ -219,8 +220,9 @@ class RemoteClient:
         epoch_ns = _parse_epoch(sender)
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
             return
-        if isinstance(message, Output):
-            self._streams.deliver(self._with_retry(message))
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._streams.deliver(output if output.error is None else self._with_retry(output))
         elif isinstance(message, Heartbeat):
             self._take_beat(message)
         elif isinstance(message, StepReport):

@@ -174,9 +174,11 @@ class TokenBatch:
             return None
         num_decode_rows = num_tokens = context_tokens = 0
         for piece in step.rows:
-            num_decode_rows += piece.unit.is_decoding
+            if piece.unit.is_decoding:
+                num_decode_rows += 1
             num_tokens += piece.num_tokens
-            context_tokens += piece.start + piece.num_tokens
+            context_tokens += piece.start
+        context_tokens += num_tokens
         if num_decode_rows:
             step.kind = "decode" if num_decode_rows == len(step.rows) else "mixed"
         step.work = {
@@ -203,11 +205,11 @@ class TokenBatch:
             keys = admission.row.keys[: admission.num_cached]
             admission.row.lease = self.pool.acquire(keys)
             assert len(admission.row.lease) == admission.num_cached, "found pages are still cached"
+        page_size = self.pool.page_size
         for piece in step.rows:
-            lease = piece.unit.lease
-            if piece.unit.is_answering and lease is not None:
-                num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
-                self.pool.extend(lease, num_pages - len(lease))
+            lease, end = piece.unit.lease, piece.start + piece.num_tokens
+            if end > len(lease.page_ids) * page_size and piece.unit.is_answering:
+                self.pool.extend(lease, self.pool.num_pages_for(end) - len(lease))
         for admission in step.admissions:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
@@ -217,7 +219,7 @@ class TokenBatch:
             step_id=step_id,
             model=model,
             kind=step.kind,
-            rows=tuple(piece.book() for piece in step.rows),
+            rows=tuple([piece.book() for piece in step.rows]),
         )
 
     def accept(
@@ -229,14 +231,16 @@ class TokenBatch:
         `finish_reason`, the owner closes the sequence.
         """
         row = piece.unit
-        row.num_committed = piece.start + piece.num_tokens
+        row.num_committed = num_committed = piece.start + piece.num_tokens
         row.num_unknown -= piece.is_sampled
+        lease = row.lease
+        assert lease is not None, "a running row holds a lease"
         if not result.is_finite:
-            assert row.lease is not None, "a running row holds a lease"
-            self.pool.unpublish(row.lease)
+            self.pool.unpublish(lease)
             self._counters["non_finite_total"] += 1
             return NonFinite("The model computed no finite values for this request.")
-        self.state.publish(row)
+        if num_committed >= (lease.num_published + 1) * self.pool.page_size:
+            self.state.publish(row)
         if not row.has_answered:
             row.prompt_logprobs += result.prompt_logprobs
         if not piece.is_sampled:
@@ -251,13 +255,13 @@ class TokenBatch:
         if is_end and not (row.reasoning is not None and row.reasoning.is_unanswered):
             end = TokenDelta(logprobs=result.logprobs)
             return self.delta(row, end, finish_reason="stop", stop_token_id=token_id)
-        row.append((token_id,))
+        row.append(result.token_ids)
         if result.codes:
             row.output_frames.append(result.codes)
         if row.grammar is not None:  # the grammar decides whether that was the last
             self.mask_requests.append(row.mask_request(token_id))
             return self.delta(row, result)
-        if row.request.grammar and row.reasoning is not None and not row.reasoning.delays_grammar:
+        if row.reasoning is not None and row.request.grammar and not row.reasoning.delays_grammar:
             row.grammar = GrammarState(row.request)
             self.grammar_starts.append(row)
         is_last = len(row.output_ids) >= row.max_outputs
@@ -293,11 +297,12 @@ class TokenBatch:
     ) -> TokenDelta:
         """Complete the delta of a step with the sequence's counts and log-probabilities."""
         delta = delta or TokenDelta()
-        delta.prompt_logprobs = tuple(row.prompt_logprobs)
         delta.finish_reason, delta.stop_token_id = finish_reason, stop_token_id
         delta.num_cached_tokens = row.num_cached_tokens
         delta.num_preemptions = row.num_preemptions
-        row.prompt_logprobs.clear()
+        delta.prompt_logprobs = tuple(row.prompt_logprobs)
+        if row.prompt_logprobs:
+            row.prompt_logprobs.clear()
         row.has_answered = True
         return delta
 

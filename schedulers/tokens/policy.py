@@ -133,7 +133,15 @@ class _TokenPolicy:
         self._pool = state.pool
         self._budget = StepBudget(state)
         self._excluded = self._budget.excluded
-        self._waits_for_masks = any(row.is_awaited for row in state.running)
+        self._answering: list[SequenceState] = []
+        self._begun: list[SequenceState] = []
+        self._waits_for_masks = False
+        for row in state.running:
+            # Most rows decode: the property is asked for the others.
+            (self._answering if row.is_decoding or row.is_answering else self._begun).append(row)
+            if row.grammar is not None and row.is_awaited:
+                self._waits_for_masks = True
+        self._has_held_back = bool(limits.names or limits.clients)
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
         self._num_prompts = 0
@@ -190,25 +198,31 @@ class _TokenPolicy:
 
     def add_decodes(self) -> None:
         """Add a token, or the forced tokens, of every row being answered, as far as pages go."""
-        budget, victims, rows = self._budget, self._victims(), self._answering()
+        budget, victims, rows = self._budget, self._victims(), self._decoding()
+        page_size, has_limit = self._pool.page_size, self._options.max_batch_total_tokens > 0
         num_spare = max(0, budget.num_tokens - len(rows))
-        forced: list[ScheduledRow] = []
+        decodes, forced = self.step.rows, list[ScheduledRow]()
         for row in rows:
             if not self._can_decode(row):
                 continue
-            num_tokens = min(row.num_remaining, 1 + num_spare)
-            if self._find_pages(row, num_tokens, victims):
+            start, num_tokens, is_sampled = row.num_booked, 1, True
+            if not row.is_decoding:
+                num_tokens = min(row.num_remaining, 1 + num_spare)
                 is_sampled = num_tokens == row.num_remaining
-                piece = ScheduledRow(row, row.num_booked, num_tokens, is_sampled)
-                (self.step.rows if row.is_decoding else forced).append(piece)
+            assert row.lease is not None, "a running row holds a lease"
+            is_held = start + num_tokens <= len(row.lease.page_ids) * page_size
+            if is_held or self._find_pages(row, num_tokens, victims):
+                piece = ScheduledRow(row, start, num_tokens, is_sampled)
+                (decodes if row.is_decoding else forced).append(piece)
                 num_spare -= num_tokens - 1
                 budget.num_tokens -= num_tokens
-                budget.context_tokens += budget.rounded_context(row)
-        self.step.rows += forced
+                if has_limit:
+                    budget.context_tokens += budget.rounded_context(row)
+        decodes += forced
 
-    def _answering(self) -> list[SequenceState]:
+    def _decoding(self) -> list[SequenceState]:
         """The rows that decode in this step: where not all may, those that waited longest."""
-        answering = [row for row in self._state.running if row.is_answering]
+        answering = self._answering
         most = self._limits.max_answering
         if len(answering) <= most:
             return answering
@@ -228,16 +242,18 @@ class _TokenPolicy:
         budget.num_tokens = min(budget.num_tokens, limits.max_prompt_tokens)
         self._half = budget.num_tokens // 2
         self._add_waiting(self._prioritized, blocked=self._blocked)
-        begun = (row for row in self._state.running if not row.is_answering)
-        if not self._add_begun(self._state.shares.in_turn(begun)):
+        if not self._add_begun(self._state.shares.in_turn(self._begun)):
             return
-        has_rows = budget.num_rows or any(map(self._is_idle, self._state.running))
-        if has_rows and not budget.is_short:
+        if self._state.waiting and not budget.is_short and self._has_rows():
             waiting = self._state.shares.in_turn(self._state.waiting)
             prioritized = set(self._prioritized)
             rows = (row for row in waiting if row not in prioritized)
             self._add_waiting(islice(rows, _MAX_LOOKAHEAD))
         self._fill_rest()
+
+    def _has_rows(self) -> bool:
+        """Whether a waiting prompt can get a slot."""
+        return self._budget.num_rows > 0 or any(map(self._is_idle, self._state.running))
 
     def _add_begun(self, rows: Iterable[SequenceState]) -> bool:
         """Add chunks of begun prompts; false if the step is full."""
@@ -277,12 +293,14 @@ class _TokenPolicy:
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether the running `row` may take part."""
-        is_held = row in self._excluded or self._limits.excludes(row)
+        is_held = row in self._excluded or (self._has_held_back and self._limits.excludes(row))
         return row.can_step and not is_held
 
     def _can_decode(self, row: SequenceState) -> bool:
         """Whether `row`, which is being answered, may take part."""
-        return self._can_step(row) and not (self._waits_for_masks and row.grammar is not None)
+        if self._waits_for_masks and row.grammar is not None:
+            return False
+        return self._can_step(row)
 
     def _is_idle(self, row: SequenceState) -> bool:
         """Whether `row` only holds its slot for a slow reader, and may be preempted."""

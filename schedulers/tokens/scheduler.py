@@ -151,7 +151,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         step = self._choose_in_turn(limits, turn)
         if step is not None:
             step.turn = turn
-            step.due_s = min(self._due_s(piece.unit) for piece in step.rows)
+            step.due_s = self._due_s(step.rows)
         return step
 
     def _choose_in_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenStep | None:
@@ -165,11 +165,18 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
                 return step
         return self.tokens.choose_step(replace(limits, max_answering=turn.max_rows))
 
-    def _due_s(self, row: SequenceState) -> float:
-        """When the row's next token is due. Tokens in flight count as on time."""
-        if not row.has_answered:
-            return row.arrival_s + self._options.target_first_token_s
-        return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
+    def _due_s(self, pieces: Sequence[ScheduledRow]) -> float:
+        """When the first of the rows' next tokens is due. Tokens in flight count as on time."""
+        first_s, interval_s = self._options.target_first_token_s, self._options.target_inter_token_s
+        rows = [piece.unit for piece in pieces]
+        return min(
+            [
+                row.last_token_s + (1 + row.num_unknown) * interval_s
+                if row.has_answered
+                else row.arrival_s + first_s
+                for row in rows
+            ]
+        )
 
     def _max_prompt_tokens(self, budget_s: float) -> int:
         """How many prompt tokens fit into the step's budget.

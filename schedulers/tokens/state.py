@@ -9,8 +9,11 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from triptych.core.engine_api.frames import StepCodes
 from triptych.core.engine_api.job import Job
@@ -70,16 +73,12 @@ class SequenceState(Unit):
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
+    client: str = field(init=False)
+    num_prompt_tokens: int = field(init=False)
 
-    @property
-    def client(self) -> str:
-        """The client that the job belongs to."""
-        return self.job.client
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The length of the prompt."""
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.client = self.job.client
+        self.num_prompt_tokens = len(self.request.prompt_ids)
 
     @property
     def num_known(self) -> int:
@@ -126,6 +125,11 @@ class SequenceState(Unit):
         self.output_ids += token_ids
         if self.reasoning is not None:
             self.reasoning.take(token_ids)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a mask may apply to its next token."""
+        return self.grammar is not None or self.reasoning is not None
 
     @property
     def allowed(self) -> bytes:
@@ -204,26 +208,27 @@ class ScheduledRow:
 
     def book(self) -> TokenRow:
         """Book the row into a step, and return its part of the plan."""
-        row = self.unit
-        assert row.lease is not None, "a running row holds a lease"
-        end = self.start + self.num_tokens
+        row, lease = self.unit, self.unit.lease
+        assert lease is not None, "a running row holds a lease"
+        end, num_pages = self.start + self.num_tokens, len(lease.page_ids)
+        has_new = num_pages > row.num_bound_pages
         planned = TokenRow(
             job_id=row.name,
             slot=row.slot,
             start=self.start,
             num_tokens=self.num_tokens,
             token_ids=() if row.is_decoding else row.token_ids(self.start, end),
-            new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
+            new_page_ids=tuple(lease.page_ids[row.num_bound_pages :]) if has_new else (),
             is_sampled=self.is_sampled,
-            allowed=row.allowed if self.is_sampled else b"",
+            allowed=row.allowed if self.is_sampled and row.has_masks else b"",
         )
         if not row.is_bound:
-            planned = replace(planned, **row.binding())
+            planned = structs.replace(planned, **row.binding())
         if self.is_sampled:
             row.num_forced = 0
             if row.grammar is not None:
                 row.grammar.is_ready = False  # until the sampled token is known
-        row.num_bound_pages = len(row.lease)
+        row.num_bound_pages = num_pages
         row.num_booked = end
         row.num_unknown += self.is_sampled
         row.is_bound = True
@@ -289,6 +294,10 @@ class RankedRows:
 
 def _rank(row: SequenceState) -> tuple[int, int]:
     return row.rank
+
+
+def _client(piece: ScheduledRow) -> str:
+    return piece.unit.client
 
 
 class TokenState:
@@ -370,8 +379,11 @@ class TokenState:
 
     def charge(self, pieces: Sequence[ScheduledRow]) -> None:
         """Charge the tokens of a step to its clients."""
-        for piece in pieces:
-            self.shares.charge(piece.unit.client, piece.num_tokens)
+        if not self.shares.is_contended:  # all belong to one client
+            self.shares.charge(pieces[0].unit.client, *[piece.num_tokens for piece in pieces])
+            return
+        for client, own in groupby(pieces, key=_client):
+            self.shares.charge(client, *[piece.num_tokens for piece in own])
 
     def publish(self, row: SequenceState) -> None:
         """Publish the committed full pages of `row` in the prefix index."""

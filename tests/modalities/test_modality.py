@@ -16,6 +16,7 @@ from triptych import cli
 from triptych.compose import build_app, build_codec, build_engine
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.options.config import Config, DeviceOptions
+from triptych.core.transport.messages import Outputs
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.schedulers.local import LocalClient
@@ -65,8 +66,8 @@ def test_its_messages_cross_between_the_processes() -> None:
     codec = build_codec()
     submit = Job(job_id="a", model="one-two", request=CountRequest(3))
     assert codec.to_engine(codec.encode(submit)) == submit
-    output = Output(job_id="a", payload=CountDelta(1))
-    assert codec.from_engine(codec.encode(output)) == output
+    outputs = Outputs((Output(job_id="a", payload=CountDelta(1)),))
+    assert codec.from_engine(codec.encode(outputs)) == outputs
 
 
 def test_its_command_and_its_pipeline_are_found(

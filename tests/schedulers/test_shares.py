@@ -328,6 +328,21 @@ def test_service_goes_to_who_received_the_least(wishes: list[tuple[str, float]])
         assert max(received) - min(received) <= 3.0
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(1, 900), min_size=1))))
+def test_pieces_charged_at_once_count_as_one_after_the_other(
+    charges: list[tuple[str, list[int]]],
+) -> None:
+    together, one_by_one = ServiceShares(), ServiceShares()
+    for client in "abc":
+        together.join(client)
+        one_by_one.join(client)
+    for client, amounts in charges:
+        together.charge(client, *amounts)
+        for amount in amounts:
+            one_by_one.charge(client, amount)
+        assert [*map(together.service_of, "abc")] == [*map(one_by_one.service_of, "abc")]
+
+
 def test_idling_brings_no_credit_and_leaving_no_forgiveness() -> None:
     shares = ServiceShares()
     shares.join("a")

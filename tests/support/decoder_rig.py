@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from triptych.core.engine_api.plan import StepResult, TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -171,7 +172,7 @@ class Rig:
 
     def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:
         sequence.is_bound = True
-        return replace(
+        return structs.replace(
             row,
             sampling=sequence.sampling,
             history_ids=tuple(sequence.tokens),

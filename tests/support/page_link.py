@@ -79,7 +79,7 @@ class HandLink:
             world.outputs(output)
             sink(output)
 
-        job = structs.replace(job, sink=both, arrival_s=world.now_s)
+        job = structs.replace(job, sink=both, feed=both, arrival_s=world.now_s)
         try:
             world.scheduler.submit(job)
         except TriptychError as error:

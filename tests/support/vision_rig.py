@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from support.decoder_rig import CPU, Recorder, Rig, Row
 from support.image_prompts import ImagePrompt, join_prompt
@@ -121,7 +122,7 @@ class VisionRig(Rig):
     def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:
         bound = super()._bound(sequence, row)
         spans = tuple(image.span for image in getattr(sequence, "images", ()))
-        return replace(bound, contents=spans)
+        return structs.replace(bound, contents=spans)
 
 
 def generate(

@@ -103,14 +103,16 @@ class TextHead:
 
     def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """One token or state per sampled row, and the scores of prompts that asked for them."""
-        scores = {
-            row.slot: self._score_prompt(row, hidden_TC[first : first + row.num_tokens])
-            for row, first in zip(step.rows, step.row_starts, strict=True)
-            if row.slot in self._prompts and row.token_ids
-        }
+        scores: dict[int, list[_Scores]] = {}
+        if self._prompts:
+            scores = {
+                row.slot: self._score_prompt(row, hidden_TC[first : first + row.num_tokens])
+                for row, first in zip(step.rows, step.row_starts, strict=True)
+                if row.slot in self._prompts and row.token_ids
+            }
         rows = [row for row in step.rows if row.is_sampled]
         index_R, slots_R = step.sampled_index_R, step.sampled_slots_R
-        ending = {row.slot for row in rows} & self._stateful
+        ending = {row.slot for row in rows if row.slot in self._stateful}
         states_EC: HostCopy | None = None
         if ending:
             # By index: a mask on the device would block.
@@ -164,7 +166,10 @@ def _results(
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenDelta, ...]:
     """One entry per row, after waiting for the device; rows in `ending` slots yield states."""
-    tokens = iter(sampled.to_results() if sampled else ())
+    found = sampled.to_results() if sampled else ()
+    if len(found) == len(rows) and not (ending or scores):
+        return found
+    tokens = iter(found)
     states = iter(() if states_EC is None else states_EC.get().numpy())
     results = []
     for row in rows:

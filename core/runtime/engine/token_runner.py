@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress
 from typing import Protocol
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
 from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan, TokenRow
@@ -185,8 +186,9 @@ class TokenRunner:
 
     def _compute(self, rows: Sequence[TokenRow]) -> tuple[StepLayout, torch.Tensor]:
         """The step's layout and `hidden_TC`: replayed where possible."""
-        num_pages = 1 + max(row.start + row.num_tokens - 1 for row in rows) // self._page_size
-        num_decode = sum(not row.token_ids for row in rows)
+        last = max([row.start + row.num_tokens for row in rows]) - 1
+        num_pages = 1 + last // self._page_size
+        num_decode = sum([not row.token_ids for row in rows])
         if self._graphs is not None:
             bucket = self._bucket(rows, num_decode, num_pages)
             if bucket is not None and (replayed := self._replay(rows, bucket)) is not None:
@@ -247,8 +249,9 @@ class TokenRunner:
         self, rows: Sequence[TokenRow], num_pages: int, num_decode: int
     ) -> tuple[StepLayout, Sequence[Int64s]]:
         """The step on the host, vectorized, and the arrays that the device needs."""
-        shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
-        lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
+        shape = [n for r in rows for n in (r.slot, r.start, r.num_tokens, r.is_sampled)]
+        shape_4B = np.array(shape, dtype=np.int64).reshape(-1, 4).T.copy()
+        lines_B, starts_B, lengths_B, is_sampled_B = shape_4B
         slots_B = np.maximum(lines_B, 0)
         contexts_B = starts_B + lengths_B
         assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
@@ -259,7 +262,7 @@ class TokenRunner:
         positions_T = np.arange(len(row_T)) - (query_starts_B - starts_B)[row_T]
         pages_T = self._page_table[lines_B[row_T], positions_T // self._page_size]
         write_slots_T = pages_T * self._page_size + positions_T % self._page_size
-        prompt_ids = chain.from_iterable(row.token_ids for row in rows)
+        prompt_ids = chain.from_iterable([row.token_ids for row in rows[num_decode:]])
         token_ids_T = np.zeros(len(row_T), dtype=np.int64)
         token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
         sampled = is_sampled_B.astype(bool)
@@ -315,7 +318,7 @@ def _padded(
     num_decode = sum(not row.token_ids for row in rows)
     decode, chunks = rows[:num_decode], rows[num_decode:]
     num_left = bucket.tokens - bucket.decode_rows - sum(row.num_tokens for row in chunks)
-    left = replace(_NO_CHUNK, num_tokens=num_left, token_ids=(0,) * num_left)
+    left = structs.replace(_NO_CHUNK, num_tokens=num_left, token_ids=(0,) * num_left)
     padded = [
         *(*decode, *[_PADDING] * (bucket.decode_rows - num_decode)),
         *(*chunks, left, *[_NO_CHUNK] * (bucket.chunks - len(chunks) - 1)),

@@ -88,11 +88,14 @@ class SampledTokens:
 
     def to_results(self) -> tuple[TokenDelta, ...]:
         """Wait for the copies. A row whose id is out of range is marked as not finite."""
+        token_ids = self._ids.get().tolist()
         return tuple(
-            TokenDelta(token_ids=(token_id,), logprobs=entries)
-            if 0 <= token_id < self._vocab_size
-            else TokenDelta(is_finite=False)
-            for token_id, entries in zip(self._ids.get().tolist(), self._entries(), strict=True)
+            [
+                TokenDelta(token_ids=(token_id,), logprobs=entries)
+                if 0 <= token_id < self._vocab_size
+                else TokenDelta(is_finite=False)
+                for token_id, entries in zip(token_ids, self._entries(), strict=True)
+            ]
         )
 
     def _entries(self) -> list[tuple[TokenLogprob, ...]]:

@@ -12,13 +12,13 @@ codes of a frame, H tokens of a prompt, C hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch.nn import functional
 
@@ -125,9 +125,9 @@ class FrameHead:
         """Initialize the slot's sampling state, and the frames of its prompt."""
         shaping = {"temperature", "top_p", "top_k", "min_p", "seed", "sample_index"}
         assert row.sampling is not None, "a row that is bound has sampling parameters"
-        given = msgspec.structs.asdict(row.sampling)
+        given = structs.asdict(row.sampling)
         sampling = SamplingParams(**{name: given[name] for name in shaping})
-        self._sampler.bind(replace(row, sampling=sampling, history_ids=(), frames=()))
+        self._sampler.bind(structs.replace(row, sampling=sampling, history_ids=(), frames=()))
         history_ids = np.array(row.history_ids, dtype=np.int64)
         history_HQ = np.zeros((len(history_ids), self._model.num_codes), dtype=np.int64)
         if row.frames:

@@ -10,11 +10,12 @@ Shapes: T tokens of the step, F of them filled by images, P of a prompt, C hidde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.plan import TokenRow
@@ -99,7 +100,7 @@ class VisionHead(TextHead):
                 self._traits.placeholder_id if token_id >= FIRST_FRAME_ID else token_id
                 for token_id in row.history_ids
             )
-            row = replace(row, history_ids=ids)
+            row = structs.replace(row, history_ids=ids)
             self._spans[slot] = spans
             if self._traits.has_axes:
                 self._places[slot], self._shifts_S[slot] = _places(row.num_prompt_tokens, spans)

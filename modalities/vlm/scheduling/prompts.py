@@ -175,7 +175,8 @@ class VisionScheduler(TokenScheduler):
         super()._on_submit(opened)
         if opened.request.contents:
             prompt = self._prompts[opened.name] = ImagedPrompt(opened)
-            opened.job.sink = partial(_send, prompt, opened.job.sink)
+            job = opened.job
+            job.sink, job.feed = (partial(_send, prompt, sink) for sink in (job.sink, job.feed))
             self._take_references()
 
     def _on_pause(self, opened: SequenceState) -> None:

@@ -21,6 +21,7 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
+    Outputs,
     SetPaused,
 )
 
@@ -69,7 +70,7 @@ beats = st.builds(
     histograms=st.dictionaries(names, st.lists(finite, max_size=2), max_size=2),
 )
 from_engine = st.one_of(
-    outputs,
+    st.builds(Outputs, st.lists(outputs, max_size=3).map(tuple)),
     beats,
     st.just(Goodbye()),
     st.builds(
@@ -89,6 +90,26 @@ def test_messages_from_the_engine_come_back_equal(message):
     assert CODEC.from_engine(CODEC.encode(message)) == message
 
 
+def test_outputs_too_large_for_one_message_are_divided(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 400)
+    turn = tuple(
+        Output(job_id=f"job-{n}", payload=TokenDelta(token_ids=tuple(range(n)))) for n in range(30)
+    )
+    parts = CODEC.encode_parts(Outputs(turn))
+    assert len(parts) > 1
+    assert max(map(len, parts)) <= 400
+    found = [CODEC.from_engine(part) for part in parts]
+    assert tuple(output for part in found for output in part.outputs) == turn
+
+
+def test_an_output_too_large_for_a_message_harms_no_other_one(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 200)
+    small, large = Output(job_id="a"), Output(job_id="b" * 300)
+    found = map(CODEC.from_engine, CODEC.encode_parts(Outputs((small, large, small))))
+    kept = [output for part in found if part is not None for output in part.outputs]
+    assert kept == [small, small]
+
+
 @given(st.binary(max_size=200))
 def test_random_bytes_are_dropped(data):
     assert CODEC.to_engine(data) is None
@@ -102,7 +123,7 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
     encoded[at] = data.draw(st.integers(0, 255))
     decoded = CODEC.from_engine(bytes(encoded[: data.draw(st.integers(at, len(encoded)))]))
     assert decoded is None or isinstance(
-        decoded, Output | Heartbeat | Loaded | Goodbye | EngineGone
+        decoded, Outputs | Heartbeat | Loaded | Goodbye | EngineGone
     )
 
 
@@ -114,10 +135,12 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
         b"\x91" * 100_000,
-        b"\x81\xa4type\xa6Output",
-        msgspec.msgpack.encode({"type": "Output", "job_id": "a", "payload": {"type": "x"}}),
-        msgspec.msgpack.encode({"type": "Output", "job_id": b"\xff"}),
-        b"\x82\xa4type\xa6Output\xa6job_id\xdd\xff\xff\xff\xff",
+        b"\x81\xa4type\xa7Outputs",
+        msgspec.msgpack.encode(
+            {"type": "Outputs", "outputs": [{"job_id": "a", "payload": {"type": "x"}}]}
+        ),
+        msgspec.msgpack.encode({"type": "Outputs", "outputs": [{"job_id": b"\xff"}]}),
+        b"\x82\xa4type\xa7Outputs\xa7outputs\xdd\xff\xff\xff\xff",
         b"\x81\xa4type\xa1\xff",
     ],
 )

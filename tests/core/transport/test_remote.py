@@ -37,6 +37,7 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
+    Outputs,
     SetPaused,
 )
 from triptych.core.transport.remote import SUPERVISOR, RemoteClient, engine_identity
@@ -89,7 +90,7 @@ class Peer:
     async def output(self, job_id, *token_ids, is_final=False, error=None):
         payload = TokenDelta(token_ids=token_ids)
         output = Output(job_id=job_id, payload=payload, is_final=is_final, error=error)
-        await self.send(output)
+        await self.send(Outputs((output,)))
 
     async def finish(self, job_id, *token_ids):
         await self.output(job_id, *token_ids, is_final=True)
