@@ -14,6 +14,7 @@ import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.float8 import as_stored, to_stored
 from triptych.core.runtime.kernels.triton.gated import activated
+from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK = 2048
@@ -43,12 +44,10 @@ def launch(
     return quantized_TI, scale_T1
 
 
-quantize_gelu_rows = torch.library.custom_op(
-    "triptych::quantize_gelu_rows", launch, mutates_args=(), device_types="cuda"
-)
+quantize_gelu_rows = define_operator("quantize_gelu_rows", launch)
 
 
-@quantize_gelu_rows.register_fake
+@fake_of(quantize_gelu_rows)
 def _new_outputs(
     x_TF: torch.Tensor, left_TN: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
