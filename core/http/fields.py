@@ -237,3 +237,14 @@ def without_refused(fields: Any, table: Mapping[str, RefusedField]) -> Any:
         if value is not None and value not in table[name].neutral:
             raise UnsupportedOption(f"{name} is not offered: {table[name].instead}", param=name)
     return {name: value for name, value in fields.items() if name not in table}
+
+
+class Refusing(Strict):
+    """An object whose fields in the table `refused` are refused unless their values are neutral."""
+
+    refused: ClassVar[Mapping[str, RefusedField]] = MappingProxyType({})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_fields(cls, value: Any) -> Any:
+        return without_refused(value, cls.refused)

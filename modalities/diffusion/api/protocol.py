@@ -23,6 +23,7 @@ from triptych.core.http.fields import (
     Name,
     NullIsAbsent,
     RefusedField,
+    Refusing,
     Strict,
     inert,
     without_refused,
@@ -275,13 +276,10 @@ class PromptFields(GenerationFields):
         )
 
 
-class GenerationBody(PromptFields, NullIsAbsent):
+class GenerationBody(PromptFields, NullIsAbsent, Refusing):
     """Body of `/v1/images/generations`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_images(cls, value: Any) -> Any:
-        return without_refused(value, _ONLY_FOR_EDITS)
+    refused = _ONLY_FOR_EDITS
 
 
 class StrengthFields(GenerationFields):

@@ -21,9 +21,9 @@ from triptych.core.http.fields import (
     NamesModel,
     NullIsAbsent,
     RefusedField,
+    Refusing,
     Strict,
     inert,
-    without_refused,
 )
 from triptych.modalities.embedding.api.service import TextOrIds
 from triptych.modalities.llm.api.messages import TemplateOptions, TextPart
@@ -146,9 +146,10 @@ class TextFields(NamesModel, IgnoresHints, NullIsAbsent):
     user: Label | None = inert("user")
 
 
-class EmbeddingsRequest(TextFields):
+class EmbeddingsRequest(TextFields, Refusing):
     """Texts to embed, or a conversation."""
 
+    refused = OF_VECTORS
     tasks = EMBEDS
 
     input: Input | None = Field(
@@ -169,11 +170,6 @@ class EmbeddingsRequest(TextFields):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
     prompt_name: Label = Field(default="", description="The name of one of the model's prompts.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, OF_VECTORS)
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:

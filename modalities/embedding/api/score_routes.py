@@ -22,8 +22,8 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import (
     InputText,
     RefusedField,
+    Refusing,
     Strict,
-    without_refused,
 )
 from triptych.core.limits import MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
 from triptych.modalities.embedding.api.protocol import OF_TEXTS, SCORES, TextFields
@@ -71,9 +71,10 @@ class _Side:
     texts: list[str]
 
 
-class _ScoreFields(TextFields):
+class _ScoreFields(TextFields, Refusing):
     """The fields of both routes."""
 
+    refused = REFUSED
     tasks = SCORES
 
     use_activation: bool = Field(
@@ -85,11 +86,6 @@ class _ScoreFields(TextFields):
         le=MAX_PROMPT_TOKENS,
         description="Truncate longer documents to this many tokens.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, REFUSED)
 
 
 class RerankRequest(_ScoreFields):

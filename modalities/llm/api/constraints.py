@@ -23,7 +23,7 @@ from pydantic import (
 from triptych.core.errors import InvalidRequest, RequestError
 from triptych.core.grammar.constraint import ANY_OBJECT, Constraint, ConstraintKind
 from triptych.core.grammar.formats import check_formats
-from triptych.core.http.fields import Name, RefusedField, Strict, Text, without_refused
+from triptych.core.http.fields import Name, RefusedField, Refusing, Strict, Text
 from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 _Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
@@ -97,19 +97,16 @@ class AnswerFormat(Strict):
         return ANY_OBJECT if given is None else given
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(Refusing):
     """Constraints as vLLM has them."""
+
+    refused = _REFUSED
 
     json_: _SchemaOrText | None = Field(default=None, alias="json", description="A JSON schema.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
     regex: _Pattern | None = Field(default=None, description="A regular expression.")
     choice: _Choices | None = Field(default=None, description="One of these texts.")
     grammar: _Pattern | None = Field(default=None, description="Lark's notation, or GBNF.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_options(cls, value: Any) -> Any:
-        return without_refused(value, _REFUSED)
 
 
 class ConstraintFields(Strict):

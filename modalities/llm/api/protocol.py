@@ -25,6 +25,7 @@ from triptych.core.http.fields import (
     Label,
     Metadata,
     NamesModel,
+    Refusing,
     Strict,
     Text,
     inert,
@@ -115,9 +116,10 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
+class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints, Refusing):
     """The fields of both chat and text completion."""
 
+    refused = COMMON
     ignored = IGNORED
     tasks = ("chat",)
 
@@ -149,11 +151,6 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
     mirostat_eta: AnyNumber | None = inert("mirostat_eta")
     mirostat_tau: AnyNumber | None = inert("mirostat_tau")
     user: Label | None = inert("user")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_common(cls, value: Any) -> Any:
-        return without_refused(value, COMMON)
 
     @model_validator(mode="after")
     def _check_common(self) -> Self:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag
 
 from triptych.core import limits
 from triptych.core.http.fields import (
@@ -18,9 +18,9 @@ from triptych.core.http.fields import (
     NamesModel,
     NullIsAbsent,
     RefusedField,
+    Refusing,
     Strict,
     Text,
-    without_refused,
 )
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
@@ -80,9 +80,10 @@ def _voice_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":id"
 
 
-class SpeechBody(NamesModel, NullIsAbsent):
+class SpeechBody(NamesModel, NullIsAbsent, Refusing):
     """Body of `/v1/audio/speech`."""
 
+    refused = REFUSED
     tasks = ("speech",)
 
     input: Text = Field(description="The text to speak.")
@@ -119,11 +120,6 @@ class SpeechBody(NamesModel, NullIsAbsent):
     normalize: TextNormalization | None = Field(
         default=None, description="How ambiguous text is read."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, REFUSED)
 
 
 class AudioDelta(BaseModel):

@@ -14,6 +14,7 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import (
     JsonObject,
     Name,
+    Refusing,
     Strict,
     Text,
     inert,
@@ -81,8 +82,10 @@ def _source_kind(value: Any) -> str:
     return ":base64" if type_of(value) == "base64" else ":url"
 
 
-class ImageBlock(Strict):
+class ImageBlock(Refusing):
     """A block with an image."""
+
+    refused = unsupported.IMAGE
 
     type: Literal["image"]
     source: Annotated[
@@ -90,11 +93,6 @@ class ImageBlock(Strict):
         Discriminator(_source_kind),
     ]
     cache_control: CacheControl | None = inert("cache_control")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.IMAGE)
 
 
 class PlainTextSource(Strict):
@@ -133,15 +131,12 @@ class ContentSource(Strict):
         return BETWEEN_BLOCKS.join(block.text for block in self.content)
 
 
-class Citations(Strict):
+class Citations(Refusing):
     """Whether an answer cites its sources, which is not supported here."""
 
-    enabled: Literal[False] | None = None
+    refused = unsupported.CITATIONS
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.CITATIONS)
+    enabled: Literal[False] | None = None
 
 
 def _document_kind(value: Any) -> str:
@@ -182,19 +177,16 @@ class RedactedThinkingBlock(Strict):
     data: Text
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(Refusing):
     """A call in an earlier answer."""
+
+    refused = unsupported.CALL
 
     type: Literal["tool_use"]
     id: Name
     name: ToolName
     input: JsonObject
     cache_control: CacheControl | None = inert("cache_control")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.CALL)
 
 
 def _result_kind(value: Any) -> str:
@@ -210,19 +202,16 @@ ResultBlock: TypeAlias = Annotated[
 ]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(Refusing):
     """The result of a call."""
+
+    refused = unsupported.CALL
 
     type: Literal["tool_result"]
     tool_use_id: Name
     content: TextOrParts[ResultBlock] | None = None
     is_error: bool | None = Field(default=None, description="Begin the text with `Error:`.")
     cache_control: CacheControl | None = inert("cache_control")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.CALL)
 
 
 _KINDS = ("image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result")

@@ -18,6 +18,7 @@ from triptych.core.http.fields import (
     IgnoresHints,
     Label,
     NamesModel,
+    Refusing,
     Strict,
     Text,
     inert,
@@ -204,18 +205,15 @@ class OutputFormat(Strict):
     schema_: JsonSchema = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(Refusing):
     """Options of the answer."""
+
+    refused = unsupported.OUTPUT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="Amount of reasoning, if the template supports it."
     )
     format: OutputFormat | None = Field(default=None, description="JSON by a schema.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.OUTPUT)
 
 
 class ContextEdit(Strict):
@@ -255,9 +253,10 @@ class RequestLabels(Strict):
     user_id: Label | None = None
 
 
-class ConversationFields(NamesModel, IgnoresHints):
+class ConversationFields(NamesModel, IgnoresHints, Refusing):
     """The common fields of answering and counting tokens."""
 
+    refused = unsupported.BODY
     ignored = unsupported.IGNORED
     tasks = ("chat",)
 
@@ -278,11 +277,6 @@ class ConversationFields(NamesModel, IgnoresHints):
     )
     context_management: ContextManagement | None = None
     cache_control: CacheControl | None = inert("cache_control")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.BODY)
 
     @model_validator(mode="after")
     def _check_conversation(self) -> Self:

@@ -24,6 +24,7 @@ from triptych.core.http.fields import (
     Label,
     Name,
     NamesModel,
+    Refusing,
     Strict,
     Text,
     inert,
@@ -232,8 +233,10 @@ class OllamaChatRequest(AnswerFields):
     tools: Tools | None = None
 
 
-class GenerateRequest(AnswerFields):
+class GenerateRequest(AnswerFields, Refusing):
     """Body of `/api/generate`. Without a prompt the model is loaded."""
+
+    refused = unsupported.GENERATE
 
     prompt: Text | None = None
     system: Text | None = None
@@ -242,11 +245,6 @@ class GenerateRequest(AnswerFields):
     context: (
         Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)] | None
     ) = Field(default=None, description="The tokens before the prompt, from an earlier answer.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.GENERATE)
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
@@ -284,13 +282,10 @@ class ModelRequest(Strict):
         return self.model or self.name or ""
 
 
-class ShowRequest(ModelRequest):
+class ShowRequest(ModelRequest, Refusing):
     """Body of `/api/show`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.SHOW)
+    refused = unsupported.SHOW
 
 
 class PullRequest(ModelRequest):

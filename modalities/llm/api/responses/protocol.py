@@ -18,9 +18,9 @@ from triptych.core.http.fields import (
     Name,
     NamesModel,
     NullIsAbsent,
+    Refusing,
     Text,
     inert,
-    without_refused,
 )
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema, StructuredOutputs
@@ -75,19 +75,18 @@ class TextFormat(NullIsAbsent):
         return {"type": self.type, "json_schema": schema}
 
 
-class TextOptions(NullIsAbsent):
+class TextOptions(NullIsAbsent, Refusing):
     """Options of the text."""
+
+    refused = unsupported.TEXT
 
     format: TextFormat | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.TEXT)
 
-
-class ReasoningOptions(NullIsAbsent):
+class ReasoningOptions(NullIsAbsent, Refusing):
     """Options of the model's reasoning."""
+
+    refused = unsupported.REASONING
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None,
@@ -95,11 +94,6 @@ class ReasoningOptions(NullIsAbsent):
     )
     summary: Literal["auto", "concise", "detailed"] | None = inert("summary")
     generate_summary: Literal["auto", "concise", "detailed"] | None = inert("generate_summary")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.REASONING)
 
 
 class ConversationName(NullIsAbsent):
@@ -118,9 +112,10 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
-class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
+class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent, Refusing):
     """The parts of a prompt, for answering and counting tokens."""
 
+    refused = unsupported.REQUEST
     ignored = unsupported.IGNORED
     tasks = ("chat",)
 
@@ -167,11 +162,6 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
         default=None, description="Switches of the model's chat template, as in chat."
     )
     text: TextOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.REQUEST)
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
