@@ -13,6 +13,7 @@ OWN_FOLDERS = {
     "contract",
     "dryrun",
     "faults",
+    "gpu",
     "imports",
     "live",
     "parity",
