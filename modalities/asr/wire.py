@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 
-class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear"):
+class TranscribeRequest(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="transcribe"
+):
     """Speech to transcribe: samples at the model's rate, and options.
 
     `prompt_ids` are the tokens of earlier text; `language` is empty for a model with only one, or
@@ -51,7 +53,9 @@ class TimedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     temperature: float = 0.0
 
 
-class TranscribeDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heard"):
+class TranscribeDelta(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="transcript"
+):
     """The output of one step: the final segments of a window.
 
     `heard_s` and the times of segments and tokens count from the start of the request's audio.

@@ -45,7 +45,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
     scale: float = 1.0
 
 
-class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="draw"):
+class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     """`num_images` images of one prompt. `None` or empty fields take the model's defaults.
 
     The API's service fills in `width` and `height` (`AUTO`: the model's default, or the aspect of
