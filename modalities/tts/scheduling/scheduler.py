@@ -42,7 +42,7 @@ from triptych.modalities.tts.scheduling.policy import (
     SpeechStep,
 )
 from triptych.modalities.tts.scheduling.state import (
-    RunawayGuard,
+    LoopDetector,
     SpeechModel,
     SpeechState,
     SpokenSegment,
@@ -73,6 +73,7 @@ _COUNTERS = (
     "speech_non_finite_total",
 )
 _SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
+_LEAST_LOOP_S = 3.0  # shorter repetitions are no loops
 _MAX_VOICES = 64  # encoded voices of clips that are kept
 
 
@@ -239,10 +240,9 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         except RequestError as error:
             self._fail(stream, error)
             return
-        guard = RunawayGuard(
-            max_tokens=request.sampling.max_tokens, tokens_per_s=1.0 / self._speech.clock.step_s
-        )
-        segment = SpokenSegment(index=index, spec=spec, guard=guard, row=row)
+        least_tokens = max(2, math.ceil(_LEAST_LOOP_S * (1.0 / self._speech.clock.step_s)))
+        loops = LoopDetector(least_tokens=least_tokens)
+        segment = SpokenSegment(index=index, spec=spec, loops=loops, row=row)
         self._tokens.add(row)
         stream.segments.append(segment)
 
@@ -256,12 +256,9 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         segment.num_cached_tokens = delta.num_cached_tokens
         segment.end = delta.finish_reason
         for token_id in delta.token_ids:
-            segment.ids.append(token_id)
-            segment.codes.append(delta.codes or (token_id,))
             stream.num_output_tokens += 1
-            if segment.guard.push((token_id,)) == "loop":
+            if segment.push_code(token_id, delta.codes or (token_id,)):
                 self._counters["speech_loops_total"] += 1
-                segment.end_loop()
                 break
         if segment.end is not None:
             self._tokens.close(segment.row)

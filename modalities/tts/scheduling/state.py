@@ -1,4 +1,4 @@
-"""The speech scheduler's data: streams, their segments, codec rows, and guards against loops.
+"""The speech scheduler's data: streams, their segments, codec rows, and detectors of loops.
 
 Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler` changes it.
 """
@@ -6,12 +6,11 @@ Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
 from triptych.modalities.tts.plan import AudioRow, FrameClock, VoicePrompt
@@ -19,8 +18,6 @@ from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
 from triptych.schedulers.batcher import BatchedJob, Unit
 from triptych.schedulers.tokens.state import SequenceState
-
-SpeechEnd = Literal["stop", "length", "loop"]
 
 _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})
 
@@ -110,43 +107,6 @@ def z_function(items: Sequence[object]) -> list[int]:
     return lengths
 
 
-class RunawayGuard:
-    """Ends one utterance whose model does not: after `max_tokens`, or in a loop."""
-
-    def __init__(self, *, max_tokens: int, tokens_per_s: float, least_loop_s: float = 3.0) -> None:
-        self.max_tokens = max_tokens
-        self.num_tokens = 0
-        """Tokens taken in, up to the one that ended the utterance."""
-        self.loop: Loop | None = None
-        self.finish_reason: SpeechEnd | None = None
-        self._detector = LoopDetector(least_tokens=max(2, math.ceil(least_loop_s * tokens_per_s)))
-
-    def push(self, tokens: Iterable[Hashable]) -> SpeechEnd | None:
-        """Take sampled tokens; returns why to end, always the same from then on."""
-        for token in tokens:
-            if self.finish_reason is not None:
-                break
-            self.num_tokens += 1
-            self.loop = self._detector.push(token)
-            if self.loop is not None:
-                self.finish_reason = "loop"
-            elif self.num_tokens >= self.max_tokens:
-                self.finish_reason = "length"
-        return self.finish_reason
-
-    def stop(self) -> SpeechEnd:
-        """Record that the model ended by itself; an earlier reason stays."""
-        self.finish_reason = self.finish_reason or "stop"
-        return self.finish_reason
-
-    @property
-    def num_sound_tokens(self) -> int:
-        """Tokens worth playing: all, or up to the end of a loop's first cycle."""
-        if self.loop is None:
-            return self.num_tokens
-        return self.num_tokens - self.loop.num_tokens + self.loop.period
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class SpokenSegment:
     """A segment that is being spoken. Its codes are sampled by `row`, until that has ended.
@@ -158,7 +118,7 @@ class SpokenSegment:
 
     index: int
     spec: SpeechSegment
-    guard: RunawayGuard
+    loops: LoopDetector
     row: SequenceState
     num_cached_tokens: int = 0
     ids: list[int] = field(default_factory=list)
@@ -169,11 +129,20 @@ class SpokenSegment:
     num_repeated: int = 0
     is_begun: bool = False
 
-    def end_loop(self) -> None:
-        """End a segment that repeats itself; repeats that are not decoded yet are dropped."""
+    def push_code(self, token_id: int, codes: StepCodes) -> bool:
+        """Take a sampled code; true if it ends the segment in a loop.
+
+        Repeats that are not decoded yet are dropped, except the first cycle.
+        """
+        self.ids.append(token_id)
+        self.codes.append(codes)
+        loop = self.loops.push(token_id)
+        if loop is None:
+            return False
         self.end = "loop"
-        num_kept = max(self.num_pushed, self.guard.num_sound_tokens)
+        num_kept = max(self.num_pushed, len(self.codes) - loop.num_tokens + loop.period)
         del self.ids[num_kept:], self.codes[num_kept:]
+        return True
 
 
 @dataclass(slots=True, eq=False)

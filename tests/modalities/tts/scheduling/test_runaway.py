@@ -1,12 +1,13 @@
-"""The guard against endless speech, and the loops it finds."""
+"""Loops in the codes of endless speech."""
 
 import random
+from collections.abc import Hashable, Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.scheduling.state import LoopDetector, RunawayGuard, z_function
+from triptych.modalities.tts.scheduling.state import Loop, LoopDetector, z_function
 
 
 @given(st.lists(st.integers(0, 2), max_size=40))
@@ -45,64 +46,40 @@ def test_find_agrees_with_the_definition(head: list[int], cycle: list[int], time
     assert detector.find() == expected
 
 
-def _guard(max_tokens: int = 2000) -> RunawayGuard:
-    return RunawayGuard(max_tokens=max_tokens, tokens_per_s=25.0)
-
-
-def test_an_engine_without_an_end_is_stopped_in_bound() -> None:
-    guard, rng, num = _guard(300), random.Random(1), 0
-    while guard.push([rng.randrange(4096)]) is None:
+def _first_loop(detector: LoopDetector, tokens: Iterable[Hashable]) -> tuple[Loop | None, int]:
+    """The first loop found, and how many tokens were pushed until then."""
+    num = 0
+    for token in tokens:
         num += 1
-        assert num < 1000
-    assert guard.finish_reason == "length"
-    assert guard.num_tokens == guard.max_tokens == guard.num_sound_tokens
-    assert guard.push([1, 2, 3]) == "length"
-    assert guard.num_tokens == guard.max_tokens
+        if (loop := detector.push(token)) is not None:
+            return loop, num
+    return None, num
+
+
+def test_speech_that_does_not_repeat_is_no_loop() -> None:
+    rng = random.Random(1)
+    speech = [rng.randrange(4096) for _ in range(1000)]
+    assert _first_loop(LoopDetector(least_tokens=75), speech) == (None, 1000)
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 25])
-def test_a_loop_is_ended_before_the_bound(period: int) -> None:
-    guard, rng = _guard(), random.Random(2)
+def test_a_loop_is_found_soon(period: int) -> None:
+    rng = random.Random(2)
     speech = [rng.randrange(4096) for _ in range(60)]
     cycle = [(token, token + 1) for token in range(period)]
-    assert guard.push(speech) is None
-    assert guard.push(cycle * 400) == "loop"
-    assert guard.loop is not None
-    assert guard.loop.period == period
-    assert guard.num_tokens < guard.max_tokens
+    loop, num = _first_loop(LoopDetector(least_tokens=75), [*speech, *cycle * 400])
+    assert loop is not None
+    assert loop.period == period
+    assert num < 2000
     # What is kept is the speech, one cycle, and at most what the window has already forgotten.
-    assert 60 + period <= guard.num_sound_tokens < guard.num_tokens
+    assert 60 + period <= num - loop.num_tokens + loop.period < num
 
 
 def test_a_pause_is_no_loop() -> None:
-    guard, rng = _guard(), random.Random(3)
+    detector, rng = LoopDetector(least_tokens=75), random.Random(3)
     for _ in range(5):
         speech = [rng.randrange(4096) for _ in range(40)]
-        assert guard.push(speech + [7] * 30) is None
-    assert guard.stop() == "stop"
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=30))
-def test_the_verdict_does_not_depend_on_the_pushes(sizes: list[int]) -> None:
-    tokens = [*range(50), *([1, 2, 3] * 200)]
-    whole = _guard()
-    whole.push(tokens)
-    parts, at = _guard(), 0
-    for size in [*sizes, len(tokens)]:
-        parts.push(tokens[at : at + size])
-        at += size
-    assert (parts.finish_reason, parts.num_tokens, parts.loop) == (
-        whole.finish_reason,
-        whole.num_tokens,
-        whole.loop,
-    )
-    assert whole.finish_reason == "loop"
-
-
-def test_a_stop_does_not_hide_why_it_was_ended() -> None:
-    guard = _guard()
-    guard.push([5] * 500)
-    assert guard.stop() == guard.finish_reason == "loop"
+        assert _first_loop(detector, speech + [7] * 30) == (None, 70)
 
 
 @pytest.mark.parametrize("wrong", [{"least_tokens": 1}, {"num_repeats": 1}, {"longest_period": 0}])

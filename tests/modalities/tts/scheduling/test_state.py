@@ -15,7 +15,7 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.state import (
-    RunawayGuard,
+    LoopDetector,
     SpokenSegment,
     Stream,
     segment_prompt,
@@ -45,7 +45,7 @@ def stream() -> Stream:
         index=0,
         row=row,
         spec=segment(7, 8),
-        guard=RunawayGuard(max_tokens=9, tokens_per_s=10.0),
+        loops=LoopDetector(least_tokens=30),
         ids=[*IDS],
         codes=[*CODES],
     )
@@ -79,3 +79,14 @@ def test_its_sound_its_words_where_all_of_it_is_there_and_its_end(
     ids, codes = segment_prompt(model, stream(), segment(3, 4), room)
     assert list(ids) == [5, frame_id((9, 9)), *context, 3, 4]
     assert list(codes) == [(9, 9), *frames]
+
+
+@pytest.mark.parametrize("num_pushed", [0, 20, 60])
+def test_a_segment_that_loops_keeps_its_speech_one_cycle_and_decoded_codes(num_pushed: int) -> None:
+    spoken = replace(stream().segments[0], ids=[], codes=[], num_pushed=num_pushed)
+    tokens = [*range(100, 112), *(5, 6) * 26]
+    ends = [spoken.push_code(token_id, (token_id, 1)) for token_id in tokens]
+    assert ends == [False] * 63 + [True], "checked every quarter of its window"
+    assert spoken.end == "loop"
+    assert spoken.ids == tokens[: max(14, num_pushed)]
+    assert spoken.codes == [(token_id, 1) for token_id in spoken.ids]
