@@ -8,7 +8,15 @@ import pytest
 from pydantic import Field, ValidationError
 
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.fields import INERT, NullIsAbsent, RefusedField, inert, without_refused
+from triptych.core.http.fields import (
+    INERT,
+    NullIsAbsent,
+    RefusedField,
+    inert,
+    type_of,
+    unknown_type,
+    without_refused,
+)
 from triptych.modalities.diffusion.api.protocol import GenerationBody
 from triptych.modalities.embedding.api.routes import EmbeddingsRequest
 from triptych.modalities.tts.api.protocol import SpeechBody
@@ -61,3 +69,29 @@ def test_refused_fields_pass_where_they_ask_for_nothing() -> None:
     assert without_refused({"x": None}, table) == {}
     with pytest.raises(UnsupportedOption, match="x is not offered: use y"):
         without_refused({"x": 1}, table)
+
+
+class Typed(NullIsAbsent):
+    type: str = "text"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "unknown"),
+    [
+        ({"type": "text"}, "text", ""),
+        ({"type": "\u00e9" + "x" * 90}, "\u00e9" + "x" * 90, "'\\xe9" + "x" * 39 + "'"),
+        ({"type": 5}, "", ""),
+        ({"type": None}, "", ""),
+        ({"text": "hi"}, "", ""),
+        (Typed(), "text", ""),
+        (Typed(type="video"), "video", "'video'"),
+        ("text", "", ""),
+        (None, "", ""),
+        ([{"type": "video"}], "", ""),
+    ],
+)
+def test_the_type_of_an_object_is_read_from_anything(
+    value: object, kind: str, unknown: str
+) -> None:
+    assert type_of(value) == kind
+    assert unknown_type(value, "text") == unknown

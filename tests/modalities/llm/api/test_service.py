@@ -21,6 +21,7 @@ from triptych.core.errors import (
     Overloaded,
     PayloadTooLarge,
 )
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.options.config import ModelOptions, ScheduleOptions
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.checks import call_sampling, sampling_params
@@ -105,7 +106,7 @@ async def test_a_stop_string_ends_the_job_early(model: TextModel) -> None:
 @pytest.mark.parametrize("includes_stop", [False, True])
 @pytest.mark.parametrize("skips_special", [False, True])
 @pytest.mark.parametrize("stop", [(), ("wo",), ("o t", "two"), ("e two three",), ("nowhere",)])
-async def test_all_that_was_drawn_is_scored_where_asked(
+async def test_all_that_was_sampled_is_scored_where_asked(
     model: TextModel, stop: tuple[str, ...], skips_special: bool, includes_stop: bool
 ) -> None:
     shows = {
@@ -122,8 +123,8 @@ async def test_all_that_was_drawn_is_scored_where_asked(
         entries = [entry for delta in deltas for entry in delta.logprobs]
         shown[scores_all] = b"".join(entry.shown for entry in entries)
         if scores_all:
-            drawn = [token for delta in deltas for token in delta.sampled_ids]
-            assert [entry.token_id for entry in entries] == drawn
+            sampled = [token for delta in deltas for token in delta.sampled_ids]
+            assert [entry.token_id for entry in entries] == sampled
         elif not includes_stop:
             assert "".join(entry.text for entry in entries) == text
     assert shown[True] == shown[False]
@@ -138,7 +139,7 @@ async def test_samples_have_their_own_index_and_share_the_seed(model: TextModel)
     assert [row[1:] for row in rows] == [(7, 0), (7, 1), (7, 2)] * 2
 
 
-async def test_a_call_without_seed_draws_one(model: TextModel) -> None:
+async def test_a_call_without_seed_samples_one(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "x"))
     for _ in range(2):
         await collect(service(model, client), call(model))
@@ -277,6 +278,56 @@ async def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     for requested in (201, None):
         with pytest.raises(ContextLengthExceeded):
             await serving.prepare(*asked(256 if requested is None else 56, requested))
+
+
+@pytest.mark.parametrize(
+    ("context_length", "given", "found"),
+    [
+        (None, 200, 200),
+        (100, 30, 30),
+        (100, 200, 44),  # lowered to the room
+        (100, None, 44),
+        (1000, 1000, 200),  # the model's own context is shorter
+        (1000, None, 200),
+    ],
+)
+def test_a_calls_context_length_bounds_its_answers(
+    model: TextModel, context_length: int | None, given: int | None, found: int
+) -> None:
+    asked = TextCall(model="tiny", sampling={"max_tokens": given}, context_length=context_length)
+    assert call_sampling(model, asked, [TokenRequest(prompt_ids=(5,) * 56)]).max_tokens == found
+
+
+@pytest.mark.parametrize("given", [1, None])
+def test_a_prompt_that_fills_a_calls_context_is_refused(
+    model: TextModel, given: int | None
+) -> None:
+    asked = TextCall(model="tiny", sampling={"max_tokens": given}, context_length=56)
+    with pytest.raises(ContextLengthExceeded, match="in a context of 56"):
+        call_sampling(model, asked, [TokenRequest(prompt_ids=(5,) * 56)])
+
+
+async def test_requests_are_prepared_prompt_by_prompt(model: TextModel) -> None:
+    serving = service(model, ScriptedClient(saying(model, "")))
+    prompts = ((5,) * 20, (6,) * 56, (7,) * 3)
+    asked = call(model, prompts=prompts, sampling={}, n=2, seed=9, priority=3, default_tokens=500)
+    requests = await serving.prepare(*asked)
+    assert [request.prompt_ids for request in requests] == [p for p in prompts for _ in range(2)]
+    assert [request.sampling.sample_index for request in requests] == [0, 1] * 3
+    assert {request.sampling.seed for request in requests} == {9}
+    assert {request.priority for request in requests} == {3}
+    assert {request.sampling.max_tokens for request in requests} == {200}, "the longest decides"
+    assert {request.reasoning for request in requests} == {None}, "only chat has reasoning"
+
+
+async def test_one_form_is_for_the_answers_to_every_prompt(model: TextModel) -> None:
+    serving = service(model, ScriptedClient(saying(model, "")))
+    form = Constraint(kind="regex", text="a+", param="regex")
+    plain = await serving.prepare(*call(model, prompts=((5,), (6,))))
+    formed = await serving.prepare(*call(model, prompts=((5,), (6,)), form=form))
+    assert {request.grammar for request in plain} == {""}
+    (grammar,) = {request.grammar for request in formed}
+    assert grammar
 
 
 async def test_images_in_progress_are_bounded(
