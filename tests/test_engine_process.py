@@ -13,7 +13,7 @@ from triptych.engine_process import StartReport, keep_budget
 
 
 class Line(ControlLine):
-    """A supervisor's that keeps what it is told."""
+    """A supervisor's pipe that keeps its messages."""
 
     def __init__(self) -> None:
         self.sent: list[FromChild] = []

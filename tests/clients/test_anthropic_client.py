@@ -80,12 +80,12 @@ async def test_a_stream_gives_the_same_message(client: Any) -> None:
         kinds = [event.type async for event in stream]
         streamed = await stream.get_final_message()
     assert {"thinking", "signature", "text", "input_json", "message_stop"} <= set(kinds)
-    told = [message.model_dump(exclude_none=True) for message in (whole, streamed)]
-    for message in told:
+    dumped = [message.model_dump(exclude_none=True) for message in (whole, streamed)]
+    for message in dumped:
         message.pop("id")
         for block in message["content"]:
             block.pop("id", None)
-    assert told[0] == told[1]
+    assert dumped[0] == dumped[1]
 
 
 async def test_events_are_of_the_types_of_the_package(client: Any) -> None:

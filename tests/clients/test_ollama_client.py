@@ -54,8 +54,8 @@ async def test_tools_there_and_back(client: Any, engine: FakeEngine) -> None:
     (call,) = reply.message.tool_calls
     result = get_weather(**call.function.arguments)
     engine.answer = "It is sunny."
-    told = {"role": "tool", "tool_name": "get_weather", "content": result}
-    history = [*HELLO, reply.message, told]
+    tool_message = {"role": "tool", "tool_name": "get_weather", "content": result}
+    history = [*HELLO, reply.message, tool_message]
     last = await client.chat(messages=history, **asked)
     assert last.message.content == "It is sunny."
 

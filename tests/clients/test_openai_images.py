@@ -1,4 +1,4 @@
-"""The `openai` package draws through a live server: its client is the interface's judge."""
+"""The `openai` package generates through a live server: its client is the interface's judge."""
 
 from __future__ import annotations
 

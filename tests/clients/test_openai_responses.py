@@ -132,14 +132,14 @@ def test_stream(client: openai.OpenAI) -> None:
     assert kept.output_text == ANSWER
 
 
-def test_stream_of_thoughts_words_and_calls(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_stream_of_reasoning_words_and_calls(client: openai.OpenAI, engine: FakeEngine) -> None:
     engine.answer = THOUGHT + "I look." + call_of("weather", city="Rome")
     events = raw_events(client, input="hi", tools=[WEATHER])
     check_order(events)
     kinds = [item["type"] for item in events[-1]["response"]["output"]]
     assert kinds == ["reasoning", "message", "function_call"]
-    thought, said, called = events[-1]["response"]["output"]
-    assert thought["content"][0]["text"] == "Hm."
+    reasoned, said, called = events[-1]["response"]["output"]
+    assert reasoned["content"][0]["text"] == "Hm."
     assert said["content"][0]["text"] == "I look."
     assert json.loads(called["arguments"]) == {"city": "Rome"}
     usage = events[-1]["response"]["usage"]

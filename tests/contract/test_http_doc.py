@@ -52,7 +52,7 @@ def test_every_inert_field_is_one_of_the_table_and_says_why() -> None:
     assert mentioned == INERT.keys()
 
 
-def test_every_field_beside_openais_is_named() -> None:
+def test_every_field_in_addition_to_openais_is_named() -> None:
     text = section("Fields in addition to OpenAI's")
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
     fields |= {*TokenizeRequest.model_fields, *DetokenizeRequest.model_fields} - {"tokens"}

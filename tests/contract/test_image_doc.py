@@ -1,4 +1,4 @@
-"""docs/http.md tells of every field of the images API, honoured or refused, and every event."""
+"""docs/http.md lists every field of the images API, honoured or refused, and every event."""
 
 from __future__ import annotations
 

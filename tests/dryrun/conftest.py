@@ -28,7 +28,7 @@ def gpu() -> Iterator[FakeCuda | RealCuda]:
 
 @pytest.fixture
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Small batches, so that prompts are cut and rows share steps; each is launched anew."""
+    """Small batches, so that prompts are cut and rows share steps; each is launched again."""
     return Config(
         device=DeviceOptions(device_graph_capture=False),
         models=ModelOptions(cache_dir=str(tmp_path_factory.mktemp("cache"))),

@@ -20,8 +20,10 @@ def test_a_recording_waits_for_its_tokens_alone(
     """A token's grammar and temperature follow from those before it, which the host must know."""
     write_folder(tmp_path)
     run = dry_run(gpu, AsrLoader, tmp_path, config)
-    drawn = cycle((FIRST_TIME, 65, 66, END))
-    gpu.deliver = lambda host: host.shape == (2,) and host.copy_(torch.tensor((next(drawn), -0.1)))
+    sampled = cycle((FIRST_TIME, 65, 66, END))
+    gpu.deliver = lambda host: (
+        host.shape == (2,) and host.copy_(torch.tensor((next(sampled), -0.1)))
+    )
     run.submit("a", transcribe_request(noise(4), has_word_times=True))
     run.end_well()
     assert [fault for fault in gpu.faults if "waits for an event" not in fault] == []

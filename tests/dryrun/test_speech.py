@@ -37,7 +37,7 @@ LIVELY = SamplingParams(temperature=0.7, top_k=8, seed=1, max_tokens=24)
 
 @dataclass(frozen=True)
 class Head:
-    """How a tiny model is saved, an id or code that it may draw, and steps that make a sound."""
+    """How a tiny model is saved, an id or code that it may sample, and steps that make a sound."""
 
     save: Callable[[Path], object]
     code: int
@@ -63,7 +63,7 @@ def _codecs_are_proven_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_head_and_its_codec(gpu: FakeCuda, tmp_path: Path, config: Config, name: str) -> None:
     head = HEADS[name]
     head.save(tmp_path)
-    gpu.deliver = lambda host: draw(host, head.code)
+    gpu.deliver = lambda host: sample(host, head.code)
     run = dry_run(gpu, open_speech_loader, tmp_path, config)
     segment = SpeechSegment(prompt_ids=head.prompt, max_steps=head.num_steps)
     for job_id in "ab":
@@ -73,7 +73,7 @@ def test_each_head_and_its_codec(gpu: FakeCuda, tmp_path: Path, config: Config, 
     assert gpu.faults == []
 
 
-def draw(host: torch.Tensor, code: int) -> None:
+def sample(host: torch.Tensor, code: int) -> None:
     """Rows of frames that do not end and are sound, or ids, as they come from a step."""
     if host.dtype is torch.int64:
         host.fill_(code)

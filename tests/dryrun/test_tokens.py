@@ -109,7 +109,7 @@ def test_large_batches_are_chosen_for_a_large_gpu_and_reported(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_each_way_to_draw(gpu: FakeCuda, llama: Path, config: Config, name: str) -> None:
+def test_each_way_to_sample(gpu: FakeCuda, llama: Path, config: Config, name: str) -> None:
     run = dry_run(gpu, LlmLoader, llama, config)
     run_together(run, SAMPLINGS[name], GREEDY, SAMPLINGS[name])
     assert gpu.faults == []
@@ -154,7 +154,7 @@ def test_steps_with_prompts_are_captured_once_they_came_a_few_times(
 
 
 @pytest.mark.gpu
-def test_a_grammars_masks_are_read_by_the_kernel_that_draws(gpu: FakeCuda) -> None:
+def test_a_grammars_masks_are_read_by_the_kernel_that_samples(gpu: FakeCuda) -> None:
     sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)
     logits_BV = torch.zeros(2, 199, device=CUDA)
     with gpu.launch(), torch.inference_mode():

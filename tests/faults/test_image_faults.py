@@ -44,7 +44,7 @@ TRAVERSALS = ("../../../../tmp/evil.png", "/etc/passwd", "a\x00b.png", "n" * 400
 
 @contextlib.contextmanager
 def surviving(engine: FakeImageEngine, **server: Any) -> Iterator[HttpServer]:
-    """A live server; whatever is done to it, it must still draw and edit afterwards."""
+    """A live server; whatever is done to it, it must still generate and edit afterwards."""
     pool = DecodePool([images.__name__])
     models = (image_model(), image_model("looks", max_references=16))
     service = make_image_service(engine, *models, reader=ImageReader(pool), max_batch_size=64)
@@ -104,7 +104,7 @@ def test_an_image_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: st
 @pytest.mark.parametrize(
     "size", ["1023x7", "20000x20000", "99999x16", "16x16", "8192x8192", "130x128", "512x128"]
 )
-def test_sizes_that_cannot_be_drawn(shared: HttpServer, size: str) -> None:
+def test_sizes_that_cannot_be_generated(shared: HttpServer, size: str) -> None:
     reply = ask(shared.url, GENERATIONS, json=generation(size=size))
     assert refused(reply, 400)["param"] == "size"
     fields = {"prompt": "x", "size": size}

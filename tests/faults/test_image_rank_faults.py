@@ -1,4 +1,4 @@
-"""Ranks of an image model in processes of their own: they draw as one, and die together."""
+"""Ranks of an image model in processes of their own: they generate as one, and die together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(**fields: object) -> ImageRequest:
     return ImageRequest(prompt="a red apple on a blue background", **size | fields)  # type: ignore[arg-type]
 
 
-async def draw(client: LocalClient) -> Pixels:
+async def generate(client: LocalClient) -> Pixels:
     await client.load(NAME)
     outputs = [each async for each in client.submit(NAME, request(num_steps=4), job_id="a")]
     assert all(each.error is None for each in outputs)
@@ -44,8 +44,8 @@ async def draw(client: LocalClient) -> Pixels:
     return pixels
 
 
-async def kill_while_drawing(client: LocalClient) -> float:
-    """Kill the rank in the midst of a long drawing; how long it took until that ended."""
+async def kill_while_generating(client: LocalClient) -> float:
+    """Kill the rank in the midst of a long generation; how long it took until that ended."""
     outputs = client.submit(NAME, request(num_steps=1000, has_progress=True), job_id="b")
     async for each in outputs:
         if each.payload and each.payload.step > 1:
@@ -58,19 +58,19 @@ async def kill_while_drawing(client: LocalClient) -> float:
     return time.monotonic() - killed_s
 
 
-def test_two_ranks_draw_as_one_until_one_dies() -> None:
+def test_two_ranks_generate_as_one_until_one_dies() -> None:
     async def of_one() -> Pixels:
         client = open_client(1)
         try:
-            return await draw(client)
+            return await generate(client)
         finally:
             await client.close()
 
     async def of_two() -> tuple[Pixels, float]:
         client = open_client(2)
-        pixels = await draw(client)
+        pixels = await generate(client)
         assert len(ranks_of()) == 1
-        took_s = await kill_while_drawing(client)
+        took_s = await kill_while_generating(client)
         await client.close()
         return pixels, took_s
 

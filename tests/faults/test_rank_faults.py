@@ -186,7 +186,9 @@ def test_what_lies_in_the_current_folder_is_no_part_of_a_rank(
     assert not (tmp_path / "taken").exists()
 
 
-def test_a_process_that_cannot_be_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     ranks_end_at_once(monkeypatch)
 

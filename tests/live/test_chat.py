@@ -155,7 +155,7 @@ async def test_answers_repeat_alone_and_batched(server: Server, repeatable: Modu
     assert repeatable.report(runs)
 
 
-async def test_answers_are_the_same_beside_images_speech_and_embeddings(
+async def test_answers_are_the_same_with_images_speech_and_embeddings(
     server: Server, repeatable: ModuleType
 ) -> None:
     """Other models' steps come between a chat's, and cut its prompt into other chunks."""
@@ -261,7 +261,7 @@ async def test_32_streams_half_of_them_dropped(server: Server) -> None:
         eventually(lambda name=name: gauge(server, name) == 0)
 
 
-def test_engine_events_tell_the_steps_of_an_answer(server: Server, client: openai.OpenAI) -> None:
+def test_engine_events_report_the_steps_of_an_answer(server: Server, client: openai.OpenAI) -> None:
     with following(f"http://127.0.0.1:{server.port}") as events:
         assert next_of(events, "started")["device"] == "cpu"
         state = next_of(events, "state")

@@ -1,4 +1,4 @@
-"""The embedded model draws through a live server, as the `openai` package asks it to."""
+"""The embedded model generates through a live server, as the `openai` package asks it to."""
 
 from __future__ import annotations
 

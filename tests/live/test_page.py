@@ -207,7 +207,7 @@ def test_a_good_image_takes_away_what_was_wrong_with_the_one_before(
     assert shown.shape[1] / shown.shape[0] == pytest.approx(100 / 57, rel=0.01)
 
 
-def test_likeness_is_a_table(page: Any) -> None:
+def test_similarity_is_a_table(page: Any) -> None:
     go(page, "embeddings")
     set_fields(page, embed_texts="a cat sleeps\na kitten naps\nstock prices fell")
     page.get_by_role("button", name="Compare").click()

@@ -100,7 +100,7 @@ def test_streams_pass_and_a_prefix_finds_its_replica(client: openai.OpenAI) -> N
     assert min(found[1:]) >= 256, "each went where the first one was"
 
 
-def test_events_tell_every_step_of_an_answer(server: Server, client: openai.OpenAI) -> None:
+def test_events_report_every_step_of_an_answer(server: Server, client: openai.OpenAI) -> None:
     with following(f"http://127.0.0.1:{server.port}") as events:
         next_of(events, "started")
         ask(client, "Count to ten.", extra_body={"ignore_eos": True})

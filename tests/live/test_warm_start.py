@@ -1,4 +1,4 @@
-"""A start from a bundle that was made elsewhere: what it promises hits, what is damaged is told."""
+"""A start from a bundle that was made elsewhere: what it promises hits, damage is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_promised_hits_on_another_machine(gguf: Path, bundle: Path, tmp_
     assert not (tmp_path / "cache").exists(), "nothing had to be made"
 
 
-def test_weights_that_are_damaged_are_told_and_made_again(
+def test_damaged_weights_are_reported_and_made_again(
     gguf: Path, bundle: Path, tmp_path: Path
 ) -> None:
     (weights,) = bundle.glob("models/*/model.safetensors")

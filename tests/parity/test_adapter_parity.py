@@ -25,7 +25,7 @@ ENDS = ("to_q", "to_out.0", "net.0.proj", "proj_in", "conv1", "time_emb_proj", "
 TEXT_ENDS = ("q_proj", "out_proj", "fc1")
 
 
-def draw(pipeline: Any) -> Tensor:
+def generate(pipeline: Any) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     latents: Tensor = pipeline(
         prompt="a red apple",
@@ -81,7 +81,7 @@ def adapter_of(name: str, parts: dict[str, Any], layout: str, **sizes: Any) -> d
         ("StableDiffusion3Pipeline", "peft"),
     ],
 )
-def test_an_image_is_what_diffusers_draws(name: str, layout: str, tmp_path: Path) -> None:
+def test_an_image_is_what_diffusers_generates(name: str, layout: str, tmp_path: Path) -> None:
     parts = components(name)
     files = [
         save_adapter(tmp_path / "a.safetensors", adapter_of(name, parts, layout)),
@@ -90,13 +90,13 @@ def test_an_image_is_what_diffusers_draws(name: str, layout: str, tmp_path: Path
     config = Config(images=ImageOptions(lora_paths=tuple(map(str, files))))
     adapters = Adapters.open(config, Components(pipeline=name, parts=parts))
     pipeline = their_pipeline(name, parts, SCHEDULERS[name][0])
-    plain = draw(pipeline)
+    plain = generate(pipeline)
     with adapters.applied([adapters.check([AdapterUse("a", 0.8), AdapterUse("b", -0.5)])]):
-        ours = draw(pipeline)
+        ours = generate(pipeline)
     for file in files:
         pipeline.load_lora_weights(str(file), adapter_name=file.stem)
     pipeline.set_adapters(["a", "b"], [0.8, -0.5])
-    theirs = draw(pipeline)
+    theirs = generate(pipeline)
     assert not torch.allclose(ours, plain, atol=1e-2)
     torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=5e-5)
 
@@ -117,6 +117,6 @@ def test_strength_in_the_metadata_counts(tmp_path: Path) -> None:
     adapters = Adapters.open(config, Components(pipeline=name, parts=parts))
     pipeline = their_pipeline(name, parts, SCHEDULERS[name][0])
     with adapters.applied([(AdapterUse("a"),)]):
-        ours = draw(pipeline)
+        ours = generate(pipeline)
     pipeline.load_lora_weights(str(file), adapter_name="a")
-    torch.testing.assert_close(ours, draw(pipeline), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, generate(pipeline), atol=1e-5, rtol=1e-5)

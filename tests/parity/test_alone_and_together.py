@@ -48,10 +48,10 @@ def asked(index: int, cache: str, guidance_scale: float, side: int) -> ImageRequ
 
 
 @torch.inference_mode()
-def draw(
+def generate(
     executor: ImageExecutor, *requests: ImageRequest
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Latents and bytes of each, drawn together."""
+    """Latents and bytes of each, generated together."""
     begun = executor.begin([(request, 0) for request in requests])
     images = [image for image in begun if isinstance(image, RunningImage)]
     for _ in range(NUM_STEPS):
@@ -69,9 +69,9 @@ def test_an_image_alone_equals_itself_in_a_batch(
     executor: ImageExecutor, cache: str, guidance_scale: float, side: int
 ) -> None:
     requests = [asked(index, cache, guidance_scale, side) for index in range(len(PROMPTS))]
-    together = draw(executor, *requests)
+    together = generate(executor, *requests)
     executor._prompts._cache.clear()  # so that texts are encoded again, alone
     for request, (latents, shown) in zip(requests, together, strict=True):
-        ((latents_alone, shown_alone),) = draw(executor, request)
+        ((latents_alone, shown_alone),) = generate(executor, request)
         assert torch.equal(latents, latents_alone)
         assert torch.equal(shown, shown_alone)

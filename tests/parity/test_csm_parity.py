@@ -163,21 +163,21 @@ def test_random_frames_are_a_rows_own(rig: FrameRig) -> None:
 def test_speech_ends_with_a_frame_of_end_codes(rig: FrameRig, model: CsmModel) -> None:
     """Transformers looks at all codes but the last."""
     ends = [[0, 0, 0, 0], [0, 0, 0, 5], [0, 0, 4, 0], [3, 0, 0, 0]]
-    draws = iter(torch.tensor(ends))
+    samples = iter(torch.tensor(ends))
 
     class Script(FrameRecorder):
         def sample(self, *args: Any) -> FrameSamples:
-            drawn = super().sample(*args)
-            codes_1Q = next(draws)[None]
-            return replace(drawn, codes_RQ=codes_1Q, is_end_R=model.is_end(codes_1Q))
+            sampled = super().sample(*args)
+            codes_1Q = next(samples)[None]
+            return replace(sampled, codes_RQ=codes_1Q, is_end_R=model.is_end(codes_1Q))
 
     script = partial(Script, logits=model.head, vocab_size=32)
     rig = FrameRig(model, rig.kv.layout, recorder=script)
     row = rig.open(WORDS)
     rig.prefill(row)
     rig.decode(row, num_steps=3)
-    drawn = row.tokens[len(WORDS) :]
-    assert [token_id == END_FRAME_ID for token_id in drawn] == [True, True, False, False]
+    sampled = row.tokens[len(WORDS) :]
+    assert [token_id == END_FRAME_ID for token_id in sampled] == [True, True, False, False]
 
 
 def test_nan_row_is_flagged(rig: FrameRig, model: CsmModel) -> None:

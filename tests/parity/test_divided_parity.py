@@ -62,7 +62,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def drive(rig: Rig) -> list[Row]:
-    """Chunks, a mixed step, a shared prefix, a preempted row and draws that are not greedy."""
+    """Chunks, a mixed step, a shared prefix, a preempted row and samples that are not greedy."""
     long = rig.open(prompt(29, 1))
     rig.step((long, 13))
     rig.step((long, 16))

@@ -75,7 +75,7 @@ REFERRING = [
 ]
 
 
-def drawn(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def generated(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, *channels))
     return Image.fromarray(pixels.astype(np.uint8)).resize((width, height))
 
@@ -84,7 +84,7 @@ def pixels_of(image: Image.Image) -> Pixels:
     return Pixels(width=image.width, height=image.height, rgb=image.tobytes())
 
 
-IMAGE, MASK = drawn(1, 3), drawn(2)
+IMAGE, MASK = generated(1, 3), generated(2)
 REQUEST = ImageRequest(
     prompt="A red apple",
     negative_prompt="blurry",
@@ -103,7 +103,7 @@ def parts_of(name: str, index: int = 0) -> dict[str, Any]:
     return {**components(name), "scheduler": SCHEDULERS[name][index]}
 
 
-def draw(recipe: Recipe, request: ImageRequest, cache: CacheMethod | None = None) -> Tensor:
+def generate(recipe: Recipe, request: ImageRequest, cache: CacheMethod | None = None) -> Tensor:
     """Finished latents, as the model has them."""
     pools = TensorPools()
     row = recipe.prepare(request, pools, cache=cache)
@@ -175,7 +175,7 @@ def test_an_image_changes_as_with_diffusers(name: str, index: int) -> None:
         arguments |= {"intermediate_timesteps": None, "use_resolution_binning": False}
         arguments["clean_caption"] = False
     expected = theirs(name, IMG2IMG[name], parts, REQUEST, strength=0.6, **arguments)
-    assert distance(draw(open_recipe(name, parts), REQUEST), expected) < 1e-5
+    assert distance(generate(open_recipe(name, parts), REQUEST), expected) < 1e-5
 
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
@@ -192,7 +192,7 @@ def test_an_image_changes_within_a_mask_as_with_diffusers(name: str, strength: f
         parts["transformer"].register_to_config(guidance_embeds=False)
         arguments["max_sequence_length"] = 512
     expected = theirs(name, INPAINT[name], parts, request, **arguments)
-    ours = draw(recipe, request)
+    ours = generate(recipe, request)
     if name == "Flux2KleinPipeline":
         ours = recipe.to_latents(ours, request)
     assert distance(ours, expected) < 1e-5
@@ -205,9 +205,9 @@ def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: i
     recipe = open_recipe(name, parts)
     is_qwen = name.startswith("Qwen")
     if is_qwen:  # squares are not resized
-        images = [drawn(seed, 3, width=64, height=64) for seed in (4, 5)][:num_images]
+        images = [generated(seed, 3, width=64, height=64) for seed in (4, 5)][:num_images]
     else:  # the second's edges are cut
-        images = [IMAGE, drawn(3, 3, width=104, height=72)][:num_images]
+        images = [IMAGE, generated(3, 3, width=104, height=72)][:num_images]
     sources = tuple(pixels_of(image) for image in images)
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
@@ -220,7 +220,7 @@ def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: i
         arguments["max_area"] = WIDTH * HEIGHT
     image = images if recipe.spec.max_references > 1 else images[0]
     expected = theirs(name, name, parts, request, image=image, **arguments)
-    ours = draw(recipe, request)
+    ours = generate(recipe, request)
     if name == "Flux2KleinPipeline":
         ours = recipe.to_latents(ours, request)
     assert distance(ours, expected) < 1e-5
@@ -230,26 +230,26 @@ def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_image() -> No
     parts = parts_of("FluxPipeline")
     recipe = open_recipe("FluxPipeline", parts)
     everything, nothing = b"\xff" * (HEIGHT * WIDTH), bytes(HEIGHT * WIDTH)
-    changed = draw(recipe, REQUEST)
-    assert torch.allclose(draw(recipe, replace(REQUEST, mask=everything)), changed, atol=1e-6)
-    kept = recipe.decode(draw(recipe, replace(REQUEST, mask=nothing)), REQUEST)
-    drawn_latents = torch.Generator().manual_seed(REQUEST.seed)
-    latents = encode_image(recipe.vae, image_tensor(REQUEST.sources[0]), drawn_latents)
+    changed = generate(recipe, REQUEST)
+    assert torch.allclose(generate(recipe, replace(REQUEST, mask=everything)), changed, atol=1e-6)
+    kept = recipe.decode(generate(recipe, replace(REQUEST, mask=nothing)), REQUEST)
+    generated_latents = torch.Generator().manual_seed(REQUEST.seed)
+    latents = encode_image(recipe.vae, image_tensor(REQUEST.sources[0]), generated_latents)
     assert torch.allclose(kept, decode_latents(recipe.vae, latents[None])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [one for one in SCHEDULERS if not spec_of(one).needs_reference])
-def test_at_full_strength_an_image_is_drawn_from_words(name: str) -> None:
+def test_at_full_strength_an_image_is_generated_from_words(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=1.0, num_steps=2)
     if name.startswith("Sana"):  # its tiny autoencoder halves once
         request = replace(request, width=32, height=64)
-    plain = draw(recipe, replace(request, sources=(), strength=None))
+    plain = generate(recipe, replace(request, sources=(), strength=None))
     if recipe.spec.max_references:
-        assert not torch.allclose(draw(recipe, request), plain)
+        assert not torch.allclose(generate(recipe, request), plain)
     else:
-        assert torch.equal(draw(recipe, request), plain)
-    near = draw(recipe, replace(request, strength=0.5))
+        assert torch.equal(generate(recipe, request), plain)
+    near = generate(recipe, replace(request, strength=0.5))
     assert not torch.allclose(near, plain)
 
 
@@ -263,7 +263,7 @@ def test_batch_mates_change_nothing(name: str) -> None:
         replace(REQUEST, sources=(), strength=None),
         replace(REQUEST, strength=None, sampler="heun", num_steps=3),
     ]
-    alone = [draw(recipe, request) for request in requests]
+    alone = [generate(recipe, request) for request in requests]
     rows = [recipe.prepare(request, pools) for request in requests]
     denoiser = Denoiser(open_model(recipe.model))
     while running := [row for row in rows if not row.is_done]:
@@ -280,10 +280,10 @@ def test_batch_mates_change_nothing(name: str) -> None:
 def test_caches_between_blocks_see_the_images_too(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=None, num_steps=6)
-    exact = draw(recipe, request)
-    assert distance(draw(recipe, request, first_block(threshold=0.0)), exact) < 1e-5
+    exact = generate(recipe, request)
+    assert distance(generate(recipe, request, first_block(threshold=0.0)), exact) < 1e-5
     plan = planned([True, True, False, True, False, True], level=Level.SPAN)
-    assert 1e-6 < distance(draw(recipe, request, plan), exact) < 0.3
+    assert 1e-6 < distance(generate(recipe, request, plan), exact) < 0.3
 
 
 def test_an_image_without_a_prompt_is_varied_without_a_second_branch() -> None:
@@ -306,7 +306,7 @@ def test_images_of_another_size_are_fitted() -> None:
     )
     alike = replace(REQUEST, sources=(large,))
     assert torch.allclose(
-        draw(recipe, replace(REQUEST, sources=(small,))), draw(recipe, alike), atol=1e-5
+        generate(recipe, replace(REQUEST, sources=(small,))), generate(recipe, alike), atol=1e-5
     )
 
 
@@ -322,7 +322,7 @@ def test_images_of_another_size_are_fitted() -> None:
         ({"sampler": "lcm"}, "lcm does not suit this model; its samplers are: euler"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_generated_is_named(changes: dict[str, Any], message: str) -> None:
     recipe, pools = open_recipe("FluxPipeline", parts_of("FluxPipeline")), TensorPools()
     with pytest.raises(InvalidRequest, match=message):
         recipe.prepare(replace(REQUEST, **changes), pools)

@@ -72,11 +72,11 @@ def generate(reference: Any, ids: tuple[int, ...], **inputs: torch.Tensor) -> An
 def assert_equal(row: Row, expected: tuple[list[list[int]], torch.Tensor]) -> None:
     """Up to a step of end marks alone, which has no codes here."""
     steps, logits_NV = expected
-    drawn = row.tokens[row.num_prompt_tokens :]
+    sampled = row.tokens[row.num_prompt_tokens :]
     if all(code == END for code in steps[-1]):
-        assert drawn[len(steps) - 1] == END_FRAME_ID
+        assert sampled[len(steps) - 1] == END_FRAME_ID
         steps = steps[:-1]
-    assert drawn[: len(steps)] == frame_ids(steps)
+    assert sampled[: len(steps)] == frame_ids(steps)
     ours_NV = torch.stack([row.logits[position] for position in sorted(row.logits)])
     num_logits = len(logits_NV)
     torch.testing.assert_close(ours_NV[:num_logits], logits_NV, atol=1e-4, rtol=0)

@@ -63,8 +63,8 @@ def requests() -> list[TokenRequest]:
     """Greedy and seeded; two begin alike; one has no whole page."""
     prompts = [tuple(range(3, 3 + n)) for n in (3, 9, 37, 60)]
     prompts.append((*range(3, 30), 7, 7, 7, 9))
-    greedy, drawn = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}
-    rules: list[dict[str, Any]] = [greedy, drawn]
+    greedy, sampled = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}
+    rules: list[dict[str, Any]] = [greedy, sampled]
     return [
         TokenRequest(prompt_ids=prompt, sampling=SamplingParams(max_tokens=12, **rule))
         for prompt in prompts

@@ -230,7 +230,7 @@ def test_csm_segment_is_prompted_with_the_previous_one(
     np.testing.assert_allclose(sound(deltas, 1), expected_S.numpy(), atol=1e-5)
 
 
-def test_codes_that_mimi_does_not_have_are_not_drawn(tmp_path: Path) -> None:
+def test_codes_that_mimi_does_not_have_are_not_sampled(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     csm(folder, vocab_size=40)
     (deltas,) = say(folder, config_of(tmp_path), request((1, 5, 9, 30, 2), max_steps=40))

@@ -69,7 +69,7 @@ def test_rows_with_images_of_many_sizes_and_text_in_one_batch(rig: VisionRig, ch
         check(row, *parts)
 
 
-def test_decoding_beside_a_prompt_with_an_image(rig: VisionRig, check: Any) -> None:
+def test_decoding_with_a_prompt_with_an_image(rig: VisionRig, check: Any) -> None:
     first, parts = rig.look(HELLO, SMALL, WHAT), (HELLO, LARGE, WHAT)
     rig.prefill(first)
     second = rig.look(*parts)

@@ -158,7 +158,7 @@ def test_steps_of_which_nothing_came_are_computed_again(
         for row, (num_cached, num_tokens, num_frames) in zip(rows, known, strict=True):
             del row.tokens[num_tokens:], row.frames[num_frames:]
             row.num_cached, row.num_bound_pages, row.is_bound = num_cached, 0, False
-        rig.prefill(*rows)  # what was drawn last goes in again
+        rig.prefill(*rows)  # what was sampled last goes in again
     say(rig, *rows)
     for symbols, row in zip(SENTENCES, rows, strict=False):
         assert_equal(reference, symbols, row)

@@ -41,22 +41,22 @@ def check_outputs(rig: Rig, job_id: str, request: ImageRequest, ended_by: str | 
     outputs = rig.outputs.outputs[job_id]
     assert [output.is_final for output in outputs] == [False] * (len(outputs) - 1) + [True]
     deltas = rig.deltas(job_id)
-    drawn = [each for each in deltas if each.pixels is not None and each.partial_index < 0]
-    for delta in drawn:
+    generated = [each for each in deltas if each.pixels is not None and each.partial_index < 0]
+    for delta in generated:
         assert delta.pixels == image_of(ImageKey(job_id, delta.image), request)
         assert delta.step == delta.num_steps == request.num_steps
         check_previews(deltas, delta.image, request)
-    assert len({delta.image for delta in drawn}) == len(drawn)
+    assert len({delta.image for delta in generated}) == len(generated)
     waited = [delta.queue_position for delta in deltas if delta.queue_position >= 0]
     assert all(before != after for before, after in pairwise(waited))
-    assert request.has_progress or len(deltas) == len(drawn) + sum(
+    assert request.has_progress or len(deltas) == len(generated) + sum(
         delta.partial_index >= 0 or delta.finish_reason == "cancelled" for delta in deltas
     )
     final = rig.outputs.final(job_id)
     assert final is not None
     reason = None if final.payload is None else final.payload.finish_reason
     if ended_by is None:
-        assert len(drawn) == request.num_images
+        assert len(generated) == request.num_images
         assert reason == "stop"
     elif ended_by == "cancelled":
         assert reason == "cancelled"
@@ -131,7 +131,10 @@ class DenoiseMachine(RuleBasedStateMachine):
     @rule()
     def launch(self) -> None:
         if self.rig.book():
-            held = [measure(drawn.request).state_bytes for drawn in self.rig.runner.held.values()]
+            held = [
+                measure(generated.request).state_bytes
+                for generated in self.rig.runner.held.values()
+            ]
             assert len(held) <= self.max_images
             assert sum(held) <= self.max_state_bytes
 

@@ -127,7 +127,7 @@ def decode(compiler: GrammarCompiler) -> Callable[[list[int]], str]:
 
 
 def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], str]:
-    """The tokens of one answer, and why it ended: each drawn by the sampler from random logits."""
+    """The tokens of one answer, and why it ended: sampled from random logits."""
     params = SamplingParams(seed=seed, stop_token_ids=(EOS,), max_tokens=_MAX_TOKENS)
     grammar = to_grammar("json_schema", json.dumps(schema))
     state = TokenMatcher(
@@ -146,11 +146,11 @@ def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], 
             return ids, "length"
         logits_BV = torch.randn(1, VOCAB_SIZE, generator=logits)
         logits_BV[0, EOS] += 8  # answers that end are those that are checked
-        (drawn,) = sampler.sample(logits_BV, [0], [1 + len(ids)], [found.allowed]).token_ids_B
-        if int(drawn) == EOS:
+        (sampled,) = sampler.sample(logits_BV, [0], [1 + len(ids)], [found.allowed]).token_ids_B
+        if int(sampled) == EOS:
             return ids, "stop"
-        ids.append(int(drawn))
-        found = state.follow((int(drawn),), len(ids), _MAX_TOKENS - len(ids))
+        ids.append(int(sampled))
+        found = state.follow((int(sampled),), len(ids), _MAX_TOKENS - len(ids))
 
 
 NOT_TAKEN = {"emoji": "look-ahead"}

@@ -115,7 +115,7 @@ def test_every_place_in_the_file_of_servers_is_filled(load: Any) -> None:
         assert "{" not in filled.command + "".join(filled.environment.values())
 
 
-def test_ours_is_set_beside_the_best_peer(load: Any) -> None:
+def test_ours_is_set_next_to_the_best_peer(load: Any) -> None:
     peers = load("chat_peers")
     column = ("tok/s", "one stream", "decode_tokens_per_s", 1.0, True)
     outcomes = [

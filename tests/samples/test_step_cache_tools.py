@@ -87,7 +87,7 @@ def test_threshold_is_found_within_the_trials(known: Any) -> None:
     assert len(tried) <= 16
 
 
-def test_search_without_thresholds_goes_on_beside_the_best(known: Any) -> None:
+def test_search_without_thresholds_goes_on_with_the_best(known: Any) -> None:
     from step_caches.methods import TaylorSeer
     from step_caches.search import Search
 

@@ -110,7 +110,7 @@ def test_the_first_images_are_what_the_codec_made(
     assert list(corpus.captions())[::3] == [f"word{number}" for number in range(8)]
 
 
-def test_a_shard_is_the_same_whoever_composes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_the_same_by_every_composer(monkeypatch: pytest.MonkeyPatch) -> None:
     import composing
     from codec import new_codec
     from pictures.compositions import open_catalogue

@@ -277,7 +277,7 @@ def test_an_adopted_codec_has_the_exported_weights(tmp_path: Path) -> None:
     )
 
 
-def test_a_decoder_of_another_size_begins_anew(
+def test_a_decoder_of_another_size_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import adoption

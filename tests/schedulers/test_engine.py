@@ -374,17 +374,17 @@ def test_steps_are_reported_as_they_ran_while_they_are_watched() -> None:
     world.submit("image", "image", FrameRequest(num_frames=2))
     world.finish("job", "image")
     world.turn_until(lambda: reports and reports[-1][1].running is None)
-    told = [step for _, report in reports for step in report.steps]
+    reported_steps = [step for _, report in reports for step in report.steps]
     ran = world.executors.started[num_unseen:]
-    assert [(step.model, step.kind, step.start_s) for step in told] == [
+    assert [(step.model, step.kind, step.start_s) for step in reported_steps] == [
         (plan.model, plan.kind, pytest.approx(start_s)) for start_s, plan in ran
     ]
-    assert {(step.kind, step.length_s) for step in told} == {
+    assert {(step.kind, step.length_s) for step in reported_steps} == {
         ("prefill", 0.02),
         ("decode", 0.02),
         ("denoise", 1.0),
     }
-    assert {step.num_rows for step in told if step.model == "chat"} == {1}
+    assert {step.num_rows for step in reported_steps if step.model == "chat"} == {1}
     running = {report.running.kind for _, report in reports if report.running is not None}
     assert {"decode", "denoise"} <= running
     moments = [moment for moment, _ in reports]

@@ -1,4 +1,4 @@
-"""Steps for those who watch: merged where they are short, bounded, told when they are due."""
+"""Steps for watchers: merged where they are short, bounded, reported when they are due."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_nothing_grows_after_it_was_reported(log: StepLog) -> None:
     assert reported.num_steps == 1
 
 
-def test_a_report_is_due_where_there_is_something_to_tell(log: StepLog) -> None:
+def test_a_report_is_due_where_there_is_something_to_report(log: StepLog) -> None:
     assert log.due_s(is_running=False) == math.inf
     log.note(step(1.0, 0.01))
     assert log.due_s(is_running=False) <= 1.01, "the first one at once"

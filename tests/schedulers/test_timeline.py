@@ -263,7 +263,7 @@ def test_a_model_without_gaps_saves_no_credit() -> None:
     assert abs(order.count("images") - order.count("files")) <= 2 + WIDE_S / 0.01
 
 
-def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
+def test_how_long_a_step_may_be_with_others_is_known_from_theirs() -> None:
     timeline = Timeline()
     assert timeline.step_budget_s("images", {"chat"}) == math.inf
     assert picks(timeline, {"chat": 0.016, "images": 0.01}, 6)[-2:] == ["images", "chat"]

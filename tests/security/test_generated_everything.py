@@ -33,7 +33,7 @@ def fuzzer(app: FastAPI) -> Any:
     return Fuzzer(schemathesis.openapi.from_asgi("/openapi.json", app), MODELS, {})
 
 
-@pytest.mark.timeout(1800)  # tells a hang; on a quiet machine it is about a minute
+@pytest.mark.timeout(1800)  # finds a hang; on a quiet machine it is about a minute
 def test_every_route_answers_as_its_document_says(tmp_path: Path) -> None:
     full_app = open_full_app(tmp_path)
     report = fuzz(full_app, NUM_CASES)

@@ -1,7 +1,7 @@
 """A model with batch mates: the real scheduler, runner and sampler, turned by hand in virtual time.
 
-`BatchDriver` keeps every row of logits that a token was drawn from, by job and position. `alone` is
-what it is compared with: one request, its prompt in one piece, nothing cached.
+`BatchDriver` keeps every row of logits that a token was sampled from, by job and position. `alone`
+is what it is compared with: one request, its prompt in one piece, nothing cached.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 def bound_row(
     slot: int, sampling: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()
 ) -> TokenRow:
-    """A row of these parameters, with a prompt and what was drawn before."""
+    """A row of these parameters, with a prompt and what was sampled before."""
     return TokenRow(
         job_id="",
         slot=slot,

@@ -38,7 +38,7 @@ def grammar_checkers() -> list[psutil.Process]:
 
 
 def renderers_from_now() -> Callable[[], list[psutil.Process]]:
-    """What tells those that were started since."""
+    """A function that lists the children started since this call."""
     before = renderers()
     return lambda: [child for child in renderers() if child not in before]
 

@@ -74,7 +74,9 @@ class Row:
     pages: list[int] = field(default_factory=list)
     num_bound_pages: int = 0
     is_bound: bool = False
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token drawn
+    logits: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # by position of the token sampled
     frames: list[tuple[int, ...]] = field(default_factory=list)  # codes of frame ids in `tokens`
 
 

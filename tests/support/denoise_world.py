@@ -1,4 +1,4 @@
-"""Drawing without a network: images are counters, and requests say which of their steps compute.
+"""Generation without a network: images are counters, and requests say which of their steps compute.
 
 `cache.interval` k computes the first step, every k-th and the last; `guidance_scale` above 1 has
 two branches; `strength` s begins at the step that leaves s of the way.
@@ -83,7 +83,7 @@ def linear_costs(
 
 
 @dataclass(slots=True)
-class _Drawn:
+class _Generated:
     request: ImageRequest
     planned: PlannedSteps
     done: int
@@ -103,7 +103,7 @@ class FakeImageRunner:
     cost_s: Callable[[DenoisePlan, Counter[int]], float] = field(default_factory=linear_costs)
     broken: dict[ImageKey, int] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
-    held: dict[ImageKey, _Drawn] = field(default_factory=dict)
+    held: dict[ImageKey, _Generated] = field(default_factory=dict)
     log: list[DenoisePlan] = field(default_factory=list)
     rows_run: list[int] = field(default_factory=list)
     elapsed_s: dict[int, float] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class FakeImageRunner:
         if self.broken.get(key) == -1:
             return ImageRowResult(error=TriptychError("this one is broken"))
         planned = planned_steps_of(request)
-        self.held[key] = _Drawn(request, planned, planned.first_step)
+        self.held[key] = _Generated(request, planned, planned.first_step)
         return ImageRowResult(planned=planned)
 
     def _row(self, kind: str, row: ImageRow, computed: Counter[int]) -> ImageRowResult:
@@ -158,27 +158,27 @@ class FakeImageRunner:
             self._lost.add(row.key)  # planned before the scheduler knew of the failure
             return ImageRowResult(error=TriptychError("not known"))
         assert row.key not in self._lost, "its step is unknown"
-        drawn = self.held[row.key]
+        generated = self.held[row.key]
         if kind == "decode":
-            assert drawn.done == drawn.planned.num_steps, "only what is finished is decoded"
+            assert generated.done == generated.planned.num_steps, "only what is finished is decoded"
             del self.held[row.key]
-            return ImageRowResult(pixels=image_of(row.key, drawn.request))
-        steps = drawn.planned.num_rows[drawn.done : drawn.done + row.num_steps]
+            return ImageRowResult(pixels=image_of(row.key, generated.request))
+        steps = generated.planned.num_rows[generated.done : generated.done + row.num_steps]
         assert len(steps) == row.num_steps
-        drawn.done += row.num_steps
-        if 0 <= self.broken.get(row.key, -1) <= drawn.done:
+        generated.done += row.num_steps
+        if 0 <= self.broken.get(row.key, -1) <= generated.done:
             return ImageRowResult(error=TriptychError("this one is broken"))
         if row.evaluates_ahead:
             assert not any(steps), "only steps that are skipped are taken before one is asked of"
-            assert drawn.planned.num_rows[drawn.done] == 2, "there are two to ask"
-            num_rows = int(not drawn.is_half_evaluated)
+            assert generated.planned.num_rows[generated.done] == 2, "there are two to ask"
+            num_rows = int(not generated.is_half_evaluated)
         else:
             assert steps, "a step is taken"
             assert not any(steps[:-1]), "only steps that are skipped are taken together"
-            num_rows = steps[-1] - drawn.is_half_evaluated
-        drawn.is_half_evaluated = row.evaluates_ahead
+            num_rows = steps[-1] - generated.is_half_evaluated
+        generated.is_half_evaluated = row.evaluates_ahead
         if num_rows:
-            computed[measure(drawn.request).num_tokens] += num_rows
+            computed[measure(generated.request).num_tokens] += num_rows
         return ImageRowResult(
             num_computed=int(not row.evaluates_ahead and steps[-1] > 0),
             num_rows=num_rows,
@@ -187,7 +187,7 @@ class FakeImageRunner:
 
 
 def image_of(key: ImageKey, request: ImageRequest) -> Pixels:
-    """What comes of an image that is drawn to its end."""
+    """What comes of an image that is generated to its end."""
     return Pixels(width=1, height=1, rgb=bytes([request.seed % 256, key.image, 255]))
 
 

@@ -1,4 +1,4 @@
-"""Tiny models of diffusers' classes with random weights, and what a row tells each of them."""
+"""Tiny random models of diffusers' classes, and the inputs of a row for each of them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any
 
 
 def request_for(name: str, request: ImageRequest) -> ImageRequest:
-    """What both can draw: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
+    """What both generate: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
     if name == "Flux2KleinPipeline":
         return replace(request, negative_prompt="")
     if name == "HiDreamImagePipeline":

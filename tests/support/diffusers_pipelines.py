@@ -439,6 +439,6 @@ def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, 
     extras = _THEIR_EXTRAS.get(name, {})
     pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
     if name == "HiDreamImagePipeline":
-        pipeline.default_sample_size = 8  # it draws this many latents a side, whatever is asked
+        pipeline.default_sample_size = 8  # it generates this many latents a side, whatever is asked
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -89,13 +89,13 @@ class FakeRunner:
         end = row.start + row.num_tokens
         # A cell is blank only behind a step that failed, and what comes of it is dropped.
         context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
-        self._last[row.slot] = self.draw(row, context)
+        self._last[row.slot] = self.sample(row, context)
         self._num_yielded[row.job_id] = self._num_yielded.get(row.job_id, 0) + 1
         if self._num_yielded[row.job_id] > self.poison.get(row.job_id, 1 << 30):
             return TokenDelta(token_ids=(0,), is_finite=False)
         return TokenDelta(token_ids=(self._last[row.slot],))
 
-    def draw(self, row: TokenRow, context: Sequence[int]) -> int:
+    def sample(self, row: TokenRow, context: Sequence[int]) -> int:
         """The token that a row yields after `context`."""
         return next_token(context, self.vocab_size)
 

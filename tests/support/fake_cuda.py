@@ -129,7 +129,7 @@ class FakeCuda:
 
     @contextmanager
     def launch(self) -> Iterator[None]:
-        """While a step is launched nothing may wait. `peak_bytes` begins anew."""
+        """While a step is launched nothing may wait. `peak_bytes` begins again."""
         self.peak_bytes = self.live_bytes
         with self._in("launch"):
             yield

@@ -15,7 +15,7 @@ from triptych.modalities.tts.engine.frame_head import FrameHead, FrameInputs, Fr
 
 
 class FrameRecorder:
-    """A frame model that remembers the logits it would draw the first code from: `vocab_size`."""
+    """A frame model that remembers the logits it would sample the first code from: `vocab_size`."""
 
     def __init__(
         self, model: Any, *, logits: Callable[[torch.Tensor], torch.Tensor], vocab_size: int
@@ -27,8 +27,8 @@ class FrameRecorder:
         self._logits = logits
         self.last_logits_RV = torch.empty(0)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
-        self.model.bind(slot, prompt_ids, drawn)
+    def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
+        self.model.bind(slot, prompt_ids, sampled)
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         return self.model.forward(inputs, kv)

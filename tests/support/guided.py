@@ -1,4 +1,4 @@
-"""Rows with grammars: a vocabulary, a model that draws what masks allow, and an engine by hand."""
+"""Rows with grammars: a vocabulary, a model that samples allowed tokens, and an engine by hand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def guided_request(
 
 
 class MaskedRunner(FakeRunner):
-    """Draws by the hash of all tokens before, among those that the mask has.
+    """Samples by the hash of all tokens before, among those that the mask has.
 
     Prints a text where there is no mask: letters alone, so that EOS never ends it.
     """
@@ -82,7 +82,7 @@ class MaskedRunner(FakeRunner):
         self.plans.append(plan)
         return super().launch(plan)
 
-    def draw(self, row: TokenRow, context: Sequence[int]) -> int:
+    def sample(self, row: TokenRow, context: Sequence[int]) -> int:
         choices = allowed_ids(row.allowed) if row.allowed else ids_of("abcdefgh")
         assert not set(choices) & set(range(1, len(SPECIALS))), "a special token is allowed"
         assert max(choices) < len(SPECIALS) + 256, "what is no token is allowed"
@@ -153,7 +153,7 @@ class GuidedWorld(SchedulerDriver):
 
 
 class _Queue:
-    """A thread that makes its calls when told to."""
+    """A thread that makes its calls on demand."""
 
     def __init__(self, calls: deque[Callable[[], None]]) -> None:
         self.put = calls.append

@@ -1,4 +1,4 @@
-"""An engine that draws plain colours a step at a time, and the pipeline in front of it."""
+"""An engine that generates plain colours a step at a time, and the pipeline in front of it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class RealCuda:
 
     @contextmanager
     def launch(self) -> Iterator[None]:
-        """While a step is launched nothing may wait. `peak_bytes` begins anew."""
+        """While a step is launched nothing may wait. `peak_bytes` begins again."""
         torch.cuda.reset_peak_memory_stats()
         self.is_launching = True
         before = torch.cuda.get_sync_debug_mode()

@@ -1,9 +1,9 @@
 """A speech model that computes nothing, and what each of its jobs must sound like.
 
-`FakeMouth` draws codes that are a hash of everything the row has seen, read back through its pages,
-and decodes them with a codec whose every sample depends on all frames before it. So a page, a code
-or a chunk that is lost, doubled or given to another shows in the sound, and `spoken` knows the
-sound beforehand. `SpeechWorld` drives a scheduler and this runner like the engine does.
+`FakeMouth` samples codes that are a hash of everything the row has seen, read back through its
+pages, and decodes them with a codec whose every sample depends on all frames before it. So a page,
+a code or a chunk that is lost, doubled or given to another shows in the sound, and `spoken` knows
+the sound beforehand. `SpeechWorld` drives a scheduler and this runner like the engine does.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def speech_request(
     )  # fmt: skip
 
 
-def draw(context: Sequence[int], num_prompt: int) -> tuple[int, StepCodes]:
+def sample(context: Sequence[int], num_prompt: int) -> tuple[int, StepCodes]:
     """The step that follows `context`: its id and codes."""
     kind = context[num_prompt - 1]
     if kind == LOOPS:
@@ -161,7 +161,7 @@ def spoken(
         context = [*prompt, *spec.prompt_ids]
         num_prompt, ids, codes, end = len(context), [], [], "length"
         while len(codes) < spec.max_steps:
-            step_id, step_codes = draw(context, num_prompt)
+            step_id, step_codes = sample(context, num_prompt)
             if step_id == END_FRAME_ID:
                 end = "stop"
                 break
@@ -251,7 +251,7 @@ class FakeSpeechRunner:
             return TokenDelta(token_ids=(0,), is_finite=False)
         end = row.start + row.num_tokens
         context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
-        step_id, codes = draw(context, self._num_prompt[row.slot])
+        step_id, codes = sample(context, self._num_prompt[row.slot])
         self._last[row.slot] = step_id
         return TokenDelta(token_ids=(step_id,), codes=codes)
 

@@ -77,8 +77,8 @@ class ExpectedTokens:
             content = parent + token_id.to_bytes(8, "little")
             self.digests.append(hashlib.blake2b(content, digest_size=12).digest())
 
-    def drawn_after(self, num_tokens: int) -> int:
-        """The token that the shadow model draws at position `num_tokens`."""
+    def sampled_after(self, num_tokens: int) -> int:
+        """The token that the shadow model samples at position `num_tokens`."""
         self.extend(num_tokens)
         return self.digests[num_tokens - 1][0] % VOCAB_SIZE
 
@@ -89,7 +89,7 @@ def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, 
     limit = min(request.sampling.max_tokens, max_length - num_prompt)
     output: list[int] = []
     while len(output) < limit:
-        token_id = expected.drawn_after(num_prompt + len(output))
+        token_id = expected.sampled_after(num_prompt + len(output))
         may_stop = len(output) >= request.sampling.min_tokens
         if may_stop and token_id in request.sampling.stop_token_ids:
             return tuple(output), "stop"
@@ -204,7 +204,7 @@ class ShadowRunner:
         scores = self._score_prompt(row)
         if not row.is_sampled:
             return TokenDelta(prompt_logprobs=scores)
-        slot.last_token = expected.drawn_after(end)
+        slot.last_token = expected.sampled_after(end)
         has_logprobs = self.requests[row.job_id].sampling.top_logprobs is not None
         return TokenDelta(
             token_ids=(slot.last_token,),

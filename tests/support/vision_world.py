@@ -189,7 +189,7 @@ class VisionWorld(World):
         request = self.requests[job_id]
         expected, num_prompt = ExpectedVisionTokens(request), len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, self.max_length - num_prompt)
-        return tuple(expected.drawn_after(num_prompt + index) for index in range(limit))
+        return tuple(expected.sampled_after(num_prompt + index) for index in range(limit))
 
 
 class VisionDriver(Driver):

@@ -114,7 +114,7 @@ def test_what_is_damaged_and_cannot_be_made_again_is_refused(
         resolved(options(tmp_path / "none", gguf, bundle=str(bundle)))
 
 
-def test_a_file_that_changed_since_is_read_anew(bundle: Path, gguf: Path, tmp_path: Path) -> None:
+def test_a_file_that_changed_since_is_read_again(bundle: Path, gguf: Path, tmp_path: Path) -> None:
     write_gguf(gguf, kind=Kind.F16)
     (model,), (lookup,) = resolved(options(tmp_path / "cache", gguf, bundle=str(bundle)))
     assert not lookup.is_hit

@@ -89,7 +89,7 @@ def test_those_of_another_triton_are_left_out(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*.cubin"))
 
 
-def test_without_a_promise_there_is_nothing_to_tell(bundle: Bundle, tmp_path: Path) -> None:
+def test_without_a_promise_there_is_nothing_to_report(bundle: Bundle, tmp_path: Path) -> None:
     assert used(tmp_path / "cache", None) == []
     assert used(tmp_path / "cache", bundle, "hip:gfx942") == []
 

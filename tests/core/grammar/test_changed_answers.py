@@ -1,6 +1,7 @@
 """Answers to random schemas with one part changed: what is not valid any more is not taken.
 
-On single bytes, without weights; `property/test_random_schemas.py` draws from a model's vocabulary.
+On single bytes, without weights; `property/test_random_schemas.py` samples from a model's
+vocabulary.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ MOST_TOKENS = 400
 
 
 def random_answer(schema: Any, rng: random.Random) -> str | None:
-    """What a grammar allows, drawn byte by byte; `None` where it comes to no end."""
+    """What a grammar allows, sampled byte by byte; `None` where it comes to no end."""
     matcher = COMPILER.compile(to_grammar("json_schema", json.dumps(schema)))
-    drawn: list[int] = []
-    while len(drawn) < MOST_TOKENS and not matcher.is_stopped():
+    sampled: list[int] = []
+    while len(sampled) < MOST_TOKENS and not matcher.is_stopped():
         if matcher.is_accepting() and rng.random() < 0.5:
             break
         ids = [each for each in allowed_ids(bytes(matcher.compute_bitmask())) if text_of([each])]
         closing = [each for each in ids if text_of([each]) in ('"', "}", "]")]
-        drawn.append(rng.choice(closing if closing and rng.random() < 0.4 else ids))
-        assert matcher.consume_tokens(drawn[-1:])
-    return text_of(drawn) if matcher.is_accepting() else None
+        sampled.append(rng.choice(closing if closing and rng.random() < 0.4 else ids))
+        assert matcher.consume_tokens(sampled[-1:])
+    return text_of(sampled) if matcher.is_accepting() else None
 
 
 def is_valid(schema: Any, value: Any) -> bool:

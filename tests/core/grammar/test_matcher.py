@@ -35,7 +35,7 @@ def matcher(
 
 
 def walk(state: TokenMatcher, seed: int, most: int = 200) -> tuple[list[int], str]:
-    """A row that draws at random what is allowed, the same at the same position."""
+    """A row that samples at random what is allowed, the same at the same position."""
     ids: list[int] = []
     allowance = state.follow((), 0, most)
     while True:
@@ -45,11 +45,11 @@ def walk(state: TokenMatcher, seed: int, most: int = 200) -> tuple[list[int], st
         if len(ids) >= most:
             return ids, "length"
         choices = allowed_ids(allowance.allowed)
-        drawn = choices[random.Random(f"{seed} {len(ids)}").randrange(len(choices))]
-        if drawn == EOS:
+        sampled = choices[random.Random(f"{seed} {len(ids)}").randrange(len(choices))]
+        if sampled == EOS:
             return ids, "stop"
-        ids.append(drawn)
-        allowance = state.follow((drawn,), len(ids), most - len(ids))
+        ids.append(sampled)
+        allowance = state.follow((sampled,), len(ids), most - len(ids))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -62,11 +62,11 @@ def test_a_random_walk_is_a_word_of_the_language(seed: int, jumps: bool) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_forced_tokens_are_the_same_drawn_or_skipped_over(seed: int) -> None:
+def test_forced_tokens_are_the_same_sampled_or_skipped_over(seed: int) -> None:
     schema = json.dumps(PERSON)
     jumped = walk(matcher(schema, "json_schema", jumps=True), seed)
-    drawn = walk(matcher(schema, "json_schema", jumps=False), seed)
-    assert jumped == drawn
+    sampled = walk(matcher(schema, "json_schema", jumps=False), seed)
+    assert jumped == sampled
     if jumped[1] == "stop":
         assert set(json.loads(text_of(jumped[0]))) == {"name", "age"}
 
@@ -122,7 +122,7 @@ def test_special_tokens_are_no_text() -> None:
 
 def test_forced_tokens_end_with_the_room_for_them() -> None:
     state = matcher("a long text that is forced")
-    assert state.follow((), 0, 9).forced_ids == ()  # the first is drawn
+    assert state.follow((), 0, 9).forced_ids == ()  # the first is sampled
     assert text_of(state.follow(ids_of("a"), 1, 5).forced_ids) == " long"
 
 

@@ -149,7 +149,7 @@ class _Seen(BaseModel):
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-async def test_large_bodies_are_read_beside_the_event_loop(is_large: bool) -> None:
+async def test_large_bodies_are_read_off_the_event_loop(is_large: bool) -> None:
     router = APIRouter(route_class=StrictRoute)
 
     @router.post("/seen")

@@ -1,4 +1,4 @@
-"""The stream of engine events: what is told, to whom, and when it ends."""
+"""The stream of engine events: what it reports, to which clients, and when it ends."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def app(tmp_path: Path, engine: WatchedEngine) -> FastAPI:
     return make_app(tmp_path, engine)
 
 
-def test_state_and_steps_are_told(app: FastAPI, engine: WatchedEngine) -> None:
+def test_state_and_steps_are_reported(app: FastAPI, engine: WatchedEngine) -> None:
     with live(app) as server, following(server.url) as events:
         started = next(events)
         assert started == {

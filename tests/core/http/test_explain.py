@@ -1,4 +1,4 @@
-"""Where a request went: told by its id, in front of replicas; nothing without them."""
+"""Where a request went: found by its id, in front of replicas; nothing without them."""
 
 from __future__ import annotations
 

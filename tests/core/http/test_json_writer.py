@@ -38,7 +38,7 @@ def token(number: int) -> Token:
 
 
 class Renamed(BaseModel):
-    """Fields by other names, and some that nobody is told."""
+    """Fields by other names, and some that are not written."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""What a start looks for is told to those who listen: hits, misses and their reasons."""
+"""Lookups of a start are reported to listeners: hits, misses and their reasons."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_broken_promise_is_a_warning(caplog: pytest.LogCaptureFixture) -> None
     assert record.fields["what"] == "one"
 
 
-def test_what_raises_is_not_told_and_leaves_no_search_behind() -> None:
+def test_a_lookup_that_raises_is_not_reported_and_leaves_no_search() -> None:
     heard: list[Lookup] = []
     with listen_to_lookups(heard.append):
         with pytest.raises(ValueError, match="no"), timed_lookup("weights", "one"):

@@ -82,7 +82,7 @@ def test_metrics_name_their_replica() -> None:
     assert labelled({}) is None
 
 
-def test_a_heartbeat_tells_the_load() -> None:
+def test_a_heartbeat_reports_the_load() -> None:
     report = LoadReport.of(heartbeat(num_leased=5.0), page_size=16)
     assert report == LoadReport(
         backlog_s=1.5,

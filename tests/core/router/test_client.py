@@ -271,7 +271,7 @@ async def test_steps_of_a_job_are_recorded_from_its_first_one_on() -> None:
         leave()
 
 
-async def test_steps_are_recorded_no_longer_once_nobody_watches(
+async def test_steps_are_recorded_no_longer_without_watchers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.01)
@@ -289,7 +289,7 @@ async def test_steps_are_recorded_no_longer_once_nobody_watches(
 
 
 class WatchedEngine(FakeEngine):
-    """Reports one step to whoever watches. Knows of each job whether somebody did when it came."""
+    """Reports one step to watchers. Knows of each job whether there was one when it came."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

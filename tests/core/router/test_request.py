@@ -23,7 +23,7 @@ def test_prompts_of_tenants_and_adapters_have_nothing_in_common() -> None:
     assert RoutedRequest.of("m", TokenRequest(prompt_ids=IDS, adapter="a")).adapter
 
 
-def test_images_are_told_apart_by_their_adapters() -> None:
+def test_images_differ_by_their_adapters() -> None:
     plain = RoutedRequest.of("m", ImageRequest(prompt="a cat"))
     assert plain == RoutedRequest("m")
     ink = ImageRequest(adapters=(AdapterUse("ink"),))

@@ -206,7 +206,7 @@ STEP = StepRecord(
 )
 
 
-async def test_steps_are_told_to_all_who_watch_and_to_nobody_else():
+async def test_steps_are_reported_to_watchers_alone():
     async with open_pair() as (client, engine, _, _):
         assert engine.watched == [False]  # the greeting
         reports, others = asyncio.Queue(), asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What tells files of a model apart: their content, all of it or samples."""
+"""Digests of a model's files: of their content, all of it or samples."""
 
 import os
 from pathlib import Path

@@ -64,7 +64,7 @@ def test_what_was_verified_ahead_is_not_hashed_again_but_once(folder: Path) -> N
         verify_if_sealed(folder)
 
 
-def test_what_is_found_ahead_is_told_to_who_opens_it(folder: Path) -> None:
+def test_damage_found_ahead_is_reported_at_the_opening(folder: Path) -> None:
     flip(folder / "model.safetensors")
     verify_in_background([folder])
     with pytest.raises(DamagedWeights, match=r"model\.safetensors is damaged"):

@@ -108,7 +108,7 @@ def test_next_window_is_prompted_with_previous_text() -> None:
     assert reading.prompt_ids == (SPEC.previous_id, 1, 2, at(0), A, at(1), at(1), B, at(2))
 
 
-def test_text_drawn_hot_is_not_shown_on() -> None:
+def test_text_sampled_hot_is_not_shown_on() -> None:
     reading = TranscriptCursor(SPEC, (1, 2))
     assert reading.take(attempt(at(0), A, at(1), temperature=0.6), WINDOW)
     assert reading.prompt_ids == ()

@@ -1,4 +1,4 @@
-"""The embedded image model, as it ships: it opens, and draws what it is asked for."""
+"""The embedded image model, as it ships: it opens, and generates what it is asked for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def recipe() -> Recipe:
 
 @cache
 @torch.inference_mode()
-def drawn(*asked: tuple[str, int]) -> list[tuple[Tensor, Tensor]]:
+def generated(*asked: tuple[str, int]) -> list[tuple[Tensor, Tensor]]:
     """Latents `[8, 16, 16]` and image `[3, 128, 128]` of each prompt and seed, in one batch."""
     requests = [
         ImageRequest(prompt=prompt, width=_SIDE, height=_SIDE, num_steps=12, seed=seed)
@@ -69,7 +69,7 @@ PROMPTS = (
 
 def images() -> list[Tensor]:
     """An image of each prompt."""
-    return [image for _, image in drawn(*((prompt, 3) for prompt in PROMPTS))]
+    return [image for _, image in generated(*((prompt, 3) for prompt in PROMPTS))]
 
 
 def ground(image: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def test_a_thing_has_its_own_colour() -> None:
 
 def test_seeds_of_a_prompt_are_different_images() -> None:
     """As far apart as other grounds, places, sizes and sets make them."""
-    shown = torch.stack([image for _, image in drawn(*(("an apple", n) for n in range(8)))])
+    shown = torch.stack([image for _, image in generated(*(("an apple", n) for n in range(8)))])
     apart = torch.cdist(shown.flatten(1), shown.flatten(1), p=1)[*torch.triu_indices(8, 8, 1)]
     apart /= shown[0].numel()
     assert apart.min() > LEAST_APART
@@ -117,7 +117,7 @@ def test_seeds_of_a_prompt_are_different_images() -> None:
 
 
 def test_the_map_for_previews_shows_the_image() -> None:
-    ((latents, image), *_) = drawn(*((prompt, 3) for prompt in PROMPTS))
+    ((latents, image), *_) = generated(*((prompt, 3) for prompt in PROMPTS))
     preview = load_file(FOLDER / "preview.safetensors")
     shown = torch.einsum("rc,chw->rhw", preview["weight"], latents) + preview["bias"][:, None, None]
     small = avg_pool2d(image, 8)

@@ -63,7 +63,7 @@ def test_no_name_and_its_own_leave_a_model_as_it_is(name: str, config: dict[str,
 
 
 @pytest.mark.parametrize("config", [NOISE, DYNAMIC, STATIC, MULTISTEP])
-def test_every_sampler_draws_to_the_end(config: dict[str, Any]) -> None:
+def test_every_sampler_generates_to_the_end(config: dict[str, Any]) -> None:
     for name in sampler_names(config):
         row = begin(dict(with_sampler(config, name, 0.7)), 5, 3, TensorPools(), mu=0.7)
         assert finish(row).isfinite().all()

@@ -49,7 +49,7 @@ def test_pages_are_sent_as_they_are_computed() -> None:
     assert sent == [2, 4, 4]
 
 
-def test_what_another_engine_computed_is_not_told_as_cached() -> None:
+def test_pages_of_another_engine_are_not_reported_as_cached() -> None:
     link = linked()
     for name in ("cold", "warm"):
         link.decode.submit(name, token_request(prompt(18), max_tokens=1))

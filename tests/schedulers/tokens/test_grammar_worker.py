@@ -61,7 +61,7 @@ def test_forced_tokens_are_computed_together() -> None:
     assert len(world.deltas_of("alone")) == 4  # a letter, what is forced, the last, the end
 
 
-def test_where_draws_are_reported_no_token_is_skipped() -> None:
+def test_where_samples_are_reported_no_token_is_skipped() -> None:
     world = GuidedWorld()
     request = guided_request("p", "[a-c], that is to say[.!]", top_logprobs=0)
     text, _ = world.answer(request)
@@ -76,7 +76,7 @@ def test_an_answer_may_end_with_its_last_token() -> None:
     assert (text[1:], reason) == (" is", "length")
 
 
-def test_a_drawn_stop_token_ends_an_answer_that_might_go_on() -> None:
+def test_a_sampled_stop_token_ends_an_answer_that_might_go_on() -> None:
     reasons = set()
     for n in range(12):
         world = GuidedWorld()
@@ -202,7 +202,7 @@ def test_what_the_first_grammar_needs_is_made_ahead() -> None:
     assert opened == [VOCABULARY]
 
 
-def test_what_cannot_be_made_ahead_is_told_to_who_needs_it() -> None:
+def test_a_failure_of_work_ahead_is_reported_to_its_user() -> None:
     world = GuidedWorld()
     grammar_worker = world.scheduler.grammar_worker  # type: ignore[attr-defined]
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_made_ahead_is_told_to_who_needs_it() -> None:
     assert final.error.code == "weights_error"
 
 
-def test_a_model_without_guides_refuses_by_name() -> None:
+def test_a_model_without_grammars_refuses_by_name() -> None:
     world = World([(chat := Chat()).loader])
     world.submit("job", "chat", guided_request("p", PATTERN))
     world.finish("job")

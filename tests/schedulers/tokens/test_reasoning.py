@@ -86,7 +86,7 @@ def test_the_end_is_forced_when_the_budget_is_spent(
         ("{hx{abc", "{hx{abc"),
     ],
 )
-def test_thoughts_that_an_answer_opens_are_at_its_beginning(text: str, said: str) -> None:
+def test_reasoning_that_an_answer_opens_is_at_its_beginning(text: str, said: str) -> None:
     rules = ReasoningRules(
         opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), blanks=(BLANK,), max_tokens=1
     )
@@ -94,7 +94,7 @@ def test_thoughts_that_an_answer_opens_are_at_its_beginning(text: str, said: str
 
 
 def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
-    """Whatever is drawn of them: a row may have been launched that far ahead."""
+    """Whatever is sampled of them: a row may have been launched that far ahead."""
     draw = random.Random(5)
     for _ in range(400):
         rules = draw.choice([OPENED, HARMONY, msgspec.structs.replace(OPENED, open_at_start=False)])
@@ -112,11 +112,11 @@ def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
 class ThinkingRunner(MaskedRunner):
     """Its reasoning is letters, of which one ends them."""
 
-    def draw(self, row: TokenRow, context: Sequence[int]) -> int:
+    def sample(self, row: TokenRow, context: Sequence[int]) -> int:
         if row.allowed and len(allowed_ids(row.allowed)) > VOCAB_SIZE // 2:
             assert EOS not in allowed_ids(row.allowed)
             row = TokenRow(job_id="", slot=0, start=0, num_tokens=1)
-        return super().draw(row, context)
+        return super().sample(row, context)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def alone(case: Case) -> str:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_logprobs": 0}, {"repetition_penalty": 1.2}])
-def test_rows_keep_their_budget_beside_each_other(sampling: dict[str, object]) -> None:
+def test_rows_keep_their_budget_with_each_other(sampling: dict[str, object]) -> None:
     asked = cases(18, max_tokens=24, **sampling)
     together = world(max_batch_size=6)
     for case in asked:
@@ -190,7 +190,7 @@ def test_steps_that_fail_are_tried_again_within_the_budget() -> None:
     assert [faulty.text(case.name) for case in asked] == [alone(case) for case in asked]
 
 
-def test_a_form_begins_where_thoughts_end() -> None:
+def test_a_form_begins_where_reasoning_ends() -> None:
     pattern = r"[0-9]{3}, is it not\?"
     asked = cases(9, form=pattern)
     together = world(max_batch_size=4)
@@ -205,11 +205,11 @@ def test_a_form_begins_where_thoughts_end() -> None:
         assert together.text(case.name) == alone(case)
 
 
-def test_thoughts_without_an_end_have_no_form() -> None:
+def test_reasoning_without_an_end_has_no_form() -> None:
     (case,) = cases(1, form="[0-9]{3}", max_tokens=5)
     request = msgspec.structs.replace(case.request, reasoning=budgeted(OPENED, 5))
     made = world()
-    made.runner.draw = lambda row, context: ids_of("a")[0]  # type: ignore[method-assign]
+    made.runner.sample = lambda row, context: ids_of("a")[0]  # type: ignore[method-assign]
     assert made.answer(request) == ("aaaaa", "length")
 
 
@@ -221,8 +221,8 @@ def test_a_model_without_masks_refuses() -> None:
         made.submit("job", case.request)
 
 
-def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
-    """Under a form it ends the reasoning alone: it must be there to be drawn."""
+def test_a_token_that_ends_reasoning_may_be_one_that_ends_an_answer() -> None:
+    """Under a form it ends the reasoning alone: it must be there to be sampled."""
     sampling = SamplingParams(stop_token_ids=(EOS, CLOSE))
     request = TokenRequest(prompt_ids=(1,), grammar="form", sampling=sampling)
     reasoning = ReasoningCounter(OPENED, request, VOCAB_SIZE)
@@ -234,11 +234,11 @@ def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
 
 
 def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
-    """And a runner that holds stop tokens off for a while can draw it."""
+    """And a runner that holds stop tokens off for a while can sample it."""
     request = guided_request("prompt", max_tokens=8, min_tokens=6, stop_token_ids=(EOS, CLOSE))
     request = msgspec.structs.replace(request, reasoning=budgeted(OPENED, 3))
     made = world()
-    made.runner.draw = lambda row, context: (  # type: ignore[method-assign]
+    made.runner.sample = lambda row, context: (  # type: ignore[method-assign]
         allowed_ids(row.allowed)[0] if row.allowed else ids_of("a")[0]
     )
     assert made.answer(request) == ("aaahaaaa", "length")
@@ -250,5 +250,5 @@ def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
     request = guided_request("prompt", max_tokens=8, stop_token_ids=(EOS, CLOSE))
     request = msgspec.structs.replace(request, reasoning=budgeted(OPENED, 3))
     made = world()
-    made.runner.draw = lambda row, context: CLOSE  # type: ignore[method-assign]
+    made.runner.sample = lambda row, context: CLOSE  # type: ignore[method-assign]
     assert made.answer(request) == ("", "stop")

@@ -33,7 +33,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_in_it(depth: int) -> None:
     assert world.output_ids("a") == ids[: ids.index(stop)]
 
 
-def test_every_token_that_was_drawn_has_its_log_probability() -> None:
+def test_every_token_that_was_sampled_has_its_log_probability() -> None:
     """That which ended the answer, too: it is counted, and may be asked for."""
     ids, _ = expected_answer(token_request((1, 2, 3), max_tokens=30), 48)
     world = World()

@@ -406,7 +406,7 @@ async def test_an_id_belongs_to_the_first_line_that_has_it(tmp_path: Path) -> No
         assert by_line["2"]["error"]["param"] == "custom_id"
 
 
-async def test_a_file_of_short_lines_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_a_file_of_short_lines_does_not_block_the_loop(tmp_path: Path) -> None:
     """The loop goes on while a file comes apart; what is over the bound is not even read."""
     made = make_stored_app(tmp_path, FakeEngine())
     async with running(made), in_process(made.app) as client:

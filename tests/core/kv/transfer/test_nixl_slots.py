@@ -96,14 +96,14 @@ async def test_a_read_that_is_cancelled_is_ended() -> None:
 
 
 @pytest.mark.parametrize("region", [None, NixlRegion(b"\xff", 0)])
-async def test_a_server_that_offers_no_region_is_let_go_of(region: NixlRegion | None) -> None:
+async def test_a_server_without_regions_is_released(region: NixlRegion | None) -> None:
     with RawServer() as server, closing(open_client(server.address, page_format=MET)) as client:
         await asyncio.to_thread(server.let_in, region)
         assert await asyncio.to_thread(server.is_closed)
         assert not client.is_connected
 
 
-async def test_slots_that_cannot_be_told_of_are_given_back(
+async def test_slots_that_cannot_be_announced_are_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: object) -> bytes:

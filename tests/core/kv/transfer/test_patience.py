@@ -262,7 +262,7 @@ async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch)
             await PageAddress.parse("host:1").connect()
 
 
-def test_a_name_that_nobody_has_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     _resolve_to(monkeypatch)
     with pytest.raises(ConfigError, match=r"cannot listen .Name or service"):
         PageAddress.parse("host:1").listen()

@@ -35,7 +35,7 @@ class Ones:
         return torch.ones(self.tensors[name].shape)
 
 
-def test_beside_rows_in_blocks_nothing_plain_is_allocated() -> None:
+def test_with_rows_in_blocks_nothing_plain_is_allocated() -> None:
     decoder = Decoder(CONFIG, dtype=torch.float32, device=torch.device("cpu"))
     source, num_bytes = Ones(), 0
     for target in decoder_targets(decoder, encoding=WeightEncoding("q8_0")):

@@ -55,7 +55,7 @@ def tokens_after(rig: Rig, count: int, num_steps: int) -> list[list[int]]:
     return [row.tokens for row in rows]
 
 
-def test_torch_alone_draws_the_same_tokens(decoder: Decoder) -> None:
+def test_torch_alone_samples_the_same_tokens(decoder: Decoder) -> None:
     rig, backend = captured_rig(decoder)
     assert tokens_after(rig, 3, 20) == tokens_after(decoder_rig(decoder), 3, 20)
     assert backend.num_replays == 20

@@ -140,7 +140,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def test_a_step_is_warmed_up_beside_then_recorded_and_not_run_again(cuda: FakeCuda) -> None:
+def test_a_step_is_warmed_up_apart_then_recorded_and_not_run_again(cuda: FakeCuda) -> None:
     output = torch.zeros(1)
 
     def run() -> Tensors:

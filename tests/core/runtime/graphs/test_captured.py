@@ -141,7 +141,7 @@ def test_each_key_is_captured_once() -> None:
     assert backend.num_captures == captured.num_captured == 2
 
 
-def test_bytes_are_those_of_inputs_and_of_what_is_held_beside() -> None:
+def test_bytes_are_those_of_inputs_and_of_what_is_held_in_addition() -> None:
     captured = steps(Recording(num_bytes=100))
     assert captured.num_bytes == 0
     captured.run("a", doubled, [ones(8)])

@@ -100,7 +100,7 @@ def test_ranks_together_give_what_the_whole_gives(
     assert all(p.untyped_storage().nbytes() == p.nbytes for each in matrices for p in each)
 
 
-def test_queries_normed_over_all_heads_are_told() -> None:
+def test_blocks_with_norms_over_all_heads_stay_whole() -> None:
     """InternViT-6B has such norms."""
     torch.manual_seed(3)
     block = Block(is_fused=False, norm=nn.LayerNorm(WIDTH)).eval().requires_grad_(False)

@@ -47,7 +47,7 @@ def test_parts_follow_each_other(
     assert error.norm() < (0.01 if is_native else 1e-6) * expected.norm()
 
 
-def test_plain_rows_beside_blocks_are_all_that_is_plain() -> None:
+def test_plain_rows_with_blocks_are_all_that_is_plain() -> None:
     linear, values_OI = mixed(None)
     first, last = FORMATS["q5_k"], FORMATS["q8_0"]
     in_blocks = 30 * first.row_bytes(NUM_INPUTS) + 35 * last.row_bytes(NUM_INPUTS)

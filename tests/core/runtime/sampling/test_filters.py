@@ -84,7 +84,7 @@ def test_top_k_above_the_vocabulary_leaves_top_p_in_force() -> None:
     vocab_size=st.sampled_from((1, 100, 256, 257, 8193)),
     uniform=st.one_of(st.floats(0, 1 - 2.0**-52), st.sampled_from((0.0, 1 - 2.0**-52))),
 )
-def test_draw_inverts_the_running_sum(seed: int, vocab_size: int, uniform: float) -> None:
+def test_sample_inverts_the_running_sum(seed: int, vocab_size: int, uniform: float) -> None:
     probs = random_logits(seed, 2, vocab_size, 3.0).softmax(-1)
     probs[:, ::3] = 0 if vocab_size > 1 else 1
     tokens = sample(probs, torch.full((2,), uniform, dtype=torch.float64))
@@ -96,7 +96,7 @@ def test_draw_inverts_the_running_sum(seed: int, vocab_size: int, uniform: float
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_draw_reaches_both_ends(vocab_size: int) -> None:
+def test_sample_reaches_both_ends(vocab_size: int) -> None:
     probs = torch.zeros(2, vocab_size)
     probs[0, 0] = probs[1, -1] = 1e-30
     for uniform in (0.0, 0.5, 1 - 2.0**-52):

@@ -26,7 +26,7 @@ def mask_of(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> bytes:
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_what_a_mask_leaves_out_has_no_chance(vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
-    shares = (0.3, 0.0, 1.0)  # of the vocabulary, that a row may draw
+    shares = (0.3, 0.0, 1.0)  # of the vocabulary, that a row may sample
     kept = [generator.random(vocab_size) < share for share in shares]
     masks = [mask_of(np.flatnonzero(bits).tolist(), vocab_size) for bits in kept]
     logits_BV = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1))
@@ -59,23 +59,23 @@ def sampler(*sampling: SamplingParams, native: NativeKernels | None = None) -> S
     ],
 )
 @pytest.mark.parametrize("is_native", [False, True])
-def test_every_draw_is_one_of_those_allowed(
+def test_every_sample_is_one_of_those_allowed(
     given: dict[str, object], native: NativeKernels, *, is_native: bool
 ) -> None:
     kernels = native if is_native else None
     params = SamplingParams(**given)  # type: ignore[arg-type]
-    drawn = set()
+    sampled = set()
     for n in range(20):
         logits_BV = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(n)) * 5
         found = sampler(params, native=kernels).sample(
             logits_BV, [0], [3 + n], [mask_of([8, 41, 99])]
         )
-        drawn.update(found.token_ids_B.tolist())
-    assert drawn <= {8, 41, 99}
-    assert len(drawn) > 1
+        sampled.update(found.token_ids_B.tolist())
+    assert sampled <= {8, 41, 99}
+    assert len(sampled) > 1
 
 
-def test_a_row_draws_the_same_beside_rows_with_masks_and_without() -> None:
+def test_a_row_samples_the_same_with_rows_with_masks_and_without() -> None:
     params = [SamplingParams(seed=n, temperature=1.0, top_k=20, top_logprobs=2) for n in range(4)]
     logits_BV = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     masks = [b"", mask_of([3, 4, 5]), b"", mask_of(list(range(50)))]

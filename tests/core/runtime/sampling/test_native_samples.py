@@ -72,7 +72,7 @@ def masks_of(seed: int, vocab_size: int) -> list[bytes]:
         (5003, 60.0, 7),
     ],
 )
-def test_draws_are_those_of_torch(
+def test_samples_are_those_of_torch(
     kernels: NativeKernels, vocab_size: int, scale: float, digits: int
 ) -> None:
     ours, theirs = (sampler_of(vocab_size, native) for native in (kernels, None))

@@ -19,16 +19,16 @@ def splitmix64(state: int, count: int) -> int:
 
 @given(key=st.integers(0, 2**64 - 1), position=st.integers(0, 500))
 def test_position_indexes_the_published_stream(key: int, position: int) -> None:
-    drawn = uniforms(np.array([key], np.uint64), np.array([position]))
-    assert drawn[0] == (splitmix64(key, position + 1) >> 12) * 2.0**-52
-    assert 0 <= drawn[0] < 1
+    sampled = uniforms(np.array([key], np.uint64), np.array([position]))
+    assert sampled[0] == (splitmix64(key, position + 1) >> 12) * 2.0**-52
+    assert 0 <= sampled[0] < 1
 
 
 def test_first_outputs_match_the_reference_implementation() -> None:
     # Outputs of Vigna's splitmix64.c for the state 1234567.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    drawn = uniforms(np.full(3, 1234567, np.uint64), np.arange(3))
-    assert (drawn * 2.0**52).astype(np.uint64).tolist() == [value >> 12 for value in expected]
+    sampled = uniforms(np.full(3, 1234567, np.uint64), np.arange(3))
+    assert (sampled * 2.0**52).astype(np.uint64).tolist() == [value >> 12 for value in expected]
 
 
 @given(seed=SEEDS, sample_index=st.integers(0, 127), other=st.integers(0, 127))
@@ -41,8 +41,8 @@ def test_uniform_over_positions_and_over_seeds() -> None:
     along_positions = uniforms(np.full(65536, stream_key(0, 0), np.uint64), np.arange(65536))
     keys = np.array([stream_key(seed, 0) for seed in range(65536)], np.uint64)
     along_seeds = uniforms(keys, np.zeros(65536, np.int64))
-    for drawn in (along_positions, along_seeds):
-        counts = np.histogram(drawn, 64, (0, 1))[0]
+    for sampled in (along_positions, along_seeds):
+        counts = np.histogram(sampled, 64, (0, 1))[0]
         chi_square = ((counts - 1024) ** 2 / 1024).sum()
         assert chi_square < 127  # 63 degrees of freedom, one chance in 250,000
-        assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.02
+        assert abs(np.corrcoef(sampled[:-1], sampled[1:])[0, 1]) < 0.02

@@ -93,7 +93,7 @@ def reference_probs(scores: torch.Tensor, params: SamplingParams) -> torch.Tenso
     return scores.softmax(-1)[0]
 
 
-def assert_drawn(token: int, scores: torch.Tensor, params: SamplingParams, position: int) -> None:
+def assert_sampled(token: int, scores: torch.Tensor, params: SamplingParams, position: int) -> None:
     """The reference's distribution gives `token` at the position's random number."""
     if params.temperature < 1e-5 or params.top_k == 1 or params.top_p == 0:
         assert token == scores.argmax().item()
@@ -112,7 +112,7 @@ def assert_drawn(token: int, scores: torch.Tensor, params: SamplingParams, posit
     seed=st.integers(0, 2**32),
     is_native=st.booleans(),
 )
-def test_every_draw_follows_the_per_row_reference(
+def test_every_sample_follows_the_per_row_reference(
     native: NativeKernels, params: list[SamplingParams], seed: int, is_native: bool
 ) -> None:
     sampler, num_rows = new_sampler(native=native if is_native else None), len(params)
@@ -130,7 +130,7 @@ def test_every_draw_follows_the_per_row_reference(
         assert torch.equal(logits, before)
         for row, result in enumerate(results):
             scores = reference_edit(logits[row], params[row], prompts[row], outputs[row])
-            assert_drawn(result.token_ids[0], scores, params[row], positions[row])
+            assert_sampled(result.token_ids[0], scores, params[row], positions[row])
             outputs[row].extend(result.token_ids)
 
 
@@ -176,7 +176,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
 
 @pytest.mark.parametrize("vocab_size", [49152, 151936])
 @pytest.mark.parametrize("is_native", [False, True])
-def test_large_vocabularies_draw_alike_alone_and_together(
+def test_large_vocabularies_sample_alike_alone_and_together(
     native: NativeKernels, vocab_size: int, *, is_native: bool
 ) -> None:
     params = [
@@ -192,7 +192,7 @@ def test_large_vocabularies_draw_alike_alone_and_together(
     together = sampler.sample(logits, range(4), [1] * 4).to_results()
     for slot, row_params in enumerate(params):
         assert together[slot] == sample_one(sampler, logits[slot : slot + 1], slot, 1)
-        assert_drawn(together[slot].token_ids[0], logits[slot : slot + 1].double(), row_params, 1)
+        assert_sampled(together[slot].token_ids[0], logits[slot : slot + 1].double(), row_params, 1)
 
 
 @pytest.mark.parametrize(
@@ -206,20 +206,20 @@ def test_large_vocabularies_draw_alike_alone_and_together(
     ids=["plain", "top_p", "top_k", "min_p"],
 )
 @pytest.mark.parametrize("axis", ["positions", "seeds"])
-def test_draws_follow_the_distribution(params: SamplingParams, axis: str) -> None:
-    num_draws, batch = 16_384, 256
+def test_samples_follow_the_distribution(params: SamplingParams, axis: str) -> None:
+    num_samples, batch = 16_384, 256
     sampler = Sampler(vocab_size=30, max_batch_size=batch, device=CPU)
     row = logits_of(11, 1, 30, scale=1.5)
     logits = row.expand(batch, -1)
     counts = np.zeros(30)
-    for first in range(0, num_draws, batch):
+    for first in range(0, num_samples, batch):
         for slot in range(batch):
             seed = first + slot if axis == "seeds" else slot
             sampler.bind(bound_row(slot, _with_seed(params, seed), ()))
         position = first // batch if axis == "positions" else 5
-        drawn = sampler.sample(logits, range(batch), [position] * batch).token_ids_B
-        counts += np.bincount(drawn.numpy(), minlength=30)
-    expected = reference_probs(row.double(), params).numpy() * num_draws
+        sampled_tokens = sampler.sample(logits, range(batch), [position] * batch).token_ids_B
+        counts += np.bincount(sampled_tokens.numpy(), minlength=30)
+    expected = reference_probs(row.double(), params).numpy() * num_samples
     assert counts[expected == 0].sum() == 0
     likely = expected > 5
     chi_square = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
@@ -244,12 +244,14 @@ def chi_square_bound(num_degrees: int) -> float:
 
 def test_samples_of_one_prompt_differ_and_repeat() -> None:
     logits = logits_of(0, 1, scale=0.5)
-    drawn = []
+    sampled_tokens = []
     for sample_index in (0, 1, 0):
         sampler = new_sampler()
         sampler.bind(bound_row(0, SamplingParams(seed=9, sample_index=sample_index), (1,)))
-        drawn.append([sample_one(sampler, logits, 0, position) for position in range(1, 20)])
-    assert drawn[0] == drawn[2] != drawn[1]
+        sampled_tokens.append(
+            [sample_one(sampler, logits, 0, position) for position in range(1, 20)]
+        )
+    assert sampled_tokens[0] == sampled_tokens[2] != sampled_tokens[1]
 
 
 def test_a_resumed_row_continues_as_if_never_interrupted() -> None:
@@ -301,9 +303,11 @@ def test_min_tokens_forbids_every_stop_until_enough_output() -> None:
     sampler.bind(bound_row(0, params, (1, 2)))
     logits = logits_of(0, 1)
     logits[0, 0], logits[0, 5] = 50.0, 60.0
-    drawn = [sample_one(sampler, logits, 0, position).token_ids[0] for position in range(2, 6)]
-    assert not {0, 5} & set(drawn[:3])
-    assert drawn[3] == 5
+    sampled_tokens = [
+        sample_one(sampler, logits, 0, position).token_ids[0] for position in range(2, 6)
+    ]
+    assert not {0, 5} & set(sampled_tokens[:3])
+    assert sampled_tokens[3] == 5
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

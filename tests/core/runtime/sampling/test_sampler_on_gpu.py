@@ -29,7 +29,7 @@ PARAMS = [
 ALLOWED = [b"", np.packbits(np.arange(64) % 3 == 0, bitorder="little").tobytes()]
 
 
-def drawn(device: torch.device) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+def sampled_tokens(device: torch.device) -> tuple[list[list[int]], list[list[int]], list[bool]]:
     """Three steps of four rows, some with a grammar; a frame of two codes for two of them."""
     sampler = Sampler(vocab_size=50, max_batch_size=4, device=device)
     for slot, sampling in enumerate(PARAMS):
@@ -49,14 +49,14 @@ def drawn(device: torch.device) -> tuple[list[list[int]], list[list[int]], list[
 
 
 def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = drawn(torch.device("cpu"))
+    expected = sampled_tokens(torch.device("cpu"))
     assert expected[2] == [True, False]
     device = rehearse_gpu(monkeypatch)
     if is_interpreted():  # what pins memory and records events needs the device itself
         monkeypatch.setattr(host_copy.HostCopy, "__init__", lambda copy, tensor: None)
     forbidden: list[object] = []
     monkeypatch.setattr(sampler_module, "keep_allowed", forbidden.append)
-    assert drawn(device) == expected
+    assert sampled_tokens(device) == expected
     masked = [token for row, token in enumerate(expected[0][1]) if (row + 1) % 2]
     assert all(token % 3 == 0 for token in masked)
     assert forbidden == [], "masks are the kernel's"

@@ -96,7 +96,7 @@ async def test_times_of_words_are_those_of_the_whole(monkeypatch: pytest.MonkeyP
     assert 4.5 <= second.start_s < second.end_s <= 7.0
 
 
-async def test_text_drawn_hot_is_not_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_sampled_hot_is_not_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_PART_S", 5)
     monkeypatch.setattr(service_module, "MAX_PROMPT_TEMPERATURE", -1.0)
     engine = PartwiseEngine([])

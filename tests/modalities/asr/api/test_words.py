@@ -58,7 +58,7 @@ def test_no_words_in_nothing() -> None:
     assert words_of([], decode, "en") == ()
 
 
-def test_pauses_beside_a_sentence_belong_to_no_word() -> None:
+def test_pauses_next_to_a_sentence_belong_to_no_word() -> None:
     tokens = [
         TranscriptToken(ord("A"), 0.0, 5.0),
         TranscriptToken(ord(" "), 5.0, 5.2),

@@ -1,4 +1,4 @@
-"""A recording on its way through a small network: stages, rules, draws, parts."""
+"""A recording on its way through a small network: stages, rules, samples, parts."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_network_that_breaks_while_it_writes_fails_its_recording(
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
-def test_whatever_is_drawn_keeps_the_grammar_of_times(seed: int, length: int) -> None:
+def test_whatever_is_sampled_keeps_the_grammar_of_times(seed: int, length: int) -> None:
     """A window begins with a time, times come in pairs and never run backwards."""
     rules, generator = TokenRules(SPEC, CPU), torch.Generator().manual_seed(seed)
     said: list[int] = []

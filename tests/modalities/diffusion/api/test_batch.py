@@ -18,7 +18,7 @@ from triptych.core.options.table import parse
 from triptych.modalities.diffusion.api import cli
 from triptych.modalities.diffusion.wire import AdapterUse
 
-Draw = Callable[..., int]
+Generate = Callable[..., int]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def engine() -> PlainEngine:
 
 
 @pytest.fixture
-def draw(engine: PlainEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Draw:
+def generate(engine: PlainEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generate:
     def run(lines: list[Any], *argv: str) -> int:
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (tmp_path / "lines.jsonl").write_text("\n".join(texts))
@@ -49,9 +49,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "out").iterdir() if path.suffix != ".jsonl")
 
 
-def test_every_batch_line_has_a_result(draw: Draw, engine: PlainEngine, tmp_path: Path) -> None:
+def test_every_batch_line_has_a_result(
+    generate: Generate, engine: PlainEngine, tmp_path: Path
+) -> None:
     fields = {"prompt": "a fox", "n": 2, "seed": 5, "size": "64x32", "steps": 4, "id": "mine"}
-    assert draw(["a hen", "", '"a \\"cat\\""', {**fields, "output_format": "jpeg"}]) == 0
+    assert generate(["a hen", "", '"a \\"cat\\""', {**fields, "output_format": "jpeg"}]) == 0
     assert [asked.prompt for asked in engine.submitted.values()] == ["a hen", 'a "cat"', "a fox"]
     assert names(tmp_path) == ["00001-1.png", "00003-1.png", "00004-1.jpeg", "00004-2.jpeg"]
     last = results(tmp_path)[-1]
@@ -66,7 +68,7 @@ def test_every_batch_line_has_a_result(draw: Draw, engine: PlainEngine, tmp_path
 
 
 def test_all_lines_are_asked_for_at_once(
-    draw: Draw, engine: PlainEngine, monkeypatch: pytest.MonkeyPatch
+    generate: Generate, engine: PlainEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     original = engine.act
@@ -76,16 +78,16 @@ def test_all_lines_are_asked_for_at_once(
         seen.append(len(engine.running))
 
     monkeypatch.setattr(engine, "act", note)
-    assert draw([f"hen {index}" for index in range(20)]) == 0
+    assert generate([f"hen {index}" for index in range(20)]) == 0
     assert seen[0] == 19
     assert len(engine.submitted) == 20
 
 
 def test_options_of_the_command_are_for_lines_that_say_nothing_else(
-    draw: Draw, engine: PlainEngine
+    generate: Generate, engine: PlainEngine
 ) -> None:
     words = "--steps 9 --guidance 3.5 --negative dark --adapter ink=0.5 --num-computed 3"
-    draw(["a hen", {"prompt": "a fox", "num_inference_steps": 4}], *words.split())
+    generate(["a hen", {"prompt": "a fox", "num_inference_steps": 4}], *words.split())
     hen, fox = engine.submitted.values()
     assert (hen.num_steps, hen.guidance_scale, hen.negative_prompt) == (9, 3.5, "dark")
     assert (hen.adapters, hen.cache.num_computed) == ((AdapterUse("ink", 0.5),), 3)
@@ -106,56 +108,58 @@ def test_options_of_the_command_are_for_lines_that_say_nothing_else(
     ],
 )
 def test_a_bad_line_harms_no_other(
-    draw: Draw, tmp_path: Path, capfd: pytest.CaptureFixture[str], bad: Any, message: str
+    generate: Generate, tmp_path: Path, capfd: pytest.CaptureFixture[str], bad: Any, message: str
 ) -> None:
-    assert draw(["a hen", bad, "a cat"]) == 1
+    assert generate(["a hen", bad, "a cat"]) == 1
     assert names(tmp_path) == ["00001-1.png", "00003-1.png"]
     error = results(tmp_path)[1]["error"]
     assert message in error["message"]
     assert f"row 2: {error['message']}" in capfd.readouterr().err.replace("\n", " ")
 
 
-def test_a_second_run_draws_what_is_left(draw: Draw, engine: PlainEngine, tmp_path: Path) -> None:
+def test_a_second_run_generates_what_is_left(
+    generate: Generate, engine: PlainEngine, tmp_path: Path
+) -> None:
     lines = ["a hen", "a cat", "a fox", "a dog"]
-    assert draw(lines) == 0
+    assert generate(lines) == 0
     before = results(tmp_path)
     cut = tmp_path / "out" / "00002-1.png"
     cut.write_bytes(cut.read_bytes()[:60])
     (tmp_path / "out" / "00003-1.png").unlink()
     engine.submitted.clear()
-    assert draw([*lines[:3], "a wolf", "an owl"]) == 0
+    assert generate([*lines[:3], "a wolf", "an owl"]) == 0
     prompts = [asked.prompt for asked in engine.submitted.values()]
     assert prompts == ["a cat", "a fox", "a wolf", "an owl"]
     assert results(tmp_path)[0] == before[0]
     assert [record["line"] for record in results(tmp_path)] == [1, 2, 3, 4, 5]
     engine.submitted.clear()
-    assert draw([*lines[:3], "a wolf", "an owl"]) == 0
+    assert generate([*lines[:3], "a wolf", "an owl"]) == 0
     assert not engine.submitted
 
 
-def test_what_an_aborted_run_has_drawn_is_kept(
-    draw: Draw, engine: PlainEngine, tmp_path: Path
+def test_what_an_aborted_run_has_generated_is_kept(
+    generate: Generate, engine: PlainEngine, tmp_path: Path
 ) -> None:
-    assert draw(["a hen", "a cat"]) == 0
+    assert generate(["a hen", "a cat"]) == 0
     path = tmp_path / "out" / "results.jsonl"
     path.write_text(path.read_text()[:-20])
     engine.submitted.clear()
-    assert draw(["a hen", "a cat"]) == 0
+    assert generate(["a hen", "a cat"]) == 0
     assert [asked.prompt for asked in engine.submitted.values()] == ["a cat"]
 
 
 def test_engine_errors_are_reported_per_line(
-    draw: Draw, engine: PlainEngine, tmp_path: Path
+    generate: Generate, engine: PlainEngine, tmp_path: Path
 ) -> None:
     engine.error = NonFinite("NaN.")
-    assert draw(["a hen", "a cat"]) == 1
+    assert generate(["a hen", "a cat"]) == 1
     assert [record["error"]["code"] for record in results(tmp_path)] == ["non_finite"] * 2
 
 
 @pytest.mark.parametrize("lines", [[], ["", " "]])
-def test_lines_are_needed(draw: Draw, lines: list[str]) -> None:
+def test_lines_are_needed(generate: Generate, lines: list[str]) -> None:
     with pytest.raises(ConfigError, match="is empty"):
-        draw(lines)
+        generate(lines)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +173,14 @@ def test_lines_are_needed(draw: Draw, lines: list[str]) -> None:
         (["--adapter", "ink=much"], "ink=0.8"),
     ],
 )
-def test_wrong_use_says_what_to_do(draw: Draw, argv: list[str], message: str) -> None:
+def test_wrong_use_says_what_to_do(generate: Generate, argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        draw(["a hen"], *argv)
+        generate(["a hen"], *argv)
 
 
 def test_lines_may_be_piped_in(
-    draw: Draw, engine: PlainEngine, monkeypatch: pytest.MonkeyPatch
+    generate: Generate, engine: PlainEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("a hen\na cat\n"))
-    assert draw([], "--batch", "-") == 0
+    assert generate([], "--batch", "-") == 0
     assert len(engine.submitted) == 2

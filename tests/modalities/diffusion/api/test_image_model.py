@@ -1,4 +1,4 @@
-"""What the API knows of an image model by its folder, and the sizes it draws."""
+"""What the API knows of an image model by its folder, and the sizes it generates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unknown_pipeline_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(128, 128), (32, 32), (96, 288), (384, 128), (256, 256)])
-def test_sizes_that_are_drawn(size: tuple[int, int]) -> None:
+def test_sizes_that_are_generated(size: tuple[int, int]) -> None:
     PAINT.check_size(size, max_pixels=256 * 256)
 
 
@@ -66,11 +66,14 @@ def test_the_server_may_allow_less() -> None:
 
 
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
-def test_a_size_like_an_image_can_always_be_drawn(width: int, height: int) -> None:
+def test_a_size_like_an_image_can_always_be_generated(width: int, height: int) -> None:
     frame = PAINT.frame_like((width, height))
     PAINT.check_size(frame.generated, max_pixels=MOST)
     assert 0.5 < math.prod(frame.generated) / PAINT.default_pixels < 1.5
-    assert all(drawn - PAINT.multiple < shown <= drawn for drawn, shown in zip(*frame, strict=True))
+    assert all(
+        generated_size - PAINT.multiple < shown <= generated_size
+        for generated_size, shown in zip(*frame, strict=True)
+    )
 
 
 LARGE = replace(PAINT, default_size=(1024, 1024))
@@ -81,15 +84,15 @@ LARGE = replace(PAINT, default_size=(1024, 1024))
     [((128, 64), 2), ((64, 128), 0.5), ((300, 50), 3), ((50, 300), 1 / 3), ((160, 120), 4 / 3)],
 )
 def test_usual_shapes_are_kept_exactly(image: tuple[int, int], aspect: float) -> None:
-    drawn, (width, height) = PAINT.frame_like(image)
-    assert drawn == (width, height)
+    generated_size, (width, height) = PAINT.frame_like(image)
+    assert generated_size == (width, height)
     assert width / height == pytest.approx(aspect)
 
 
 @pytest.mark.parametrize("model", [PAINT, LARGE])
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
 def test_the_shape_is_kept_within_a_hundredth(model: ImageModel, width: int, height: int) -> None:
-    drawn, shown = model.frame_like((width, height))
+    generated_size, shown = model.frame_like((width, height))
     aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
     assert shown[0] / shown[1] == pytest.approx(aspect, rel=0.0101)
-    assert drawn == shown or model is PAINT  # a finer grid wastes nothing
+    assert generated_size == shown or model is PAINT  # a finer grid wastes nothing

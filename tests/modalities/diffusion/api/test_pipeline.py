@@ -1,4 +1,4 @@
-"""The Python object, in front of an engine that draws plain colours."""
+"""The Python object, in front of an engine that generates plain colours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def engine() -> PlainEngine:
 
 
 @pytest.fixture
-def draw(engine: PlainEngine) -> Iterator[ImagePipeline]:
+def generate(engine: PlainEngine) -> Iterator[ImagePipeline]:
     with open_plain(engine) as pipeline:
         yield pipeline
 
@@ -40,8 +40,8 @@ def asked(engine: PlainEngine) -> ImageRequest:
     return list(engine.submitted.values())[-1]
 
 
-def test_a_call_returns_the_images(draw: ImagePipeline, engine: PlainEngine) -> None:
-    images = draw("a red apple", num_images=3, seed=5, size=(64, 32), num_steps=4)
+def test_a_call_returns_the_images(generate: ImagePipeline, engine: PlainEngine) -> None:
+    images = generate("a red apple", num_images=3, seed=5, size=(64, 32), num_steps=4)
     assert [found.index for found in images] == [0, 1, 2]
     for found, colour in zip(images, COLOURS, strict=True):
         assert found.image.size == (64, 32)
@@ -53,33 +53,35 @@ def test_a_call_returns_the_images(draw: ImagePipeline, engine: PlainEngine) -> 
     assert not request.has_progress
 
 
-def test_random_seed_is_returned(draw: ImagePipeline, engine: PlainEngine) -> None:
-    (found,) = draw("a red apple")
+def test_random_seed_is_returned(generate: ImagePipeline, engine: PlainEngine) -> None:
+    (found,) = generate("a red apple")
     assert found.seed == asked(engine).seed
 
 
-def test_minus_one_asks_for_a_new_seed(draw: ImagePipeline, engine: PlainEngine) -> None:
-    seeds = [draw("a red apple", seed=-1)[0].seed for _ in range(3)]
+def test_minus_one_asks_for_a_new_seed(generate: ImagePipeline, engine: PlainEngine) -> None:
+    seeds = [generate("a red apple", seed=-1)[0].seed for _ in range(3)]
     assert len(set(seeds)) == 3
     assert min(seeds) >= 0
     assert asked(engine).seed == seeds[-1]
 
 
-def test_a_prompt_that_was_cut_is_warned_of_once(draw: ImagePipeline, engine: PlainEngine) -> None:
+def test_a_prompt_that_was_cut_is_warned_of_once(
+    generate: ImagePipeline, engine: PlainEngine
+) -> None:
     engine.is_prompt_cut = True
     with pytest.warns(UserWarning, match="longer than the model reads") as warned:
-        draw("a red apple", num_images=3)
+        generate("a red apple", num_images=3)
     assert len(warned) == 1
     engine.is_prompt_cut = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw("a red apple")
+        generate("a red apple")
 
 
 def test_images_of_shapes_off_the_grid_come_back_in_their_shape(
-    draw: ImagePipeline, engine: PlainEngine
+    generate: ImagePipeline, engine: PlainEngine
 ) -> None:
-    progress = list(draw.stream("a hen", image=image(100, 57), num_previews=1))
+    progress = list(generate.stream("a hen", image=image(100, 57), num_previews=1))
     (found,) = [one.image for one in progress if one.image]
     width, height = found.image.size
     assert width / height == pytest.approx(100 / 57, rel=0.01)
@@ -94,8 +96,8 @@ def test_images_of_shapes_off_the_grid_come_back_in_their_shape(
     )
 
 
-def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> None:
-    draw(
+def test_options_reach_the_engine(generate: ImagePipeline, engine: PlainEngine) -> None:
+    generate(
         "a hen",
         negative_prompt="blurry",
         guidance_scale=3.5,
@@ -107,12 +109,12 @@ def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> N
     assert (request.negative_prompt, request.guidance_scale) == ("blurry", 3.5)
     assert (request.sampler, request.adapters) == ("heun", (AdapterUse("ink", 0.5),))
     assert request.cache == StepCache(name="teacache", threshold=0.2)
-    draw("a hen", cache="off")
+    generate("a hen", cache="off")
     assert asked(engine).cache == StepCache(name="off")
 
 
-def test_stream_yields_steps_and_previews(draw: ImagePipeline) -> None:
-    updates = list(draw.stream("a hen", num_previews=2, num_steps=4))
+def test_stream_yields_steps_and_previews(generate: ImagePipeline) -> None:
+    updates = list(generate.stream("a hen", num_previews=2, num_steps=4))
     assert updates[0].queue_position == 1
     previews = [progress.preview for progress in updates if progress.preview is not None]
     assert [preview.size for preview in previews] == [(8, 8), (8, 8)]
@@ -123,26 +125,26 @@ def test_stream_yields_steps_and_previews(draw: ImagePipeline) -> None:
     assert updates[-1].image.image.size == (64, 64)
 
 
-def test_leaving_a_stream_early_cancels_it(draw: ImagePipeline, engine: PlainEngine) -> None:
+def test_leaving_a_stream_early_cancels_it(generate: ImagePipeline, engine: PlainEngine) -> None:
     engine.is_endless = True
-    stream = draw.stream("a hen")
+    stream = generate.stream("a hen")
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     engine.is_endless = False
-    draw("a hen")
+    generate("a hen")
     until(lambda: len(engine.cancelled) == 1)  # a stream is left at once, and ended soon
 
 
-async def test_async_twins_work_on_any_loop(draw: ImagePipeline) -> None:
-    one, two = await asyncio.gather(draw.acall("a hen"), draw.acall("a fox", num_images=2))
+async def test_async_twins_work_on_any_loop(generate: ImagePipeline) -> None:
+    one, two = await asyncio.gather(generate.acall("a hen"), generate.acall("a fox", num_images=2))
     assert (len(one), len(two)) == (1, 2)
-    updates = [progress async for progress in draw.astream("a hen", num_steps=3)]
+    updates = [progress async for progress in generate.astream("a hen", num_steps=3)]
     assert updates[-1].image is not None
 
 
 @pytest.mark.parametrize("form", ["image", "bytes", "path", "text"])
 def test_images_are_begun_from(
-    draw: ImagePipeline, engine: PlainEngine, tmp_path: Path, form: str
+    generate: ImagePipeline, engine: PlainEngine, tmp_path: Path, form: str
 ) -> None:
     path = tmp_path / "source.png"
     path.write_bytes(saved(image(48, 48)))
@@ -152,33 +154,33 @@ def test_images_are_begun_from(
         "path": path,
         "text": str(path),
     }
-    draw("a hen", image=forms[form], strength=0.4)
+    generate("a hen", image=forms[form], strength=0.4)
     request = asked(engine)
     assert request.strength == 0.4
     (source,) = request.sources
     assert (source.width, source.height) == (64, 64)
-    draw("a hen", image=[image(), image()])
+    generate("a hen", image=[image(), image()])
     assert len(asked(engine).sources) == 2
 
 
-def test_a_variation_has_no_words(draw: ImagePipeline, engine: PlainEngine) -> None:
-    draw(image=image(64, 64))
+def test_a_variation_has_no_words(generate: ImagePipeline, engine: PlainEngine) -> None:
+    generate(image=image(64, 64))
     assert asked(engine).prompt == ""
     with pytest.raises(InvalidRequest):
-        draw()
+        generate()
 
 
 def test_masks_are_white_or_transparent_where_the_image_may_change(
-    draw: ImagePipeline, engine: PlainEngine
+    generate: ImagePipeline, engine: PlainEngine
 ) -> None:
     white = Image.new("L", (64, 64))
     white.paste(255, (0, 0, 32, 64))
     for mask in (white, hole_mask(64, 64, (0, 0, 32, 64))):
-        draw("a hen", image=image(64, 64), mask=mask)
+        generate("a hen", image=image(64, 64), mask=mask)
         found = Image.frombytes("L", (64, 64), asked(engine).mask)
         assert found.tobytes() == white.tobytes()
     with pytest.raises(InvalidRequest, match="mask cannot be read as an image"):
-        draw("a hen", image=image(64, 64), mask=b"nonsense")
+        generate("a hen", image=image(64, 64), mask=b"nonsense")
 
 
 @pytest.mark.parametrize(
@@ -186,9 +188,9 @@ def test_masks_are_white_or_transparent_where_the_image_may_change(
     [("a.png", "png"), ("a.JPG", "jpeg"), ("a.b.jpeg", "jpeg"), ("x.webp", "webp")],
 )
 def test_files_are_saved_in_the_format_of_their_name(
-    draw: ImagePipeline, tmp_path: Path, name: str, kind: str
+    generate: ImagePipeline, tmp_path: Path, name: str, kind: str
 ) -> None:
-    (found,) = draw("a hen")
+    (found,) = generate("a hen")
     assert kind_of(name) == kind
     found.save(tmp_path / name)
     with Image.open(tmp_path / name) as image:
@@ -196,8 +198,8 @@ def test_files_are_saved_in_the_format_of_their_name(
         assert image.size == (64, 64)
 
 
-def test_a_name_without_a_format_says_what_to_do(draw: ImagePipeline, tmp_path: Path) -> None:
-    (found,) = draw("a hen")
+def test_a_name_without_a_format_says_what_to_do(generate: ImagePipeline, tmp_path: Path) -> None:
+    (found,) = generate("a hen")
     with pytest.raises(ConfigError, match=r"use \.png, \.jpeg, \.webp, or name the format"):
         found.save(tmp_path / "image.doc")
     found.save(tmp_path / "image.doc", kind="png")
@@ -205,21 +207,21 @@ def test_a_name_without_a_format_says_what_to_do(draw: ImagePipeline, tmp_path: 
         assert image.size == (64, 64)
 
 
-def test_mistakes_say_what_to_do(draw: ImagePipeline, engine: PlainEngine) -> None:
+def test_mistakes_say_what_to_do(generate: ImagePipeline, engine: PlainEngine) -> None:
     with pytest.raises(InvalidRequest, match="64x64"):
-        draw("a hen", size=(63, 64))
+        generate("a hen", size=(63, 64))
     with pytest.raises(ConfigError, match=r"source\.png cannot be read"):
-        draw("a hen", image="/no/such/source.png")
+        generate("a hen", image="/no/such/source.png")
     with pytest.raises(TypeError, match="promt"):
-        draw("a hen", promt="x")  # type: ignore[call-arg]
+        generate("a hen", promt="x")  # type: ignore[call-arg]
     engine.error = NonFinite("NaN.")
     with pytest.raises(NonFinite):
-        draw("a hen")
+        generate("a hen")
 
 
-def test_pipeline_lists_abilities(draw: ImagePipeline) -> None:
-    assert draw.model.default_size == (64, 64)
-    assert draw.model.samplers == ("euler", "heun")
+def test_pipeline_lists_abilities(generate: ImagePipeline) -> None:
+    assert generate.model.default_size == (64, 64)
+    assert generate.model.samplers == ("euler", "heun")
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +246,7 @@ def test_a_real_image_can_be_watched_and_left(embedded: ImagePipeline) -> None:
     assert sum(progress.preview is not None for progress in updates) == 2
     assert updates[-1].image is not None
     assert {progress.step for progress in updates} >= {1, 2, 3, 4, 5}
-    for _ in range(20):  # more than may be drawn at once: a leak would block the last ones
+    for _ in range(20):  # more than may be generated at once: a leak would block the last ones
         stream = embedded.stream("a red apple", num_steps=50, cache="off")
         next(stream)
         stream.close()  # type: ignore[attr-defined]

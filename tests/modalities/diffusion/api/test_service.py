@@ -37,14 +37,14 @@ PNG = ImageFile(saved(image(256, 128)), "image/png")
 MASK = ImageFile(hole_mask(256, 128, (0, 0, 128, 128)))
 
 
-async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
+async def generated(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
     return [delta async for delta in service.generate(asked)]
 
 
 async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
     """What the engine is asked for the sake of a call."""
     engine = FakeImageEngine()
-    await drawn(make_image_service(engine, image_model(**spec)), asked)
+    await generated(make_image_service(engine, image_model(**spec)), asked)
     (request,) = engine.submitted.values()
     return request
 
@@ -118,15 +118,15 @@ async def test_quality_is_a_number_of_steps(
     assert (await asked_for(call(quality=quality, cache=wanted))).cache == wanted
 
 
-async def test_seeds_are_drawn_or_configured() -> None:
+async def test_seeds_are_generated_or_configured() -> None:
     service = make_image_service(engine := FakeImageEngine())
     for n in range(3):
-        await drawn(service, call(call_id=str(n)))
+        await generated(service, call(call_id=str(n)))
     assert len({request.seed for request in engine.submitted.values()}) == 3
     config = Config(device=DeviceOptions(seed=17))
     reader = ImageReader(None)
     fixed = ImageService(config, [image_model()], engine, reader=reader)
-    await drawn(fixed, call(call_id="x"))
+    await generated(fixed, call(call_id="x"))
     assert engine.submitted["x"].seed == 17
 
 
@@ -177,7 +177,7 @@ async def test_a_model_refuses_what_it_cannot_do() -> None:
     assert service.generate(call(model="")).model.name == "paint"
 
 
-async def test_an_image_to_begin_from_comes_as_large_as_what_is_drawn() -> None:
+async def test_an_image_to_begin_from_comes_as_large_as_what_is_generated() -> None:
     request = await asked_for(call(sources=(PNG,), mask=MASK, strength=0.7))
     assert (request.width, request.height) == (192, 96)  # the image's shape, the model's area
     (source,) = request.sources
@@ -236,20 +236,20 @@ async def test_bad_images_are_named_and_cost_nothing(
 ) -> None:
     service = make_image_service(engine := FakeImageEngine())
     with pytest.raises(error) as refused:
-        await drawn(service, call(**fields))
+        await generated(service, call(**fields))
     assert refused.value.param == param
     assert engine.submitted == {}
-    await drawn(service, call(sources=(PNG,)))  # nothing is still counted as held or admitted
+    await generated(service, call(sources=(PNG,)))  # nothing is still counted as held or admitted
 
 
 async def test_admission_counts_pixels_times_steps() -> None:
     tokens = 128 * 128 // 256 * 10
     service = make_image_service(FakeImageEngine(), max_queue_tokens=2 * tokens)
-    await drawn(service, call(num_images=2))
-    await drawn(service, call(num_steps=20))
+    await generated(service, call(num_images=2))
+    await generated(service, call(num_steps=20))
     for fields in ({"num_images": 3}, {"num_steps": 21}, {"size": (256, 256), "num_steps": 10}):
         with pytest.raises(InvalidRequest, match="tokens"):
-            await drawn(service, call(**fields))
+            await generated(service, call(**fields))
 
 
 async def test_overload_says_when_to_come_back() -> None:
@@ -258,14 +258,14 @@ async def test_overload_says_when_to_come_back() -> None:
     first = service.generate(call(num_images=2, key="a", has_progress=True))
     await anext(first)
     with pytest.raises(RateLimited) as mine:
-        await drawn(service, call(key="a", call_id="b"))
+        await generated(service, call(key="a", call_id="b"))
     with pytest.raises(Overloaded) as all_of_us:
-        await drawn(service, call(num_images=2, key="b", call_id="c"))
+        await generated(service, call(num_images=2, key="b", call_id="c"))
     for refused in (mine, all_of_us):
         assert refused.value.retry_after_s is not None
         assert refused.value.retry_after_s >= 1
     await first.aclose()
-    await drawn(service, call(num_images=2, key="a", call_id="d"))
+    await generated(service, call(num_images=2, key="a", call_id="d"))
 
 
 async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None:
@@ -281,7 +281,7 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
     await asyncio.sleep(0.05)
     assert engine.num_steps <= before + 1
     assert service._images.held == 0
-    await drawn(service, call(num_images=2, call_id="next"))
+    await generated(service, call(num_images=2, call_id="next"))
 
 
 async def test_what_ends_the_engines_job_ends_the_call() -> None:
@@ -302,18 +302,18 @@ async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     first = service.generate(call(sources=(PNG,), has_progress=True))
     await anext(first)
     with pytest.raises(Overloaded, match="edited"):
-        await drawn(service, call(sources=(PNG,), call_id="b"))
+        await generated(service, call(sources=(PNG,), call_id="b"))
     await first.aclose()
     monkeypatch.setattr(module, "MAX_SOURCE_BYTES", 1000)
     with pytest.raises(InvalidRequest, match="in total"):
-        await drawn(service, call(sources=(PNG,), call_id="c"))
+        await generated(service, call(sources=(PNG,), call_id="c"))
 
 
 @pytest.mark.parametrize(("most", "side"), [(128 * 128, 128), (128 * 128 - 1, 112), (4096, 64)])
-async def test_without_a_size_the_largest_that_the_server_draws(most: int, side: int) -> None:
+async def test_without_a_size_the_largest_that_the_server_generates(most: int, side: int) -> None:
     engine = FakeImageEngine()
     service = make_image_service(engine, images=ImageOptions(max_image_pixels=most))
-    await drawn(service, call())
+    await generated(service, call())
     (request,) = engine.submitted.values()
     assert (request.width, request.height) == (side, side)
 

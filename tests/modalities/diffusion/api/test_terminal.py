@@ -101,7 +101,7 @@ def test_an_image_keeps_its_shape_and_fits(
     assert (lines[0].count("▀"), len(lines)) == cells
 
 
-def test_several_images_stand_beside_each_other() -> None:
+def test_several_images_stand_next_to_each_other() -> None:
     strip = shown((64, 64), "blocks", num_images=2)
     strip.show(1, Image.new("RGB", (8, 8), BLUE))
     first = printed(strip, console()).splitlines()[0]
@@ -153,7 +153,7 @@ def test_an_image_takes_the_rows_that_were_made_for_it(display: Display) -> None
     assert rest.endswith("\x1b8\n")
 
 
-def test_it_is_drawn_over_itself() -> None:
+def test_it_is_generated_over_itself() -> None:
     target = console()
     strip = shown((64, 64), "blocks")
     with Live(strip, console=target, auto_refresh=False) as live:

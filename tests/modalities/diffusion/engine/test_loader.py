@@ -1,4 +1,4 @@
-"""Loading an image model: what it takes, what it gives back, and what it can draw."""
+"""Loading an image model: what it takes, what it gives back, and what it can generate."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weight_bytes(large: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """What it holds beside what drawing takes."""
+    """What it holds beside what generation takes."""
     model = open_loader(large, ledger := Ledger(MANY), tmp_path_factory.mktemp("cache"))
     with ExitStack() as stack:
         model._reserve(model._memory(stack))
@@ -273,14 +273,14 @@ def test_a_damaged_model_holds_nothing(tmp_path: Path) -> None:
     assert ledger.available_bytes == MANY
 
 
-def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
+def test_a_map_next_to_the_model_generates_its_previews(tmp_path: Path) -> None:
     save_pipeline(tmp_path / "model", PIPELINE)
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = executor_of(loaded)._decoder._preview.colours(torch.randn(4, 5, 6))
-    assert drawn.shape == (3, 5, 6)
-    assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
+    generated = executor_of(loaded)._decoder._preview.colours(torch.randn(4, 5, 6))
+    assert generated.shape == (3, 5, 6)
+    assert generated[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()
     for spoiled in (
         {"weight": torch.zeros(4, 3), "bias": torch.zeros(3)},
@@ -291,7 +291,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
             load(tmp_path / "model", Ledger(MANY), tmp_path)
 
 
-def test_what_can_never_be_drawn_is_refused_at_once() -> None:
+def test_what_can_never_be_generated_is_refused_at_once() -> None:
     executor = open_executor()
     with torch.inference_mode():
         costs = GenerationCosts.of(executor.recipe)
@@ -352,5 +352,5 @@ def test_a_fitted_map_finds_the_colours() -> None:
     recipe = _Mixed()
     preview = Preview.fit(cast("Recipe", recipe))
     colours = torch.rand((3, 8, 8), generator=torch.Generator().manual_seed(5))
-    drawn = preview.colours(recipe.image_sample(colours, None))
-    assert float((drawn - avg_pool2d(colours, 2)).abs().max()) < 0.05
+    generated = preview.colours(recipe.image_sample(colours, None))
+    assert float((generated - avg_pool2d(colours, 2)).abs().max()) < 0.05

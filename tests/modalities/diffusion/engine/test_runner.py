@@ -226,7 +226,7 @@ def test_previews_come_when_asked_for_and_near_the_image(driver: RunnerDriver) -
     assert closeness(last, Pixels(width=8, height=8, rgb=expected.get().numpy().tobytes())) <= 1
 
 
-def test_what_cannot_be_drawn_ends_itself_alone(driver: RunnerDriver) -> None:
+def test_what_cannot_be_generated_ends_itself_alone(driver: RunnerDriver) -> None:
     keys = [ImageKey("bad", 0), ImageKey("good", 0)]
     requests = [image_request(width=65), image_request()]
     starts = [ImageStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
@@ -245,8 +245,8 @@ def test_latents_that_are_not_finite_fail_their_row_alone(driver: RunnerDriver) 
     assert isinstance(spoiled.error, NonFinite)
     assert sound.error is None
     driver.run("release", dropped=keys[:1])
-    (drawn,) = driver.finish(keys[1:], done=1)
-    assert closeness(drawn, expected) <= 1
+    (generated,) = driver.finish(keys[1:], done=1)
+    assert closeness(generated, expected) <= 1
 
 
 def test_an_image_that_is_not_finite_is_no_image(driver: RunnerDriver) -> None:
@@ -311,8 +311,8 @@ def test_a_fault_in_a_run_ends_its_row_alone(
     assert [row.pixels is not None for row in rows] == [True, False, True]
     assert [row.num_computed for row in rows] == [1, 0, 1]
     driver.run("release", dropped=keys[1:2])
-    drawn = driver.finish(keys[::2], done=3)
-    pairs = zip(drawn, expected[::2], strict=True)
+    generated = driver.finish(keys[::2], done=3)
+    pairs = zip(generated, expected[::2], strict=True)
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in pairs)
 
 
@@ -374,8 +374,10 @@ def test_a_step_without_memory_can_be_taken_again_in_parts(
     assert [row.num_computed for row in results] == [1, 1]
     driver.denoise(keys, num_steps=3)
     driver.denoise(keys, num_steps=2)
-    drawn = driver.decode(keys)
-    assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
+    generated = driver.decode(keys)
+    assert all(
+        closeness(ours, theirs) <= 1 for ours, theirs in zip(generated, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("at_call", [0, 1])
@@ -420,9 +422,11 @@ def test_images_of_one_size_are_decoded_together_as_far_as_there_is_room(
         return original(samples)
 
     monkeypatch.setattr(recipe, "decode_all", decode_all)
-    drawn = driver.finish(driver.encode(*asked))
+    generated = driver.finish(driver.encode(*asked))
     assert together == [2, 1, 1, 1]
-    assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
+    assert all(
+        closeness(ours, theirs) <= 1 for ours, theirs in zip(generated, expected, strict=True)
+    )
 
 
 def test_large_images_are_decoded_in_tiles(

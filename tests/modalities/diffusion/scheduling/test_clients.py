@@ -52,7 +52,7 @@ def test_runs_are_shared_between_clients() -> None:
     assert len(rows) <= 2 * 60 + 4, "half of the rows are those of the one image"
 
 
-def test_one_client_draws_in_order() -> None:
+def test_one_client_generates_in_order() -> None:
     rig = Rig(max_images=1)
     for index in range(4):
         rig.submit(f"{index}", request_of(), client="a")

@@ -248,7 +248,7 @@ def test_small_images_pass_a_large_one_that_has_no_room_yet() -> None:
     assert encoded == [["first0", "first1", "small"], ["large"]]
 
 
-def test_what_can_never_be_drawn_is_refused() -> None:
+def test_what_can_never_be_generated_is_refused() -> None:
     rig = Rig(max_state_bytes=64 * 64, max_jobs=1)
     with pytest.raises(InvalidRequest):
         rig.submit("large", request_of(128))
@@ -290,7 +290,7 @@ def test_both_branches_of_guidance_count_as_rows() -> None:
     assert rig.runner.rows_run == [4, 4, 2, 2]
 
 
-def test_a_full_device_draws_one_after_the_other() -> None:
+def test_a_full_device_generates_one_after_the_other() -> None:
     """Where rows cost more together than apart, runs become single rows once that was seen."""
     costs = linear_costs(run_s=-0.002, row_s=0.01)
     rig = Rig(runner=FakeImageRunner(cost_s=costs))

@@ -35,7 +35,7 @@ def test_times_are_interpolated_between_measured_row_counts() -> None:
     assert run_s[5] == pytest.approx(0.09 + 0.55 * 3 / 5)
 
 
-def test_beyond_a_row_is_thought_a_little_cheaper_and_will_be_tried() -> None:
+def test_beyond_a_row_is_estimated_a_little_cheaper_and_will_be_tried() -> None:
     run_s = table(learned(lambda rows: 0.01 * rows, 4))
     per_row = [seconds / rows for rows, seconds in enumerate(run_s, start=1)]
     assert per_row[3] == pytest.approx(0.01)

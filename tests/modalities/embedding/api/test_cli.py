@@ -55,7 +55,9 @@ def test_json_lines_go_to_stdout(model: str, capsys: pytest.CaptureFixture[str])
     assert len(rows[0]["embedding"]) == 32
 
 
-def test_texts_are_put_in_order_of_likeness(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_put_in_order_of_similarity(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert embed("w30", "w1 w2", "w1", "--similar-to", "w1", "--model", model) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == " 1.000  w1"

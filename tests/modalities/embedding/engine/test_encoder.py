@@ -82,7 +82,7 @@ def test_configurations_that_would_be_read_wrongly_are_refused(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", sorted(FAMILIES))
 @torch.inference_mode()
-def test_a_text_is_the_same_beside_any_others(
+def test_a_text_is_the_same_with_any_others(
     kind: str, dtype: torch.dtype, tmp_path: Path, native: NativeKernels
 ) -> None:
     save(tmp_path, kind)

@@ -208,8 +208,8 @@ async def test_a_template_is_applied(client: httpx.AsyncClient, engine: FakeEngi
     prompt = (await client.post("/apply-template", json=body)).json()["prompt"]
     assert prompt.endswith("<|im_start|>assistant\nWell")
     tools = [{"type": "function", "function": {"name": "look"}}]
-    told = (await client.post("/apply-template", json={**body, "tools": tools})).json()["prompt"]
-    assert json.dumps(tools[0]["function"]) in told
+    found = (await client.post("/apply-template", json={**body, "tools": tools})).json()["prompt"]
+    assert json.dumps(tools[0]["function"]) in found
     for path in ("/tokenize", "/v1/tokenize"):
         counted = (await client.post(path, json={**body, "tools": tools})).json()
         assert counted["count"] > len(await ids_of(client, prompt))
@@ -260,10 +260,10 @@ async def test_a_tokenizer_is_described_where_the_operator_wants_it(
     service = make_service(folder, engine)
     app = create_app(Config(), engine, [llm_router(service, has_tokenizer_info=True)])
     async with in_process(app) as asking:
-        told = (await asking.get("/tokenizer_info", params={"model": "tiny"})).json()
-        assert told == (await asking.get("/tokenizer_info")).json()
+        found = (await asking.get("/tokenizer_info", params={"model": "tiny"})).json()
+        assert found == (await asking.get("/tokenizer_info")).json()
         unknown = await asking.get("/tokenizer_info", params={"model": "absent"})
         assert refused(unknown, 404)["code"] == "model_not_found"
-    assert told["chat_template"] == CHATML
-    assert told["tokenizer_class"]
-    assert not any(name.endswith("_file") for name in told)
+    assert found["chat_template"] == CHATML
+    assert found["tokenizer_class"]
+    assert not any(name.endswith("_file") for name in found)

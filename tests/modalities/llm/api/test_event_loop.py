@@ -88,10 +88,12 @@ async def test_texts_of_many_tokens(app: FastAPI, monkeypatch: pytest.MonkeyPatc
     telling = threads_of(monkeypatch, tokenizer_routes, "write_json")
     model = {"model": "tiny", "return_token_strs": True}
     async with in_process(app) as client:
-        told = (await client.post("/tokenize", json={**model, "prompt": "a" * 100})).json()
-        assert (told["count"], told["token_strs"]) == (100, ["a"] * 100)
+        tokenized = (await client.post("/tokenize", json={**model, "prompt": "a" * 100})).json()
+        assert (tokenized["count"], tokenized["token_strs"]) == (100, ["a"] * 100)
         monkeypatch.setattr("triptych.core.text.threads._SHORT_CHARS", 50)
-        assert (await client.post("/tokenize", json={**model, "prompt": "a" * 100})).json() == told
+        assert (
+            await client.post("/tokenize", json={**model, "prompt": "a" * 100})
+        ).json() == tokenized
     assert len(telling) == 2
     assert are_aside(telling[1:])
 

@@ -43,7 +43,7 @@ async def test_a_child_is_started_ahead_and_checks_the_first_grammar(
 @pytest.mark.parametrize(
     ("template", "is_begun"), [("{{ tools }}", True), ("{{ messages }}", False)]
 )
-def test_models_that_are_told_of_tools_get_one_ahead(
+def test_models_whose_template_supports_tools_get_one_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, is_begun: bool
 ) -> None:
     begun: list[GrammarChecker] = []

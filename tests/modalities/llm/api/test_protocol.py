@@ -384,7 +384,7 @@ def test_the_template_is_given_switches() -> None:
         ),
     ],
 )
-def test_thinking_is_a_switch_of_the_template(
+def test_reasoning_is_a_switch_of_the_template(
     fields: dict[str, Any], switches: dict[str, Any]
 ) -> None:
     assert chat(**fields).template_options() == {"add_generation_prompt": True, **switches}
@@ -407,7 +407,7 @@ def test_special_tokens_of_messages_are_the_templates_business(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_earlier_thoughts_come_back_by_either_name(name: str) -> None:
+def test_earlier_reasoning_comes_back_by_either_name(name: str) -> None:
     message = Message.model_validate({"role": "assistant", "content": "4.", name: "2 + 2"})
     assert message.for_template() == {
         "role": "assistant",

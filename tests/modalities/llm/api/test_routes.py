@@ -255,7 +255,7 @@ async def test_a_token_comes_before_those_that_are_likelier(
     assert list(choice["logprobs"]["top_logprobs"][1].items()) == [("i", -1.0), ("j", -0.5)]
 
 
-async def test_the_token_drawn_is_always_among_the_likeliest(client: httpx.AsyncClient) -> None:
+async def test_the_token_sampled_is_always_among_the_likeliest(client: httpx.AsyncClient) -> None:
     reply = await client.post(TEXT, json=text("hi", logprobs=0, max_tokens=1))
     assert reply.json()["choices"][0]["logprobs"]["top_logprobs"] == [{"T": -0.25}]
 
@@ -331,7 +331,7 @@ async def test_no_alternatives_need_no_logprobs(
         ({"enable_thinking": False, "reasoning_effort": "none", "thinking": False}, None),
     ],
 )
-async def test_thoughts_are_asked_of_a_model_without(
+async def test_reasoning_is_asked_of_a_model_without(
     client: httpx.AsyncClient, fields: dict[str, Any], named: str | None
 ) -> None:
     reply = await client.post(CHAT, json=chat(**fields))

@@ -1,4 +1,4 @@
-"""`triptych speak`: what it reads, writes and tells."""
+"""`triptych speak`: what it reads, writes and reports."""
 
 from __future__ import annotations
 

@@ -177,14 +177,14 @@ async def test_a_voice_of_the_callers_own() -> None:
         await spoken(without, call(voice=voices.voice_id, owner="me"))
 
 
-async def test_seeds_repeat_and_are_drawn_where_there_is_none() -> None:
+async def test_seeds_repeat_and_are_sampled_where_there_is_none() -> None:
     engine = FakeSpeechEngine()
-    drawn = []
+    sampled = []
     for default, seed in ((None, None), (None, -1), (5, -1), (5, None), (5, 6)):
         await spoken(make_speech_service(engine, default_seed=default), call(seed=seed))
-        drawn.append(engine.submitted["c.0"].sampling.seed)
-    assert len({*drawn[:3], -1, 5}) == 5
-    assert drawn[3:] == [5, 6]
+        sampled.append(engine.submitted["c.0"].sampling.seed)
+    assert len({*sampled[:3], -1, 5}) == 5
+    assert sampled[3:] == [5, 6]
 
 
 async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:

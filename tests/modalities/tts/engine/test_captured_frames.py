@@ -1,4 +1,4 @@
-"""Captured frames: forward passes and draws of models whose steps are frames, as without."""
+"""Captured frames: forward passes and samples of models whose steps are frames, as without."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rig_of(model: Any, *, captures: bool) -> tuple[FrameRig, CountingCalls]:
 
 
 def spoken(rig: FrameRig) -> list[list[tuple[int, ...]]]:
-    """Frames of rows that join one after the other, and are drawn each in its own way."""
+    """Frames of rows that join one after the other, and are sampled each in its own way."""
     chance, rows = random.Random(4), []
     for step in range(24):
         if step % 4 == 0:
@@ -85,4 +85,4 @@ def test_frames_are_the_same(family: Callable[[], Any]) -> None:
     heard, wanted = spoken(captured), spoken(eager)
     assert heard == wanted
     assert sum(map(len, wanted)) > 40
-    assert backend.num_replays == 24 + 24 + 6  # forward passes, and draws of prompts, too
+    assert backend.num_replays == 24 + 24 + 6  # forward passes, and samples of prompts, too

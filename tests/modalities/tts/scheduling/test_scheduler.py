@@ -9,7 +9,7 @@ from support.speech_world import (
     ENDLESS,
     HOP,
     SpeechWorld,
-    draw,
+    sample,
     segment,
     speech_model,
     speech_request,
@@ -115,7 +115,7 @@ def test_context_leaves_room_for_what_prompts_are_limited_to() -> None:
     assert world.deltas("a")[-1].num_prompt_tokens == 2 + 16, "four whole pages"
 
 
-def test_no_two_segments_of_a_text_draw_the_same_numbers() -> None:
+def test_no_two_segments_of_a_text_sample_the_same_numbers() -> None:
     world = SpeechWorld()
     for part in range(3):  # a long text comes as several jobs
         request = speech_request(*[segment(n) for n in range(3)])
@@ -220,7 +220,7 @@ def test_silence_follows_a_segment_and_counts_as_sound() -> None:
 
 
 def test_a_segment_without_a_sound_ends_all_the_same() -> None:
-    silent = next(n for n in range(1000) if draw([n], 1)[0] == END_FRAME_ID)
+    silent = next(n for n in range(1000) if sample([n], 1)[0] == END_FRAME_ID)
     world = SpeechWorld()
     world.submit("a", speech_request(segment(silent), segment(silent), segment(1)))
     world.finish_all()

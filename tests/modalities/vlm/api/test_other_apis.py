@@ -110,6 +110,6 @@ async def test_what_is_no_image(client: httpx.AsyncClient) -> None:
     assert (reply.status_code, list(reply.json())) == (400, ["error"])
 
 
-async def test_what_it_can_do_is_told(client: httpx.AsyncClient) -> None:
+async def test_abilities_are_listed(client: httpx.AsyncClient) -> None:
     shown = (await client.post("/api/show", json={"model": f"{MODEL}:latest"})).json()
     assert "vision" in shown["capabilities"]

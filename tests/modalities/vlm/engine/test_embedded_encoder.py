@@ -27,7 +27,7 @@ def noise(side: int, seed: int, num_features: int) -> PromptContent:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @torch.inference_mode()
-def test_an_image_has_the_same_features_beside_others(
+def test_an_image_has_the_same_features_with_others(
     dtype: torch.dtype, native: NativeKernels
 ) -> None:
     with Checkpoint.open(FOLDER) as checkpoint:

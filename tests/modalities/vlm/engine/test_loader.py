@@ -134,7 +134,7 @@ def test_a_model_without_an_image_processor_is_refused(folder: Path) -> None:
         loader(folder, Ledger(256 * MIB)).load(lambda _: None)
 
 
-def test_fields_of_the_text_beside_the_others_are_read(tmp_path: Path) -> None:
+def test_fields_of_the_text_in_addition_to_the_others_are_read(tmp_path: Path) -> None:
     """Configurations of Qwen2-VL on the hub have no `text_config`."""
     save_model("qwen2_vl", tmp_path)
     nested = json.loads((tmp_path / "config.json").read_text())

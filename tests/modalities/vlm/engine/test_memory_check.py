@@ -97,5 +97,5 @@ def test_where_one_rank_lacks_room_all_refuse_and_go_on(short: int) -> None:
     assert encode(on_rank, 8, 20, 19, 8) == [True, False, True, True]
 
 
-def test_steps_that_have_their_memory_ask_nobody() -> None:
+def test_steps_that_hold_their_memory_reserve_none() -> None:
     assert encode([None, None], RESERVED, 1) == [True, True]

@@ -158,7 +158,7 @@ def test_images_share_a_step_within_its_size() -> None:
     rig.close(*transfers)
 
 
-def test_an_image_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -> None:
+def test_an_encoding_failure_is_reported_to_requests_with_the_image_alone() -> None:
     rig = Rig()
     bad, good = rig.transfer(image("bad")), rig.transfer(image("x"))
     rig.run()
@@ -168,7 +168,7 @@ def test_an_image_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() ->
     rig.check_nothing_is_held()
 
 
-def test_an_image_that_nobody_wants_any_more_is_not_encoded() -> None:
+def test_an_unwanted_image_is_not_encoded() -> None:
     rig = Rig()
     first, second = rig.transfer(image("x")), rig.transfer(image("x"))
     rig.close(first)
@@ -213,7 +213,7 @@ def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
     rig.check_nothing_is_held()
 
 
-def test_a_full_queue_is_told() -> None:
+def test_a_full_queue_is_reported() -> None:
     rig = Rig()
     transfers = [rig.transfer(image(str(n))) for n in range(5)]
     assert "overloaded" in transfers[-1].reason

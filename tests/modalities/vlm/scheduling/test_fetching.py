@@ -42,7 +42,7 @@ def test_an_image_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
     assert counter(world, "images_encoded_total") == 0
 
 
-def test_what_came_from_elsewhere_is_not_told_as_cached() -> None:
+def test_fetched_features_are_not_reported_as_cached() -> None:
     world, link = linked()
     for job_id in ("cold", "warm"):
         world.submit(job_id, see(1, ("x", 5), 2, max_tokens=1))
@@ -79,7 +79,7 @@ def test_what_does_not_come_is_encoded_here_once(reason: str) -> None:
     assert counter(world, "feature_fallbacks_total") == 1
 
 
-def test_an_image_that_nobody_waits_for_is_not_fetched_on() -> None:
+def test_an_image_without_requests_is_not_fetched_on() -> None:
     world, link = linked()
     for job_id in "ab":
         world.submit(job_id, see(3, ("x", 5), 2, max_tokens=3))

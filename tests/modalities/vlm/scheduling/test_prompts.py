@@ -27,7 +27,7 @@ def names(world: VisionWorld) -> int:
     return len(world.runner.encoded)
 
 
-def test_text_goes_on_beside_an_image_that_is_encoded() -> None:
+def test_text_goes_on_while_an_image_is_encoded() -> None:
     world = VisionWorld(num_pages=40)
     world.submit("a", token_request((1, 2, 3), max_tokens=6))
     world.submit("b", see(3, ("x", 9), 2, max_tokens=3))
@@ -210,7 +210,7 @@ def test_an_answer_about_an_image_follows_a_grammar() -> None:
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     world.scheduler.connect(posted.put)
     grammar = to_grammar("regex", r"(?s:.)*")
-    for length in range(1, 9):  # the model draws what it likes: not always letters
+    for length in range(1, 9):  # the model samples what it likes: not always letters
         request = see(length, ("x", 5), 2, max_tokens=4)
         world.submit(f"{length}", replace(request, grammar=grammar))
     ended = 0

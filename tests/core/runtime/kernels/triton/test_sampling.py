@@ -1,4 +1,4 @@
-"""Drawn tokens: those of the sampler on a CPU, number for number."""
+"""Sampled tokens: those of the sampler on a CPU, number for number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logits_of(seed: int, num_rows: int, vocab_size: int, scale: float = 3.0) -> 
     return torch.randn(num_rows, vocab_size, generator=generator) * scale
 
 
-def draw(
+def sample_tokens(
     logits: torch.Tensor,
     shape: Sequence[float],
     numbers: Sequence[float] | torch.Tensor,
@@ -90,44 +90,44 @@ def test_ties_are_kept_or_dropped_together() -> None:
     numbers = torch.tensor([0.1, 0.3, 0.7, 0.9])  # one in the share of each
     rows = logits.expand(4, -1).contiguous()
     for shape in ((1.0, 2.0, 1.0, 0.0), (1.0, 3.0, 0.5, 0.0)):
-        assert set(draw(rows, shape, numbers)[0]) == {0, 1, 2, 3}
+        assert set(sample_tokens(rows, shape, numbers)[0]) == {0, 1, 2, 3}
     for shape in ((1.0, 2.0, 0.3, 0.0), (1.0, 0.0, 0.35, 0.0), (1.0, 0.0, 1.0, 0.6)):
-        assert draw(rows[:1], shape, numbers[3:])[0] == [1]
+        assert sample_tokens(rows[:1], shape, numbers[3:])[0] == [1]
 
 
 def test_the_nucleus_is_taken_of_what_top_k_kept() -> None:
     # Of 0.4, 0.3 (kept by top-k, mass 0.7), 0.4 is more than half: the nucleus is one token.
     rows = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log().expand(3, -1).contiguous()
     numbers = torch.tensor([0.0, 0.4, 0.99])
-    assert set(draw(rows, (1.0, 2.0, 0.55, 0.0), numbers)[0]) == {2}
-    assert set(draw(rows, (1.0, 0.0, 0.55, 0.0), numbers)[0]) == {0, 2}
+    assert set(sample_tokens(rows, (1.0, 2.0, 0.55, 0.0), numbers)[0]) == {2}
+    assert set(sample_tokens(rows, (1.0, 0.0, 0.55, 0.0), numbers)[0]) == {0, 2}
 
 
 def test_numbers_at_the_ends_fall_on_tokens_with_mass() -> None:
     logits = torch.full((2, 4500), -torch.inf)
     logits[:, [17, 3001]] = 0.0
     finite = logits.clamp(min=-1e30)
-    assert draw(finite, (1.0, 0.0, 1.0, 0.0), [0.0, 1 - 2.0**-52])[0] == [17, 3001]
+    assert sample_tokens(finite, (1.0, 0.0, 1.0, 0.0), [0.0, 1 - 2.0**-52])[0] == [17, 3001]
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
     logits = logits_of(1, 3, 5000).clamp(max=1.0)
     expected = logits.argmax(-1).tolist()
-    assert draw(logits, GREEDY, [0.5] * 3)[0] == expected
+    assert sample_tokens(logits, GREEDY, [0.5] * 3)[0] == expected
     found, _ = launch(logits, None, None, torch.ones(3, 4), torch.arange(3), None)
     assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_is_told_and_its_id_in_range(broken: float) -> None:
+def test_a_row_that_is_not_finite_is_reported_and_its_id_in_range(broken: float) -> None:
     logits = logits_of(2, 3, 100)
-    whole, _ = draw(logits, (0.8, 5.0, 0.9, 0.0), [0.3, 0.6, 0.9])
+    whole, _ = sample_tokens(logits, (0.8, 5.0, 0.9, 0.0), [0.3, 0.6, 0.9])
     logits[1, 99] = broken
     for shape in ((0.8, 5.0, 0.9, 0.0), GREEDY):
-        ids, is_finite = draw(logits, shape, [0.3, 0.6, 0.9])
+        ids, is_finite = sample_tokens(logits, shape, [0.3, 0.6, 0.9])
         assert is_finite == [True, False, True]
         assert all(0 <= token < 100 for token in ids)
-    assert draw(logits, (0.8, 5.0, 0.9, 0.0), [0.3, 0.6, 0.9])[0][::2] == whole[::2]
+    assert sample_tokens(logits, (0.8, 5.0, 0.9, 0.0), [0.3, 0.6, 0.9])[0][::2] == whole[::2]
 
 
 def test_edits_decide_and_the_model_s_own_logits_are_checked() -> None:
@@ -135,15 +135,15 @@ def test_edits_decide_and_the_model_s_own_logits_are_checked() -> None:
     edited = logits.clone()
     edited[0, logits[0].argmax()] = -torch.inf
     edited[1, 5] = 1e3
-    ids, is_finite = draw(logits, GREEDY, [0.5, 0.5], edited=edited)
+    ids, is_finite = sample_tokens(logits, GREEDY, [0.5, 0.5], edited=edited)
     assert ids == edited.argmax(-1).tolist()
     assert is_finite == [True, True]
     logits[0, 0] = torch.nan
-    assert draw(logits, GREEDY, [0.5, 0.5], edited=edited)[1] == [False, True]
+    assert sample_tokens(logits, GREEDY, [0.5, 0.5], edited=edited)[1] == [False, True]
 
 
 @pytest.mark.parametrize("vocab_size", [31, 2100])
-def test_only_allowed_tokens_are_drawn(vocab_size: int) -> None:
+def test_only_allowed_tokens_are_sampled(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(4)
     is_allowed = torch.rand(3, vocab_size, generator=generator) < 0.2
     is_allowed[:, 3] = True
@@ -154,18 +154,18 @@ def test_only_allowed_tokens_are_drawn(vocab_size: int) -> None:
     masked = logits.where(is_allowed, -1e30)
     numbers = torch.linspace(0.1, 0.9, 3)
     for shape in (GREEDY, (1.5, 4.0, 0.8, 0.01)):
-        ids, is_finite = draw(logits, shape, numbers, allowed=allowed)
-        assert ids == draw(masked, shape, numbers)[0]
+        ids, is_finite = sample_tokens(logits, shape, numbers, allowed=allowed)
+        assert ids == sample_tokens(masked, shape, numbers)[0]
         assert is_allowed[torch.arange(3), ids].all()
         assert all(is_finite)
 
 
-def test_a_row_draws_the_same_in_any_batch() -> None:
+def test_a_row_samples_the_same_in_any_batch() -> None:
     logits, numbers = logits_of(6, 2, 3000), torch.tensor([0.1, 0.6])
     shape = (1.0, 50.0, 0.9, 0.0)
-    together, _ = draw(logits, shape, numbers)
+    together, _ = sample_tokens(logits, shape, numbers)
     wide = torch.zeros(2, 3100)
     wide[:, :3000] = logits
     for row in range(2):
-        alone, _ = draw(wide[row : row + 1, :3000], shape, numbers[row : row + 1])
+        alone, _ = sample_tokens(wide[row : row + 1, :3000], shape, numbers[row : row + 1])
         assert alone == together[row : row + 1]

@@ -63,6 +63,6 @@ def test_an_image_alone_is_the_image_among_others(cache: str, driver: RunnerDriv
     assert min(apart(together[0], other) for other in together[1:]) > 5
 
 
-def test_an_unknown_adapter_is_refused_before_anything_is_drawn(driver: RunnerDriver) -> None:
+def test_an_unknown_adapter_is_refused_before_anything_is_generated(driver: RunnerDriver) -> None:
     with pytest.raises(InvalidRequest, match="no adapter 'oil'; adapters: ink, soft"):
         driver.executor.cache_of(image_request(adapters=(AdapterUse("oil"),)))

@@ -271,7 +271,7 @@ def file_of(folder: Path, *runs: CalibratedRun) -> CalibrationFile:
     return CalibrationFile(digest=model_digest(folder, ModelOptions()), model_class=FLUX, runs=runs)
 
 
-def test_calibrations_beside_the_model_and_of_this_machine_are_read(
+def test_calibrations_next_to_the_model_and_of_this_machine_are_read(
     folder: Path, config: Config
 ) -> None:
     file_of(folder, run_of(6, *PLANS), run_of(8)).write(folder / "calibration.json")

@@ -76,7 +76,7 @@ def test_plans_are_written_where_the_book_finds_them(
     assert book.method(StepCache(), 5) is None
 
 
-def test_files_grow_and_may_lie_beside_the_model(
+def test_files_grow_and_may_lie_next_to_the_model(
     calibrate: Calibrate, model: Path, config: Config, tmp_path: Path
 ) -> None:
     path = tmp_path / "calibration.json"
@@ -89,21 +89,21 @@ def test_files_grow_and_may_lie_beside_the_model(
     assert not cached_path(config, file.digest).exists()
 
 
-def test_prompts_are_read_and_drawn_in_turn(
+def test_prompts_are_read_and_generated_in_turn(
     calibrate: Calibrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Any] = []
+    generated: list[Any] = []
     images = calibrate_cli._images
 
     def listen(*args: Any) -> Any:
-        drawn.extend(images(*args))
-        return drawn
+        generated.extend(images(*args))
+        return generated
 
     monkeypatch.setattr(calibrate_cli, "_images", listen)
     file = tmp_path / "prompts.txt"
     file.write_text("a fox\n\n  a hen \n")
     calibrate("--steps", "3", "--num-images", "3", "--prompts", str(file))
-    assert [(image.prompt, image.seed) for image in drawn] == [
+    assert [(image.prompt, image.seed) for image in generated] == [
         ("a fox", 0),
         ("a hen", 1),
         ("a fox", 2),

@@ -76,14 +76,14 @@ def test_the_reported_quality_of_a_plan_is_that_of_its_image(sd3: Recipe, tuned:
     mask = [step in plan.computed for step in range(10)]
     found = []
     for request in requests():
-        drawn = []
+        generated = []
         for method in (None, planned(mask, order=plan.order)):
             pools, denoiser = TensorPools(), Denoiser(open_model(sd3.model))
             row = sd3.prepare(request, pools, cache=method)
             while not row.is_done:
                 denoiser.step([row])
-            drawn.append(sd3.decode(row.sample.sample, request))
-        found.append(psnr_db(drawn[0], drawn[1]))
+            generated.append(sd3.decode(row.sample.sample, request))
+        found.append(psnr_db(generated[0], generated[1]))
     assert plan.median_psnr_db == pytest.approx(sorted(found)[1], abs=0.05)
 
 

@@ -104,7 +104,7 @@ def test_shards_and_half_precision_variants_are_found(
     assert states_equal(loaded.state_dict(), saved[1]["transformer"].state_dict())
 
 
-def test_parts_that_do_not_draw_are_not_opened(folder: Path) -> None:
+def test_parts_that_do_not_generate_are_not_opened(folder: Path) -> None:
     index = json.loads((folder / "model_index.json").read_text())
     index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
     index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]

@@ -1,4 +1,4 @@
-"""What drawing takes is the same by a model's shapes alone as by its weights."""
+"""What generation takes is the same by a model's shapes alone as by its weights."""
 
 from __future__ import annotations
 

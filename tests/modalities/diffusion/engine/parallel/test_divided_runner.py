@@ -40,7 +40,7 @@ def on_two_ranks(
     return lead_and_follow(2, lead, lambda group: part(group)[1], DenoisePlan)
 
 
-def draw(driver: RunnerDriver) -> list[Pixels]:
+def generate(driver: RunnerDriver) -> list[Pixels]:
     """Two images of one shape, and a third that begins from noise of its own."""
     asked = [image_request(num_steps=3, guidance_scale=3.0), image_request(num_steps=3, seed=8)]
     return driver.finish(driver.encode(*asked))
@@ -55,8 +55,8 @@ def closeness(first: Pixels, second: Pixels) -> int:
     "pipeline", ["QwenImagePipeline", "StableDiffusion3Pipeline", "WanPipeline"]
 )
 def test_images_of_divided_tokens_are_those_of_one_rank(pipeline: str) -> None:
-    expected = draw(RunnerDriver(open_executor(pipeline)))
-    found = on_two_ranks(pipeline, 2, draw)
+    expected = generate(RunnerDriver(open_executor(pipeline)))
+    found = on_two_ranks(pipeline, 2, generate)
     assert all(closeness(*pair) <= 1 for pair in zip(found, expected, strict=True))
 
 
@@ -71,7 +71,7 @@ def test_a_decoder_without_memory_ends_no_ranks(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(ImageExecutor, "decode", short)
             with pytest.raises(OutOfMemory):
                 driver.decode(keys)
-        return [*driver.decode(keys[:1]), *driver.decode(keys[1:]), *draw(driver)]
+        return [*driver.decode(keys[:1]), *driver.decode(keys[1:]), *generate(driver)]
 
     expected = drive(RunnerDriver(open_executor()))
     assert on_two_ranks("PixArtSigmaPipeline", 1, drive) == expected

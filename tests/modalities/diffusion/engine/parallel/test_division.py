@@ -39,7 +39,7 @@ def test_a_plan_reaches_a_rank_as_it_was_made() -> None:
         assert follower_plan(sent) == RankPlan(sent)
 
 
-def test_it_draws_neither_previews_nor_images() -> None:
+def test_it_generates_neither_previews_nor_images() -> None:
     shown = plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1, has_preview=True),))
     assert follower_plan(shown).plan == plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1),))
     finished = plan("decode", rows=(ImageRow(key=KEYS[1]),), dropped=KEYS[:1])

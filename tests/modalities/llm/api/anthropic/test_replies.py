@@ -25,8 +25,8 @@ WORDS = st.text("ab \n<é", max_size=12)
 @st.composite
 def answers(draw: st.DrawFn) -> str:
     """Reasoning, words and calls, perhaps broken off."""
-    thought = draw(st.none() | WORDS)
-    parts = ["" if thought is None else f"<think>{thought}</think>"]
+    reasoning = draw(st.none() | WORDS)
+    parts = ["" if reasoning is None else f"<think>{reasoning}</think>"]
     for words, call in draw(st.lists(st.tuples(WORDS, st.none() | VALUES), max_size=3)):
         parts.append(words)
         if call is not None:

@@ -144,7 +144,7 @@ async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
         assert "".join(each["partial_json"] for each in pieces) == '{"city": "Paris"}'
 
 
-async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
+async def test_reasoning_may_be_left_out(thinker: httpx.AsyncClient) -> None:
     thinking = {**ADAPTIVE, "display": "omitted"}
     body = (await thinker.post(PATH, json=message(thinking=thinking))).json()
     first = body["content"][0]
@@ -173,7 +173,7 @@ async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
-async def test_thoughts_that_nobody_asked_for_are_not_shown(
+async def test_reasoning_without_a_request_for_it_is_not_shown(
     thinker: httpx.AsyncClient, thinking: Any
 ) -> None:
     body = (await thinker.post(PATH, json=message(tools=[TOOL], thinking=thinking))).json()
@@ -190,7 +190,7 @@ async def test_thoughts_that_nobody_asked_for_are_not_shown(
         ({"type": "enabled", "budget_tokens": 200}, True, 200),
     ],
 )
-async def test_what_is_said_of_thinking(
+async def test_thinking_sets_the_options_of_reasoning(
     thinking: Any, is_on: bool | None, most: int | None
 ) -> None:
     chat = chat_request(chat_fields(MessagesRequest.model_validate(message(thinking=thinking))))
@@ -285,7 +285,9 @@ async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> Non
     assert is_forced == [False, False, True, True]
 
 
-async def test_what_the_model_is_told(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_the_prompt_that_reaches_the_model(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     """Turns, results of tools and system blocks, in the words of the template."""
     results = [
         {"type": "tool_result", "tool_use_id": "a", "content": "Sun"},
@@ -413,7 +415,9 @@ async def test_hints_are_ignored_and_named(client: httpx.AsyncClient) -> None:
     assert reply.headers["x-triptych-ignored"] == "inference_geo, speed"
 
 
-async def test_thinking_is_asked_of_a_model_that_does_not_think(client: httpx.AsyncClient) -> None:
+async def test_reasoning_is_asked_of_a_model_that_does_not_reason(
+    client: httpx.AsyncClient,
+) -> None:
     asked = {"thinking": {"type": "enabled", "budget_tokens": 9}}
     reply = await client.post(PATH, json=message(**asked))
     assert reply.status_code == 200, reply.text
@@ -422,7 +426,7 @@ async def test_thinking_is_asked_of_a_model_that_does_not_think(client: httpx.As
     assert "x-triptych-ignored" not in off.headers
 
 
-async def test_thinking_is_asked_of_a_model_that_thinks(thinker: httpx.AsyncClient) -> None:
+async def test_reasoning_is_asked_of_a_model_that_reasons(thinker: httpx.AsyncClient) -> None:
     asked = {"thinking": {"type": "enabled", "budget_tokens": 9}}
     reply = await thinker.post(PATH, json=message(**asked))
     assert "x-triptych-ignored" not in reply.headers

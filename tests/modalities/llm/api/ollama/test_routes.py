@@ -48,7 +48,7 @@ def lines(reply: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-async def told(client: httpx.AsyncClient, engine: FakeEngine) -> str:
+async def prompt_of(client: httpx.AsyncClient, engine: FakeEngine) -> str:
     """What the model was given last."""
     ids = list(list(engine.submitted.values())[-1].prompt_ids)
     body = {"model": "tiny", "tokens": ids, "skip_special_tokens": False}
@@ -171,7 +171,7 @@ async def test_a_prompt_over_num_ctx(client: httpx.AsyncClient) -> None:
     assert "context of 16" in reply.json()["error"]
 
 
-async def test_calls_and_thoughts(thinker: httpx.AsyncClient) -> None:
+async def test_calls_and_reasoning(thinker: httpx.AsyncClient) -> None:
     body = (await thinker.post(CHAT, json=chat(tools=[TOOL], think=True))).json()
     message = body["message"]
     assert (message["thinking"], message["content"]) == ("Hm, well.", "I look.")
@@ -201,7 +201,7 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
         {"role": "tool", "content": "two"},
     ]
     assert (await client.post(CHAT, json=body)).status_code == 200
-    text = await told(client, engine)
+    text = await prompt_of(client, engine)
     assert '{"name": "f", "arguments": {"n": 1}}' in text
     assert text.index("one") < text.index("two")
 
@@ -248,7 +248,7 @@ async def test_a_result_of_no_call_is_refused(idle_app: FastAPI) -> None:
     assert reply.json()["error"].startswith("messages: A message of role tool answers")
 
 
-async def test_thoughts_that_are_not_wanted_are_not_shown(thinker: httpx.AsyncClient) -> None:
+async def test_unwanted_reasoning_is_not_shown(thinker: httpx.AsyncClient) -> None:
     message = (await thinker.post(CHAT, json=chat(think=False))).json()["message"]
     assert "thinking" not in message
     assert message["content"].startswith("I look.")
@@ -267,7 +267,7 @@ async def test_a_file_in_a_schema_is_what_it_was(
     tool = {"type": "function", "function": {"name": "f", "parameters": {"default": images}}}
     reply = await client.post(CHAT, json=chat(tools=[tool]))
     assert reply.status_code == 200, reply.text
-    assert "A" * 700 in await told(client, engine)
+    assert "A" * 700 in await prompt_of(client, engine)
 
 
 async def test_log_probabilities(client: httpx.AsyncClient) -> None:
@@ -294,7 +294,7 @@ async def test_forms(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 async def test_generate(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     body = (await client.post(GENERATE, json=prompt(system="Be brief."))).json()
     assert (body["response"], body["model"]) == (ANSWER, "tiny:latest")
-    assert await told(client, engine) == (
+    assert await prompt_of(client, engine) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -302,7 +302,7 @@ async def test_generate(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 
 async def test_a_raw_prompt_is_the_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await client.post(GENERATE, json=prompt("a<|im_end|>b", raw=True))
-    assert await told(client, engine) == "a<|im_end|>b"
+    assert await prompt_of(client, engine) == "a<|im_end|>b"
     assert len(next(iter(engine.submitted.values())).prompt_ids) == 3
 
 
@@ -317,8 +317,8 @@ async def test_a_context_goes_on(
         end = said[-1]
         given = list(engine.submitted.values())[turn].prompt_ids
         assert given[: len(context)] == tuple(context)
-        drawn = [byte_tokenizer().encode(char).ids[0] for char in ANSWER]
-        assert end["context"] == [*given, *drawn]
+        sampled = [byte_tokenizer().encode(char).ids[0] for char in ANSWER]
+        assert end["context"] == [*given, *sampled]
         assert all("context" not in line for line in said[:-1])
         context = end["context"]
     raw = await client.post(GENERATE, json=prompt("a", raw=True, stream=False))

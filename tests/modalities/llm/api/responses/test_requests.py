@@ -53,7 +53,7 @@ def test_items_become_messages() -> None:
     ]
 
 
-async def test_thoughts_are_asked_of_a_model_without(tmp_path: Path) -> None:
+async def test_reasoning_is_asked_of_a_model_without(tmp_path: Path) -> None:
     with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
         async with in_process(app) as client:
             for effort, named in (("high", "reasoning.effort"), ("none", None)):
@@ -459,16 +459,16 @@ async def test_two_forms_are_refused_by_the_names_of_this_api(tmp_path: Path) ->
     assert error["message"].endswith("text.format and structured_outputs are two.")
 
 
-@pytest.mark.parametrize(("asked", "told"), [({}, 0.0), ({"presence_penalty": 0}, 0.0), ({
+@pytest.mark.parametrize(("asked", "replied"), [({}, 0.0), ({"presence_penalty": 0}, 0.0), ({
     "presence_penalty": 1.5}, 1.5)])  # fmt: skip
 async def test_penalties_are_in_the_answer(
-    tmp_path: Path, asked: dict[str, Any], told: float
+    tmp_path: Path, asked: dict[str, Any], replied: float
 ) -> None:
     with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
         async with in_process(app) as client:
             reply = await client.post("/v1/responses", json=ask_for("a", **asked))
     assert reply.status_code == 200, reply.text
-    assert (reply.json()["presence_penalty"], reply.json()["frequency_penalty"]) == (told, 0.0)
+    assert (reply.json()["presence_penalty"], reply.json()["frequency_penalty"]) == (replied, 0.0)
 
 
 @pytest.mark.parametrize("name", sorted({*unsupported.IGNORED, *IGNORED_BY_CHAT}))

@@ -218,7 +218,7 @@ FORMS: dict[ConstraintKind, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_thoughts_go_before_an_answer_of_a_form(kind: ConstraintKind) -> None:
+def test_reasoning_goes_before_an_answer_of_a_form(kind: ConstraintKind) -> None:
     text, answer = FORMS[kind]
     form, syntax = Constraint(kind, text, "param"), AnswerSyntax(reasoning="think")
     assert fits(f"Hm.\n</think>{answer}", ToolSet(), syntax, "</think>", form)

@@ -373,7 +373,7 @@ def test_arguments_in_a_string_that_are_too_deep_are_none() -> None:
 
 
 @pytest.mark.parametrize("empty", ["", "\n\n", " \n"])
-def test_empty_thoughts_leave_no_white_space(empty: str) -> None:
+def test_empty_reasoning_leaves_no_white_space(empty: str) -> None:
     parser = AnswerSyntax("hermes", "think").parser({}, "", is_forced=False)
     answer = Answer.of([*parser.push(f"<think>{empty}</think>\n\nYes"), *parser.finish()])
     assert (answer.text, answer.reasoning) == ("Yes", "")
@@ -412,7 +412,7 @@ def test_values_follow_the_schema() -> None:
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
+def test_reasoning_comes_before_the_answer(name: str, is_open: bool) -> None:
     reasoning = REASONING_FORMATS[name]
     begin = "" if is_open else reasoning.open
     text = (
@@ -424,7 +424,7 @@ def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
         assert loaded(answer) == [TIME]
 
 
-def test_an_answer_without_thoughts_keeps_its_white_space() -> None:
+def test_an_answer_without_reasoning_keeps_its_white_space() -> None:
     assert read("\n  Yes. \n", "hermes", reasoning="think") == Answer(text="\n  Yes. \n")
 
 
@@ -474,7 +474,7 @@ def test_values_are_of_the_types_that_a_parameter_may_have(
     ],
 )
 def test_a_model_has_the_format_of_its_template(template: str, name: str) -> None:
-    """One that its template tells of no tools is told of Hermes's, and writes them."""
+    """A model whose template supports no tools gets Hermes's, and writes them."""
     syntax = AnswerSyntax.of(template, ModelOptions(), ())
     assert syntax.calls == name
     assert syntax.template_supports_tools is not template.startswith("{% for")

@@ -60,7 +60,7 @@ async def asked(model: TextModel, engine: FakeEngine, **fields: Any) -> httpx.Re
 
 
 async def submitted(model: TextModel, **fields: Any) -> ReasoningRules | None:
-    """What the engine is told of reasoning for a request with these fields."""
+    """The reasoning rules that the engine gets for a request with these fields."""
     engine = FakeEngine()
     reply = await asked(model, engine, **fields)
     assert reply.status_code == 200, reply.text
@@ -102,7 +102,7 @@ def test_a_budget_has_many_names(fields: dict[str, Any]) -> None:
     assert body.template_options()["thinking_budget"] == 5
 
 
-def test_without_a_budget_templates_are_told_of_none() -> None:
+def test_without_a_budget_templates_get_none() -> None:
     body = chat_request(thinking={"type": "enabled"})
     assert body.max_reasoning_tokens is None
     assert "thinking_budget" not in body.template_options()
@@ -124,7 +124,7 @@ def test_what_is_no_budget_is_refused(fields: dict[str, Any]) -> None:
         chat_request(**fields)
 
 
-async def test_the_engine_counts_thoughts_that_the_prompt_opens(tmp_path: Path) -> None:
+async def test_the_engine_counts_reasoning_that_the_prompt_opens(tmp_path: Path) -> None:
     model = open_model(tmp_path, OPENING, MARKS["think"])
     newline = model.encode_text("\n")[0]
     rules = await submitted(model, thinking_budget=7)
@@ -142,7 +142,7 @@ async def test_the_engine_counts_thoughts_that_the_prompt_opens(tmp_path: Path) 
     assert await submitted(model, thinking_budget=-1) is None
 
 
-async def test_nothing_keeps_thoughts_from_their_end(tmp_path: Path) -> None:
+async def test_nothing_keeps_reasoning_from_its_end(tmp_path: Path) -> None:
     model = open_model(tmp_path, OPENING, MARKS["think"])
     fields: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": [260]}
     error = refused(await asked(model, FakeEngine(), thinking_budget=7, **fields))
@@ -152,7 +152,7 @@ async def test_nothing_keeps_thoughts_from_their_end(tmp_path: Path) -> None:
     assert await submitted(model, thinking_budget=7, **fields) is not None
 
 
-async def test_a_form_waits_for_the_end_of_thoughts(tmp_path: Path) -> None:
+async def test_a_form_waits_for_the_end_of_reasoning(tmp_path: Path) -> None:
     """Its grammar has no reasoning in it: they may end with a special token."""
     model = open_model(tmp_path, OPENING, MARKS["think"], is_special=True)
     rules = await submitted(model, guided_regex="[0-9]+")
@@ -163,7 +163,7 @@ async def test_a_form_waits_for_the_end_of_thoughts(tmp_path: Path) -> None:
     assert rules.max_tokens == 3
 
 
-async def test_the_engine_counts_thoughts_that_an_answer_opens(tmp_path: Path) -> None:
+async def test_the_engine_counts_reasoning_that_an_answer_opens(tmp_path: Path) -> None:
     model = open_model(tmp_path, HYBRID, MARKS["think"])
     rules = await submitted(model, thinking_budget=7)
     assert rules is not None
@@ -173,7 +173,7 @@ async def test_the_engine_counts_thoughts_that_an_answer_opens(tmp_path: Path) -
     assert await submitted(special, thinking_budget=7, guided_regex="a") is None
 
 
-async def test_thoughts_of_gpt_oss_are_messages(tmp_path: Path) -> None:
+async def test_reasoning_of_gpt_oss_is_messages(tmp_path: Path) -> None:
     model = open_model(tmp_path, HARMONY, HARMONY_MARKS, is_special=True)
     rules = await submitted(model, thinking_budget=7)
     assert rules is not None
@@ -249,7 +249,7 @@ def test_a_real_model_keeps_its_budget(thinker: ChatPipeline) -> None:
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("options", [{}, {"top_logprobs": 1}, {"repetition_penalty": 1.1}])
-def test_a_form_follows_thoughts_of_a_real_model(
+def test_a_form_follows_reasoning_of_a_real_model(
     thinker: ChatPipeline, options: dict[str, Any]
 ) -> None:
     answer = thinker(

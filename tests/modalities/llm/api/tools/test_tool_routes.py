@@ -40,7 +40,7 @@ async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.Asyn
         yield client
 
 
-async def test_calls_are_told_apart_from_the_text(client: httpx.AsyncClient) -> None:
+async def test_calls_are_separated_from_the_text(client: httpx.AsyncClient) -> None:
     reply = (await client.post(PATH, json=chat(tools=[WEATHER]))).json()
     (choice,) = reply["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -104,10 +104,10 @@ async def test_the_package_reads_a_streamed_call(client: httpx.AsyncClient) -> N
     assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Paris"}] * 2
 
 
-async def test_a_model_is_told_of_tools_and_results(
+async def test_tools_and_results_reach_the_prompt(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    """The template knows none: they are told in words."""
+    """The template supports none: the prompt describes them in words."""
     assert "tools" not in CHATML
     said = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     body = chat(tools=[WEATHER], max_tokens=1)
@@ -192,7 +192,7 @@ async def test_a_call_that_is_cut_keeps_what_came(client: httpx.AsyncClient) -> 
     assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
 
 
-async def test_thoughts_are_apart_from_the_text(tmp_path: Path) -> None:
+async def test_reasoning_is_apart_from_the_text(tmp_path: Path) -> None:
     engine = FakeEngine(answer="<think>Hm.</think>\n\nYes.")
     app = make_app(tmp_path, engine, models=ModelOptions(reasoning_parser="think"))
     async with in_process(app) as client:

@@ -47,7 +47,7 @@ def test_arguments_are_text_where_a_template_joins_them(call: str) -> None:
     assert CALL["function"]["arguments"] == {"city": "Zürich", "days": [1]}  # type: ignore[index]
 
 
-def test_thoughts_have_the_name_that_a_template_gives_them() -> None:
+def test_reasoning_has_the_name_that_a_template_gives_it() -> None:
     own = "{% if message.tool_calls %}{% endif %}{{ message.thinking }}|{{ message.content }}"
     assert rendered(own, THOUGHT) == "Hm.|Words."
     assert rendered(own, CALLING) == "Hm.|", "before a call gpt-oss takes one of both"
@@ -188,7 +188,7 @@ def test_tools_are_in_the_system_message_where_phi_looks_for_them(system: list[A
         ("{# tools #}{{ 'tools' }}", False),
     ],
 )
-def test_a_template_that_reads_tools_tells_of_them(
+def test_a_template_that_supports_tools_lists_them(
     template: str, template_supports_tools: bool
 ) -> None:
     assert supports_tools(template) is template_supports_tools

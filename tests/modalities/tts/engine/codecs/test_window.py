@@ -1,4 +1,4 @@
-"""What windows hold and what of them is given out, on a codec whose sound tells what it saw."""
+"""What windows hold and what of them is given out, on a codec whose sound shows its input."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_too_many_parts_are_refused() -> None:
         parse_mixture("+".join("abcdefghi"))
 
 
-def test_unknown_voices_are_named_beside_close_ones() -> None:
+def test_unknown_voices_are_named_with_close_ones() -> None:
     with pytest.raises(InvalidRequest, match="'af_on'; did you mean af_one"):
         Voices(tiny_voices()).table("af_on")
 

@@ -71,7 +71,7 @@ def test_it_speaks_in_steps() -> None:
 
 
 @torch.inference_mode()
-def test_a_stream_sounds_the_same_beside_others_to_the_last_bit() -> None:
+def test_a_stream_sounds_the_same_with_others_to_the_last_bit() -> None:
     with Checkpoint.open(source.FOLDER) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(source.FOLDER))
     codec = blueprint.config.codec

@@ -48,7 +48,7 @@ class MixedLoad:
     def chat(self, num_tokens: int) -> None:
         self.world.submit("talk", "chat", ask(prompt_of(1), num_tokens))
 
-    def draw(self, num_images: int, num_steps: int = 30, guidance: float = 1.0) -> list[str]:
+    def generate(self, num_images: int, num_steps: int = 30, guidance: float = 1.0) -> list[str]:
         names = [f"image{index}" for index in range(num_images)]
         for index, name in enumerate(names):
             request = request_of(
@@ -104,7 +104,7 @@ def test_tokens_come_at_half_their_pace_at_worst(token_s: float, costs: StepCost
     mixed.chat(450)
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 40)
     idle = gaps(mixed.token_times())
-    mixed.world.finish(*mixed.draw(8, num_steps=20))
+    mixed.world.finish(*mixed.generate(8, num_steps=20))
     assert mixed.world.outputs.final("talk") is None, "the talk outlasts the images"
     together = gaps(mixed.token_times())[len(idle) :]
     assert p95(idle) == pytest.approx(token_s)
@@ -121,7 +121,7 @@ def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCos
     mixed = MixedLoad(token_s, FakeImageRunner(cost_s=costs))
     mixed.chat(600)
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 20)
-    names = mixed.draw(4, num_steps=20, guidance=3.0)
+    names = mixed.generate(4, num_steps=20, guidance=3.0)
     start_s = mixed.world.clock()
     mixed.world.finish(*names)
     gaps_s = gaps([at for at in mixed.token_times() if at > start_s])
@@ -142,7 +142,7 @@ def test_nothing_is_asked_ahead_where_both_branches_fit() -> None:
     mixed = MixedLoad(0.06, FakeImageRunner(cost_s=FULL))
     mixed.chat(60)
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 5)
-    mixed.world.finish(*mixed.draw(2, guidance=3.0))
+    mixed.world.finish(*mixed.generate(2, guidance=3.0))
     asked = [plan for plan in mixed.runner.log if any(row.evaluates_ahead for row in plan.rows)]
     assert len(asked) <= 4, "only until it is known how long a branch takes"
 
@@ -152,18 +152,18 @@ def test_a_step_that_cannot_be_cut_is_felt_once() -> None:
     costs = linear_costs(row_s=0.01, encode_s=0.02, decode_s=0.12)
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=costs))
     mixed.chat(450)
-    mixed.world.finish(*mixed.draw(8, num_steps=20))
+    mixed.world.finish(*mixed.generate(8, num_steps=20))
     assert max(gaps(mixed.token_times())[2:]) <= 0.12 + 0.016 + 0.01 + 1e-6, "and a row before it"
 
 
-def test_what_fits_no_gap_is_drawn_together_and_felt_seldom() -> None:
+def test_what_fits_no_gap_is_generated_together_and_felt_seldom() -> None:
     """Runs of 20 ms and more beside tokens of 10: few gaps are long, and then runs are full."""
     runner = FakeImageRunner(cost_s=linear_costs(run_s=0.016, row_s=0.004, encode_s=0.005))
     mixed = MixedLoad(0.01, runner)
     mixed.chat(2000)
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 20)
     start_s = mixed.world.clock()
-    mixed.world.finish(*mixed.draw(8, num_steps=20))
+    mixed.world.finish(*mixed.generate(8, num_steps=20))
     gaps_s = gaps([at for at in mixed.token_times() if at > start_s])
     assert p95(gaps_s) <= 0.0175 + 1e-6
     assert sorted(gaps_s)[-3] <= WIDE_S + 0.01 + 1e-6, "but for steps not known yet"
@@ -176,7 +176,7 @@ def test_images_still_get_a_good_third_of_the_device(costs: StepCosts) -> None:
     runner = FakeImageRunner(cost_s=costs)
     mixed = MixedLoad(0.016, runner)
     mixed.chat(400)
-    names = mixed.draw(4)
+    names = mixed.generate(4)
     start_s = mixed.world.clock()
     mixed.world.finish(*names)
     elapsed_s = mixed.world.clock() - start_s
@@ -191,7 +191,7 @@ def test_images_still_get_a_good_third_of_the_device(costs: StepCosts) -> None:
 def test_runs_are_full_again_when_the_others_have_done() -> None:
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=ROOMY))
     mixed.chat(60)
-    names = mixed.draw(8)
+    names = mixed.generate(8)
     mixed.world.finish("talk")
     talked_s = mixed.world.clock()
     sizes = [
@@ -209,13 +209,13 @@ def test_runs_are_full_again_when_the_others_have_done() -> None:
     assert max(rows) == 8
 
 
-def test_speech_beside_both_is_in_time() -> None:
+def test_speech_with_both_is_in_time() -> None:
     """Frames of 30 ms, one wanted every 100 ms: with tokens and images they are still on time."""
     frames = FakeFrames("voice")
     loader = FakeLoader("voice", lambda: (frames, FrameRunner()))
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=FULL), loader)
     mixed.chat(400)
-    names = mixed.draw(6)
+    names = mixed.generate(6)
     mixed.world.submit("voice", "voice", FrameRequest(num_frames=40, period_s=0.1))
     mixed.world.finish("voice")
     assert max(frames.lateness_s) <= FRAME_S + 1e-9
@@ -224,6 +224,6 @@ def test_speech_beside_both_is_in_time() -> None:
 
 def test_images_alone_are_not_cut() -> None:
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=ROOMY))
-    mixed.world.finish(*mixed.draw(8))
+    mixed.world.finish(*mixed.generate(8))
     assert max(mixed.runner.rows_run) == 8
     assert len(mixed.runner.rows_run) <= 36

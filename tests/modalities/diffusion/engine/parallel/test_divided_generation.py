@@ -53,7 +53,7 @@ BY_TOKENS = (
     "WanTransformer3DModel",
 )
 WHOLE = Division()
-Drawn = tuple[list[Tensor], list[list[int]]]
+Generated = tuple[list[Tensor], list[list[int]]]
 """Latents, and how often each step ran the model for each branch."""
 
 
@@ -84,7 +84,7 @@ def open_rows(name: str, cache_name: str, pools: TensorPools) -> list[DenoiseRow
 
 
 @torch.inference_mode()
-def draw(name: str, cache_name: str, division: Division = WHOLE) -> Drawn:
+def generate(name: str, cache_name: str, division: Division = WHOLE) -> Generated:
     """All images together, the last of which begins two steps later."""
     loop = Denoiser(open_model(module_of(name), division.tokens), division.branches)
     pools = TensorPools()
@@ -101,11 +101,11 @@ def draw(name: str, cache_name: str, division: Division = WHOLE) -> Drawn:
     return latents, counted
 
 
-def draw_on(num_ranks: int, ulysses_degree: int, name: str, cache_name: str) -> Drawn:
+def generate_on(num_ranks: int, ulysses_degree: int, name: str, cache_name: str) -> Generated:
     """The same on several ranks, of which each must come to the same bits."""
 
-    def work(group: RankGroup) -> Drawn:
-        return draw(name, cache_name, Division.of(group, ulysses_degree))
+    def work(group: RankGroup) -> Generated:
+        return generate(name, cache_name, Division.of(group, ulysses_degree))
 
     first, *others = on_ranks(num_ranks, work)
     for latents, counted in others:
@@ -114,8 +114,8 @@ def draw_on(num_ranks: int, ulysses_degree: int, name: str, cache_name: str) -> 
     return first
 
 
-def skips(drawn: Drawn) -> bool:
-    return any(count < 6 for count in drawn[1][-1])
+def skips(generated: Generated) -> bool:
+    return any(count < 6 for count in generated[1][-1])
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def skips(drawn: Drawn) -> bool:
     [*(("ChromaTransformer2DModel", each) for each in CACHES), ("UNet2DConditionModel", "planned")],
 )
 def test_branches_on_two_ranks_are_those_of_one_to_the_bit(name: str, cache_name: str) -> None:
-    expected = draw(name, cache_name)
+    expected = generate(name, cache_name)
     assert skips(expected) == (cache_name != "off")
-    latents, counted = draw_on(2, 1, name, cache_name)
+    latents, counted = generate_on(2, 1, name, cache_name)
     assert all(map(torch.equal, latents, expected[0]))
     assert counted == expected[1]
 
@@ -141,8 +141,8 @@ def test_branches_on_two_ranks_are_those_of_one_to_the_bit(name: str, cache_name
 )
 def test_tokens_on_two_ranks_are_those_of_one(name: str, cache_name: str) -> None:
     """5 tokens of text do not divide evenly; each rank sees a part of what distances are of."""
-    expected = draw(name, cache_name)
-    latents, counted = draw_on(2, 2, name, cache_name)
+    expected = generate(name, cache_name)
+    latents, counted = generate_on(2, 2, name, cache_name)
     torch.testing.assert_close(latents, expected[0], atol=1e-5, rtol=1e-5)
     assert counted == expected[1]
 
@@ -150,15 +150,15 @@ def test_tokens_on_two_ranks_are_those_of_one(name: str, cache_name: str) -> Non
 @pytest.mark.parametrize("cache_name", ["planned", "first-block"])
 def test_branches_and_tokens_on_four_ranks(cache_name: str) -> None:
     name = "ChromaTransformer2DModel"
-    expected = draw(name, cache_name)
-    latents, counted = draw_on(4, 2, name, cache_name)
+    expected = generate(name, cache_name)
+    latents, counted = generate_on(4, 2, name, cache_name)
     torch.testing.assert_close(latents, expected[0], atol=1e-5, rtol=1e-5)
     assert counted == expected[1]
 
 
 @torch.inference_mode()
 def test_tokens_of_an_image_that_is_edited_have_times_of_their_own() -> None:
-    """Qwen-Image-Edit-2511: 16 tokens that are drawn and 8 that are given, each with its time."""
+    """Qwen-Image-Edit-2511: 16 generated tokens and 8 given, each with its time."""
     module = build("QwenImageTransformer2DModel", zero_cond_t=True)
     conditioning = replace(
         conditioning_of("QwenImageTransformer2DModel", 1),

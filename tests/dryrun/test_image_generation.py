@@ -40,7 +40,7 @@ def is_ours(fault: str) -> bool:
     return "/diffusers/" not in fault and "/transformers/" not in fault
 
 
-def draw_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
+def generate_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
     """A tiny pipeline whose plans are steps on the device that is not there."""
     driver = RunnerDriver(open_executor(device=CUDA, **options))
     driver.runner = cast("DenoiseRunner", WatchedRunner(gpu, driver.runner))
@@ -55,7 +55,7 @@ def asked(pipeline: str, **fields: Any) -> ImageRequest:
 @pytest.mark.parametrize("pipeline", sorted(SCHEDULERS.keys() - LOOK_AT_VALUES))
 def test_each_pipeline(gpu: FakeCuda, pipeline: str) -> None:
     """Two images, guided and not, with previews."""
-    driver = draw_on(gpu, pipeline=pipeline)
+    driver = generate_on(gpu, pipeline=pipeline)
     keys = driver.encode(asked(pipeline), asked(pipeline, guidance_scale=1.0, seed=8))
     driver.denoise(keys, has_preview=True)
     driver.denoise(keys)
@@ -65,7 +65,7 @@ def test_each_pipeline(gpu: FakeCuda, pipeline: str) -> None:
 
 @pytest.mark.parametrize("pipeline", sorted(LOOK_AT_VALUES))
 def test_models_that_wait_whatever_we_do(gpu: FakeCuda, pipeline: str) -> None:
-    driver = draw_on(gpu, pipeline=pipeline)
+    driver = generate_on(gpu, pipeline=pipeline)
     keys = driver.encode(asked(pipeline))
     with pytest.raises(DynamicOutputShapeException):
         driver.denoise(keys)
@@ -73,7 +73,7 @@ def test_models_that_wait_whatever_we_do(gpu: FakeCuda, pipeline: str) -> None:
 
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS[PIPELINE])))
 def test_each_sampler_of_ours(gpu: FakeCuda, scheduler: int) -> None:
-    driver = draw_on(gpu, scheduler=scheduler)
+    driver = generate_on(gpu, scheduler=scheduler)
     driver.finish(driver.encode(image_request(num_steps=4)))
     assert gpu.faults == []
 
@@ -86,7 +86,7 @@ LOOKS = {"teacache", "first-block"}
 @pytest.mark.parametrize("cache", CACHES)
 def test_each_step_cache(gpu: FakeCuda, cache: CacheName) -> None:
     """One that looks waits once a step for all rows, to learn which compute; others never."""
-    driver = draw_on(gpu)
+    driver = generate_on(gpu)
     requests = [
         image_request(seed=int(guidance), guidance_scale=guidance, cache=StepCache(name=cache))
         for guidance in (1.0, 4.0)
@@ -99,7 +99,7 @@ def test_each_step_cache(gpu: FakeCuda, cache: CacheName) -> None:
 
 
 def test_an_image_that_is_edited(gpu: FakeCuda) -> None:
-    driver = draw_on(gpu)
+    driver = generate_on(gpu)
     mask = b"\xff" * (64 * 64)
     edits = [
         image_request(sources=(GREY,), strength=0.5),

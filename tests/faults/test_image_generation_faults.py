@@ -1,4 +1,4 @@
-"""What can go wrong while images are drawn: the real loop, scheduler and runner, a tiny model.
+"""What can go wrong while images are generated: the real loop, scheduler and runner, a tiny model.
 
 Whatever happens to one image, its neighbours come out as if it had never been there, and nothing
 of it is left.
@@ -109,7 +109,7 @@ def rig(executor: ImageExecutor) -> Iterator[FaultRig]:
     rig.scheduler.check()
 
 
-def drawn_alone(executor: ImageExecutor, request: ImageRequest) -> Pixels:
+def generated_alone(executor: ImageExecutor, request: ImageRequest) -> Pixels:
     rig = FaultRig(executor)
     rig.submit("it", request)
     rig.world.finish("it")
@@ -126,7 +126,7 @@ def is_close(ours: Pixels | None, theirs: Pixels) -> bool:
 
 def test_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -> None:
     other = image_request(seed=2)
-    expected = drawn_alone(rig.executor, other)
+    expected = generated_alone(rig.executor, other)
     rig.submit("bad", image_request(num_steps=8))
     rig.submit("good", other)
     rig.turn_until_step("bad", 2)
@@ -140,7 +140,7 @@ def test_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -> N
 
 def test_cancelled_image_is_gone_within_two_steps(rig: FaultRig) -> None:
     other = image_request(seed=2, num_steps=12)
-    expected = drawn_alone(rig.executor, other)
+    expected = generated_alone(rig.executor, other)
     rig.submit("left", image_request(num_steps=50, num_images=2))
     rig.submit("stays", other)
     rig.turn_until_step("left", 3)
@@ -175,7 +175,7 @@ def test_a_request_that_takes_too_long_is_ended_and_let_go_of(rig: FaultRig) -> 
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
-def test_a_step_that_breaks_ends_its_jobs_and_the_next_are_drawn(
+def test_a_step_that_breaks_ends_its_jobs_and_the_next_are_generated(
     rig: FaultRig, number: int
 ) -> None:
     """Its text, its first steps, or its pixels."""

@@ -1,4 +1,4 @@
-"""An image through the real engine is the one diffusers' own pipeline draws."""
+"""An image through the real engine is the one diffusers' own pipeline generates."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ASKED = ImageRequest(
 )
 
 
-def draw(
+def generate(
     folder: Path, cache_dir: Path, *requests: ImageRequest
 ) -> tuple[list[list[ImageDelta]], Ledger]:
-    """Draw all requests at once; the deltas of each."""
+    """Generate all requests at once; the deltas of each."""
     config = Config(
         models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
         device=DeviceOptions(cpu_kernels="torch"),
@@ -101,7 +101,7 @@ def test_images_are_those_of_diffusers(
     )
     for scheduler in SCHEDULERS[name][:3]:
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
-        deltas, _ = draw(tmp_path, tmp_path / "cache", other, request)
+        deltas, _ = generate(tmp_path, tmp_path / "cache", other, request)
         components = {**parts, "scheduler": scheduler}
         expected = theirs(name, components, request, "latent")
         ours = finished[request.seed][expected.ndim == 2]
@@ -129,9 +129,9 @@ def test_an_image_is_the_same_alone_and_batched(
     ]
     alone = []
     for request in asked:
-        (deltas,), _ = draw(tmp_path, tmp_path / "cache", request)
+        (deltas,), _ = generate(tmp_path, tmp_path / "cache", request)
         alone.append((finished[request.seed][1], counts_of(deltas)))
-    together, _ = draw(tmp_path, tmp_path / "cache", *others, *asked)
+    together, _ = generate(tmp_path, tmp_path / "cache", *others, *asked)
     for request, deltas, (expected, counts) in zip(asked, together[2:], alone, strict=True):
         assert counts_of(deltas) == counts
         apart = (finished[request.seed][1] - expected).abs().max()
