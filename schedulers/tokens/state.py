@@ -461,6 +461,7 @@ class TokenState:
         assert len(leases | self.in_transfer) == self.pool.num_leases, "a lease is lost"
         assert all(row.num_in_flight for row in self.leaving)
         assert set(self.computing.values()) <= running, "a page is awaited from no running row"
+        assert all(row.num_remaining == 1 for row in running if row.is_decoding)
         for row in holders:
             mine = [piece for piece in pieces if piece.unit is row]
             assert row.num_in_flight == len(mine)
