@@ -18,15 +18,11 @@ from torch.nn.functional import linear
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.int4_words import WEIGHTS_PER_WORD
 from triptych.core.runtime.kernels.library_products import prefers_library, scaled_linear
 
 _SQUARE = 128
 """Side of the squares that share a scale in blockwise float8."""
-_WORD = 8
-"""Weights of four bits in a word."""
-_SHIFTS = tuple(range(0, 4 * _WORD, 4))
-_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-"""Bit shifts of eight consecutive outputs in a word of AWQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Int4Weight:
     @property
     def shape(self) -> tuple[int, int]:
         """The numbers of outputs and inputs."""
-        inputs_per_word = 1 if self.layout == "awq" else _WORD
+        inputs_per_word = 1 if self.layout == "awq" else WEIGHTS_PER_WORD
         return self.scales_RO.shape[1], inputs_per_word * len(self.qweight)
 
     @property
@@ -57,10 +53,10 @@ class Int4Weight:
     def part(self, rows: slice, inputs: slice) -> Int4Weight:
         """Slice its outputs and inputs. Raises `WeightsError` where that cuts words or groups."""
         num_outputs, num_inputs = self.shape
-        words = _units(rows, _WORD, num_outputs)
+        words = _units(rows, WEIGHTS_PER_WORD, num_outputs)
         along_inputs = inputs, words
         if self.layout != "awq":
-            along_inputs = _units(inputs, _WORD, num_inputs), rows
+            along_inputs = _units(inputs, WEIGHTS_PER_WORD, num_inputs), rows
         groups, table_I = slice(None), self.group_of_input_I
         if table_I is not None:
             table_I = table_I[inputs]
@@ -125,20 +121,6 @@ def _units(part: slice, size: int, total: int) -> slice:
             f" checkpoint, of size {size}; use another number of ranks, or plain weights."
         )
     return slice(part.start // size, -(-part.stop // size))
-
-
-def unpacked_words(words: torch.Tensor, layout: str) -> torch.Tensor:
-    """Unpack words of four bits along the last dimension, as an `Int4Weight`'s layout has them."""
-    shifts = _AWQ_SHIFTS if layout == "awq" else _SHIFTS
-    shifts_8 = torch.tensor(shifts, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(-1) >> shifts_8) & 15).flatten(-2)
-
-
-def packed_words(codes: torch.Tensor) -> torch.Tensor:
-    """Pack codes of four bits along the last dimension, the first one lowest."""
-    shifts_8 = torch.tensor(_SHIFTS, dtype=torch.int32, device=codes.device)
-    words: torch.Tensor = codes.unflatten(-1, (-1, _WORD)) << shifts_8
-    return words.sum(-1, dtype=torch.int32)
 
 
 def packed_linear(

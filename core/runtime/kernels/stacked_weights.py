@@ -16,19 +16,16 @@ import torch
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.int4_words import WEIGHTS_PER_WORD, packed_words, unpacked_words
 from triptych.core.runtime.kernels.packed_linear import (
     Float8Weight,
     HeldWeight,
     Int4Weight,
     joined,
-    packed_words,
-    unpacked_words,
 )
 
 FLOAT8 = "float8"
 PLAIN = "plain"
-_WORD = 8
-"""Weights of four bits in a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class StackedWeight:
             return num_experts, rows, columns
         if (form := FORMATS.get(self.form)) is not None:
             return num_experts, rows, columns // form.num_bytes * form.num_inputs
-        return num_experts, columns, _WORD * rows
+        return num_experts, columns, WEIGHTS_PER_WORD * rows
 
     @property
     def num_bytes(self) -> int:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.runtime.kernels.packed_linear import unpacked_words
+from triptych.core.runtime.kernels.int4_words import unpacked_words
 from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.tiling import (
     VARYING,
