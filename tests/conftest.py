@@ -6,12 +6,10 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
 
 from support.kernel_device import choose_kernels, is_interpreted
 from support.kernel_levels import LEVELS, open_kernels
@@ -131,17 +129,9 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture(scope="session")
-def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
-    """The native kernels of a level, built once for all processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
-
-    @cache
-    def kernels_of(isa: str) -> NativeKernels:
-        with FileLock(f"{folder}.{isa}.lock"):
-            return open_kernels(isa, folder)
-
-    return kernels_of
+def kernels_of() -> Callable[[str], NativeKernels]:
+    """The native kernels of a level."""
+    return open_kernels
 
 
 @pytest.fixture(scope="session", params=LEVELS)

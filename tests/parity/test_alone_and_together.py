@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support.image_runner import image_request
+from support.kernel_levels import cache_with_kernels
 from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
@@ -25,7 +26,7 @@ NUM_STEPS = 14  # the fewest that plans are calibrated for
 def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ImageExecutor:
-    folder = tmp_path_factory.mktemp("cache")
+    folder = cache_with_kernels(tmp_path_factory.mktemp("cache"))
     options = {"model": (EMBEDDED_IMAGES.name,), "device": "cpu", "cache_dir": str(folder)}
     config: Config = make_config({**options, "dtype": request.param})
     (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))

@@ -20,6 +20,7 @@ from torch.nn.functional import avg_pool2d
 from support.engine_seams import FakeFrames, FakeLoader, FrameRunner
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
+from support.kernel_levels import cache_with_kernels
 from support.load_bench import LoadBench
 from support.rank_threads import open_gloo
 from triptych.core.errors import (
@@ -59,7 +60,7 @@ def open_loader(
     folder: Path, ledger: Ledger, cache_dir: Path, cfg_parallel_size: int = 1, **images: Any
 ) -> DiffusionLoader:
     config = Config(
-        models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
+        models=ModelOptions(cache_dir=str(cache_with_kernels(cache_dir)), dtype="float32"),
         device=DeviceOptions(cfg_parallel_size=cfg_parallel_size, threads=torch.get_num_threads()),
         images=ImageOptions(**images),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.image_folders import save_pipeline
+from support.kernel_levels import cache_with_kernels
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.options.config import Config, ModelOptions
 from triptych.core.options.table import parse
@@ -44,7 +45,8 @@ def calibrate(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     def run(*argv: str, reference: str = str(model)) -> str:
         parser = argparse.ArgumentParser(prog="triptych calibrate", allow_abbrev=False)
         calibrate_cli.add_calibrate_arguments(parser)
-        common = ["--size", "32x32", "--cache-dir", str(tmp_path), "--device", "cpu"]
+        cache = cache_with_kernels(tmp_path)
+        common = ["--size", "32x32", "--cache-dir", str(cache), "--device", "cpu"]
         words = [reference, *common, "--threads", "1", *argv]
         assert calibrate_cli.run_calibrate(parse(parser, words)) == 0
         return capsys.readouterr().out
