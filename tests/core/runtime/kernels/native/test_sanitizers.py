@@ -13,7 +13,7 @@ from triptych.core.runtime.kernels.native.build import LEVELS as FLAGS
 SOURCES = Path(build_module.__file__).parent
 CHECK = Path(__file__).with_name("kernels_check.c")
 COMMON = ("-pthread", "-std=gnu11", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from support.http import FakeEngine, in_process, refused
 from support.responses_app import ask_for, call_of, responses_app
@@ -195,6 +197,26 @@ def test_the_other_fields() -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
+    """An app for requests that are accepted."""
+    with responses_app(tmp_path_factory.mktemp("app"), FakeEngine(answer="ok")) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def idle() -> FakeEngine:
+    """An engine that gets no job, since all requests are refused."""
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def refusing(idle: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
+    """An app for requests that are refused."""
+    with responses_app(tmp_path_factory.mktemp("app"), idle) as app:
+        yield app
+
+
 NEUTRAL = [
     {name: value} for name, field in unsupported.REQUEST.items() for value in (None, *field.neutral)
 ]
@@ -218,10 +240,10 @@ NEUTRAL = [
         {"input": [{**THOUGHT, "encrypted_content": "secret"}, said("user", "a")]},
     ],
 )
-async def test_what_is_accepted(tmp_path: Path, fields: dict[str, Any]) -> None:
-    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
-        async with in_process(app) as client:
-            reply = await client.post("/v1/responses", json=ask_for(**fields))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_accepted(answering: FastAPI, fields: dict[str, Any]) -> None:
+    async with in_process(answering) as client:
+        reply = await client.post("/v1/responses", json=ask_for(**fields))
     assert reply.status_code == 200, reply.text
     assert reply.json()["status"] == "completed"
 
@@ -306,16 +328,17 @@ UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search
         ({"n": 2}, "n"),
     ],
 )
-async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: str | None) -> None:
-    engine = FakeEngine()
-    with responses_app(tmp_path, engine) as app:
-        async with in_process(app) as client:
-            reply = await client.post("/v1/responses", json=ask_for(**fields))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused(
+    refusing: FastAPI, idle: FakeEngine, fields: dict[str, Any], param: str | None
+) -> None:
+    async with in_process(refusing) as client:
+        reply = await client.post("/v1/responses", json=ask_for(**fields))
     error = refused(reply)
     if param is not None:
         assert error["param"] is not None
         assert error["param"].endswith(param), error
-    assert not engine.submitted
+    assert not idle.submitted
 
 
 @pytest.mark.parametrize("differs", [{}, {"call_id": "c2"}])
