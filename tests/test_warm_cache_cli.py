@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.kernel_levels import cache_with_kernels
 from support.weight_files import write_gguf
 from triptych import warm_cache_cli
 from triptych.cli import COMMANDS, main
@@ -101,7 +102,7 @@ def only_bundle(cache: Path) -> BundleManifest:
 def test_a_bundle_has_what_a_start_needs(
     tmp_path: Path, gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache = tmp_path / "cache"
+    cache = cache_with_kernels(tmp_path / "cache")
     assert warm(cache, gguf) == 0
     manifest = only_bundle(cache)
     assert [model.reference for model in manifest.models] == [str(gguf)]
@@ -120,7 +121,7 @@ def test_a_bundle_has_what_a_start_needs(
 def test_a_second_run_finds_everything_and_replaces_the_bundle(
     tmp_path: Path, gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache = tmp_path / "cache"
+    cache = cache_with_kernels(tmp_path / "cache")
     assert warm(cache, gguf) == 0
     before = only_bundle(cache)
     capsys.readouterr()

@@ -43,7 +43,7 @@ def cache_with_kernels(folder: Path) -> Path:
     if LEVELS:
         library = open_kernels(LEVELS[0]).path
         kernels = WeightsCache(folder).kernels
-        kernels.mkdir(mode=0o700, exist_ok=True)
+        kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (kernels / library.name).exists():  # it may be loaded
             shutil.copy(library, kernels)
     return folder

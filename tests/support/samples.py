@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 SAMPLES = Path(__file__).parents[2] / "samples"
+_INSIDE = f"{SAMPLES}{os.sep}"
 
 
 @contextmanager
@@ -36,4 +38,4 @@ def _take_samples() -> dict[str, ModuleType]:
 
 def _is_sample(module: ModuleType) -> bool:
     place = getattr(module, "__file__", None)
-    return isinstance(place, str) and SAMPLES in Path(place).parents
+    return isinstance(place, str) and place.startswith(_INSIDE)
