@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from support.http import FakeEngine
 from triptych.compose import build_app
@@ -26,6 +28,12 @@ OPENAIS = {
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document of the whole app."""
+    return build_app(Config(), (), FakeEngine()).openapi()
+
+
 def section(title: str) -> str:
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
@@ -44,7 +52,7 @@ def test_every_inert_field_is_named() -> None:
 
 def test_every_inert_field_is_one_of_the_table_and_says_why() -> None:
     mentioned = set()
-    for schema in build_app(Config(), (), FakeEngine()).openapi()["components"]["schemas"].values():
+    for schema in document()["components"]["schemas"].values():
         for name, field in schema.get("properties", {}).items():
             if "without effect" in field.get("description", ""):
                 assert INERT[name] in field["description"]
@@ -61,7 +69,7 @@ def test_every_field_in_addition_to_openais_is_named() -> None:
 
 
 def test_every_route_is_named() -> None:
-    for path in build_app(Config(), (), FakeEngine()).openapi()["paths"]:
+    for path in document()["paths"]:
         assert path.replace(":path", "") in PAGE
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import triptych
+from support.product_code import parsed
 
 
 def test_a_class_name_is_in_one_module() -> None:
@@ -15,7 +16,7 @@ def test_a_class_name_is_in_one_module() -> None:
     for folder in (root, root / "core", root / "schedulers", root / "modalities"):
         paths = folder.glob("*.py") if folder == root else folder.resolve().rglob("*.py")
         for path in paths:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     modules[node.name].add(str(path))
     assert len(modules) > 500, "the whole product was read"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.product_code import parsed
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("core", "schedulers", "modalities", "src")
 _TEXTS = {".py", ".js", ".html", ".toml", ".md", ".c", ".h"}
@@ -26,7 +28,7 @@ def _docstrings() -> Iterator[tuple[str, str]]:
     """Each docstring of the product, with its place."""
     for file in _files(*PRODUCT):
         if file.suffix == ".py":
-            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            for node in ast.walk(parsed(file)):
                 if isinstance(node, _DEFINITIONS) and (text := ast.get_docstring(node)):
                     yield f"{file.relative_to(ROOT)}: {getattr(node, 'name', 'module')}", text
 
