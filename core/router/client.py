@@ -31,7 +31,7 @@ from triptych.core.errors import (
 from triptych.core.process.logs import fields
 from triptych.core.router.beats import ReplicaBeat, joint_status
 from triptych.core.router.request import RoutedRequest
-from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec, Outputs
 
 MAX_TRIES = 4
 """Number of replicas that a job is sent to, one after the other, until it begins."""
@@ -188,12 +188,13 @@ class ReplicatedClient:
             run = self._replicas.run(routed, message, is_watching=len(self._feed) > 0)
             async with aclosing(run) as packets:
                 async for packet in packets:
-                    output = self._codec.from_engine(packet)
-                    assert isinstance(output, Output), "a replica sends outputs"
-                    if not has_begun and _is_refusal(output):
-                        return False
-                    has_begun = True
-                    self._streams.deliver(output)
+                    sent = self._codec.from_engine(packet)
+                    assert isinstance(sent, Outputs), "a replica sends outputs"
+                    for output in sent.outputs:
+                        if not has_begun and _is_refusal(output):
+                            return False
+                        has_begun = True
+                        self._streams.deliver(output)
                     await self._gates[job_id].wait()
             if job_id not in self._streams:
                 return True

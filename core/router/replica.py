@@ -1,6 +1,6 @@
 """The replica's side of the router: runs encoded jobs and reports the engine's status.
 
-Owns the translation between encoded `Job` and `Output` messages and an `EngineClient`, which runs
+Owns the translation between encoded `Job` and `Outputs` messages and an `EngineClient`, which runs
 the engine. Knows nothing of the transport.
 """
 
@@ -18,7 +18,7 @@ from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import EngineDown, TriptychError, to_info
 from triptych.core.router.beats import ReplicaBeat
 from triptych.core.router.report import LoadReport
-from triptych.core.transport.messages import MessageCodec
+from triptych.core.transport.messages import MessageCodec, Outputs
 
 _WATCHED_S = 5.0
 """How long steps are recorded after the last request for them."""
@@ -49,7 +49,7 @@ class Replica:
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self, message: bytes, *, is_watching: bool) -> AsyncGenerator[bytes, None]:
-        """Run a `Job` and yield each `Output`. Closing the generator cancels the job.
+        """Run a `Job` and yield `Outputs` of one each. Closing the generator cancels the job.
 
         If `is_watching`, its steps are recorded from the first one on. A replica without an engine
         ends its process: it would refuse jobs faster than others finish them, and so get all jobs
@@ -68,10 +68,10 @@ class Replica:
         try:
             async with aclosing(stream) as outputs:
                 async for output in outputs:
-                    yield self._codec.encode(output)
+                    yield self._codec.encode(Outputs((output,)))
         except TriptychError as error:
             failed = Output(job_id=job_id, is_final=True, error=to_info(error))
-            yield self._codec.encode(failed)
+            yield self._codec.encode(Outputs((failed,)))
 
     def beat(self, *, is_watching: bool) -> bytes:
         """Encode a `ReplicaBeat`; if `is_watching`, with the steps since the last one."""
