@@ -15,7 +15,14 @@ import pytest
 from triptych import cli
 from triptych.core.bulk.cluster import engine_resources
 from triptych.core.errors import ConfigError
-from triptych.core.options.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
+from triptych.core.options.batch_limits import MOST_ROWS
+from triptych.core.options.config import (
+    Config,
+    DeviceOptions,
+    ReplicaOptions,
+    ScheduleOptions,
+    ServerOptions,
+)
 from triptych.replicas import handover, launch
 from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
@@ -88,6 +95,9 @@ def test_engines_get_no_keys_and_their_share_of_threads() -> None:
     ingress = plan.ingress_config(config)
     assert ingress.server.api_key == ("secret",)
     assert ingress.schedule.max_queue_size == 2 * config.schedule.max_queue_size
+    assert ingress.schedule.max_batch_size == 2 * MOST_ROWS, "as many as two engines may choose"
+    config = replace(config, schedule=ScheduleOptions(max_batch_size=3))
+    assert plan.ingress_config(config).schedule.max_batch_size == 6
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ class Trial:
         """Run the step, and time it unless an earlier run is still timed."""
         if self._num_runs == _NUM_RUNS:
             return call()
-        self._num_runs += 1
         self._start.record()
         before = time.perf_counter()
         outputs = call()
         self._launch_s = time.perf_counter() - before
         self._end.record()
+        self._num_runs += 1  # only now: a run that fails is not timed
         return outputs
 
     def gains(self) -> bool | None:

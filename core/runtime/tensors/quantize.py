@@ -34,10 +34,15 @@ def quantize_blocks(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
 
 
 def quantize_float8(weight_OI: torch.Tensor) -> Float8Weight:
-    """The weight in float8 (e4m3), with the scale of each output by its largest value."""
+    """The weight in float8 (e4m3), with the scale of each output by its largest value.
+
+    Scales are powers of two. They round as well as others, and keep exactly what has been float8
+    without scales in its file.
+    """
     weight_OI = weight_OI.float()
-    scale_O = weight_OI.abs().amax(dim=1) / torch.finfo(torch.float8_e4m3fn).max
-    scale_O = torch.where(scale_O == 0, 1.0, scale_O)
+    largest_O = weight_OI.abs().amax(dim=1) / torch.finfo(torch.float8_e4m3fn).max
+    fraction_O, exponent_O = torch.frexp(largest_O)
+    scale_O = torch.exp2((exponent_O - (fraction_O == 0.5).int()).float())
     return Float8Weight((weight_OI / scale_O[:, None]).to(torch.float8_e4m3fn), scale_O)
 
 

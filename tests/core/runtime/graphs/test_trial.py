@@ -70,3 +70,17 @@ def test_a_run_under_way_is_neither_waited_for_nor_timed_again(device: FakeDevic
     assert device.now_s == pytest.approx(4 * 0.001)
     device.is_done = True
     assert trial.gains() is False
+
+
+def test_a_run_that_fails_is_not_timed(device: FakeDevice) -> None:
+    def fail() -> Tensors:
+        raise torch.OutOfMemoryError
+
+    trial = Trial()
+    trial.run(device.launch)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            trial.run(fail)
+        assert trial.gains() is None
+    trial.run(device.launch)
+    assert trial.gains() is False

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from triptych.core.block_formats import FORMATS
-from triptych.core.runtime.tensors.quantize import quantize_blocks
+from triptych.core.runtime.tensors.quantize import quantize_blocks, quantize_float8
 
 # Of normally distributed weights; llama.cpp's own are within a few per cent of these.
 ERRORS = {"q8_0": 0.006, "q6_k": 0.02, "q5_1": 0.04, "q5_0": 0.045, "q4_k": 0.08}
@@ -31,3 +31,20 @@ def test_weights_of_one_sign(name: str) -> None:
     for weight in (torch.linspace(0.1, 0.2, 256)[None], torch.linspace(-0.2, -0.1, 256)[None]):
         error = quantize_blocks(weight, FORMATS[name]).dequantize(torch.float32) - weight
         assert error.abs().max() < 0.01
+
+
+def test_what_was_float8_is_kept_exactly_as_float8() -> None:
+    weight_OI = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 0.02
+    weight_OI[0], weight_OI[1, 0] = 0.0, 448.0
+    stored_OI = weight_OI.to(torch.float8_e4m3fn).float()
+    held = quantize_float8(stored_OI)
+    assert torch.equal(held.weight_OI.float() * held.scale[:, None], stored_OI)
+
+
+def test_float8_errs_by_half_of_its_last_bit() -> None:
+    weight_OI = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    held = quantize_float8(weight_OI)
+    found_OI = held.weight_OI.float() * held.scale[:, None]
+    smallest_O1 = weight_OI.abs().amax(dim=1, keepdim=True) * 2.0**-13
+    bound_OI = torch.maximum(weight_OI.abs(), smallest_O1) * 2.0**-4
+    assert (found_OI - weight_OI).abs().le(bound_OI).all()
