@@ -167,13 +167,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _due_s(self, pieces: Sequence[ScheduledRow]) -> float:
         """When the first of the rows' next tokens is due. Tokens in flight count as on time."""
-        first_s, interval_s = self._options.target_first_token_s, self._options.target_inter_token_s
-        rows = [piece.unit for piece in pieces]
+        options, rows = self._options, [piece.unit for piece in pieces]
         return min(
             [
-                row.last_token_s + (1 + row.num_unknown) * interval_s
+                row.last_token_s + (1 + row.num_unknown) * options.target_inter_token_s
                 if row.has_answered
-                else row.arrival_s + first_s
+                else row.arrival_s + options.target_first_token_s
                 for row in rows
             ]
         )

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from triptych.core.process.once import once
 from triptych.core.runtime.kernels.triton.units import multiplies_float8
 
 MIN_ROWS = 64
@@ -113,6 +114,6 @@ def cuda_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-@cache
+@once
 def _cuda_version() -> tuple[int, ...]:
     return tuple(map(int, (torch.version.cuda or "0").split(".")))
