@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from triptych.core.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
-from triptych.core.options.batch_limits import MOST_ROWS
+from triptych.core.options.batch_limits import LEAST_ROWS
 from triptych.core.options.config import ScheduleOptions
 
 MIN_RETRY_S = 1.0
@@ -128,11 +128,11 @@ class Admission:
     """Keeps admitted work within the bounds of `options`.
 
     All keys together: `max_queue_size` jobs in addition to the `max_batch_size` that run, and
-    `max_queue_tokens`. If the engine chooses the batch, its largest choice counts here, and its
-    own queue is the narrower bound. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the
-    empty key stands for no caller and has no bounds. With several keys none can fill the server
-    (dynamic thresholds: Choudhury and Hahne, 1998): beyond its first call a key may hold `_SHARE`
-    times what it leaves free.
+    `max_queue_tokens`. If the engine chooses the batch, its smallest choice counts here: no engine
+    then refuses what was admitted, and the shares of keys are parts of what it really holds. Each
+    key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key stands for no caller and has no
+    bounds. With several keys none can fill the server (dynamic thresholds: Choudhury and Hahne,
+    1998): beyond its first call a key may hold `_SHARE` times what it leaves free.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Admission:
         self._clock = clock
         self._by_key: dict[str, _Account] = {}
         self._total = _Account(
-            max_jobs=options.max_queue_size + (options.max_batch_size or MOST_ROWS),
+            max_jobs=options.max_queue_size + (options.max_batch_size or LEAST_ROWS),
             max_tokens=options.max_queue_tokens,
             now_s=clock(),
         )

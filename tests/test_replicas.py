@@ -15,7 +15,7 @@ import pytest
 from triptych import cli
 from triptych.core.bulk.cluster import engine_resources
 from triptych.core.errors import ConfigError
-from triptych.core.options.batch_limits import MOST_ROWS
+from triptych.core.options.batch_limits import LEAST_ROWS
 from triptych.core.options.config import (
     Config,
     DeviceOptions,
@@ -95,7 +95,7 @@ def test_engines_get_no_keys_and_their_share_of_threads() -> None:
     ingress = plan.ingress_config(config)
     assert ingress.server.api_key == ("secret",)
     assert ingress.schedule.max_queue_size == 2 * config.schedule.max_queue_size
-    assert ingress.schedule.max_batch_size == 2 * MOST_ROWS, "as many as two engines may choose"
+    assert ingress.schedule.max_batch_size == 2 * LEAST_ROWS, "what two engines hold at least"
     config = replace(config, schedule=ScheduleOptions(max_batch_size=3))
     assert plan.ingress_config(config).schedule.max_batch_size == 6
 

@@ -28,7 +28,7 @@ _ON_GPU = (
 )
 """A step of an 8B model in bfloat16 takes 1.5 GiB for 8,192 tokens; its 256 rows of 500 tokens take
 16 GiB of cache, and wait for pages where there are fewer."""
-MOST_ROWS = _ON_GPU[0].max_batch_size
+MOST_ROWS, LEAST_ROWS = _ON_GPU[0].max_batch_size, _LEAST.max_batch_size
 
 
 def with_batch_limits(

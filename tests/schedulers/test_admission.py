@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, Overloaded, RateLimited
+from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.admission import Admission, Ticket
 
@@ -45,6 +46,17 @@ def test_what_runs_comes_on_top_of_what_waits() -> None:
     assert refusal.value.retry_after_s == 1.0
     tickets[0].release()
     admit(gate)
+
+
+@pytest.mark.parametrize(("is_cpu", "left_gib"), [(True, 0), (False, 1), (False, 80)])
+@pytest.mark.parametrize("rows", [0, 7])
+def test_an_engine_that_chooses_its_rows_holds_what_is_admitted(
+    rows: int, is_cpu: bool, left_gib: int
+) -> None:
+    options = ScheduleOptions(max_batch_size=rows)
+    chosen = with_batch_limits(options, is_cpu=is_cpu, left_bytes=left_gib << 30)
+    held = chosen.max_queue_size + chosen.max_batch_size
+    assert Admission(options=options).max_jobs <= held
 
 
 def test_tokens_are_bounded_for_all() -> None:

@@ -10,7 +10,7 @@ from typing import Self
 
 from triptych.core.bulk.cluster import engine_config, engine_resources, read_count
 from triptych.core.errors import ConfigError
-from triptych.core.options.batch_limits import MOST_ROWS
+from triptych.core.options.batch_limits import LEAST_ROWS
 from triptych.core.options.config import Config, DeviceOptions, ReplicaOptions
 
 
@@ -68,7 +68,7 @@ class ReplicaPlan:
             config,
             schedule=replace(
                 options,
-                max_batch_size=(options.max_batch_size or MOST_ROWS) * self.most,
+                max_batch_size=(options.max_batch_size or LEAST_ROWS) * self.most,
                 max_queue_size=options.max_queue_size * self.most,
                 max_queue_tokens=options.max_queue_tokens * self.most,
             ),
