@@ -1,4 +1,4 @@
-"""Codecs for 64 streams: one frame for each, beside windows.
+"""Codecs for 64 streams: one frame for each, against windows.
 
 A server without state decodes a window for each frame.
 """

@@ -1,9 +1,10 @@
 """Compiles what the first light launches, on a machine without a GPU, into Triton's cache.
 
-    TRITON_CACHE_DIR=/tmp/first-light-triton python samples/gpu/compile_ahead.py cuda:90
+    python samples/gpu/compile_ahead.py cuda:90
 
-The folder is for the same path on the machine with the GPU, the same release of Triton and of
-Python: it keeps absolute paths. Without it the stages compile at their first launches.
+The folder, which it names at the end (`TRITON_CACHE_DIR`, if that is set), is for the same path on
+the machine with the GPU, the same release of Triton and of Python: it keeps absolute paths. Without
+it the stages compile at their first launches.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import kernel_times
 import torch
+from first_light import set_environment
 from place import Place
 
 from triptych.core.runtime.kernels.triton.compile import CompileTarget, compile_all
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("target", type=CompileTarget.parse, help="cuda:90, say")
     parser.add_argument("--count", action="store_true", help="count launches, compile nothing")
     args = parser.parse_args()
+    set_environment()
     folder = Path(os.environ["TRITON_CACHE_DIR"])
     if not args.count:
         compiled = compile_all([args.target], folder)
@@ -52,7 +55,7 @@ def main() -> None:
     sources, failed = launched(place, args.target)
     if not args.count:
         failed += [each[0].name for each in sources if not _compiles(each, args.target)]
-    print(f"{len(sources)} launches, {len(failed)} failed", *failed, sep="\n")
+    print(f"{len(sources)} launches, {len(failed)} failed", *failed, str(folder), sep="\n")
     sys.exit(1 if failed else 0)
 
 

@@ -41,7 +41,7 @@ LIMITS_S = {
     "kernel_times": 100,
     "text_figures_fp8": 70,
     "codec_figures": 30,
-    "chat_beside_images": 50,
+    "chat_with_images": 50,
 }
 """The stages by the names of their modules, in order, and the most seconds each may take."""
 CHECKOUT = Path(__file__).parents[2]

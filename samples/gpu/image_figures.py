@@ -1,4 +1,4 @@
-"""FLUX.1's shape at 1024 x 1024 in this process, beside diffusers with `torch.compile`.
+"""FLUX.1's shape at 1024 x 1024 in this process, compared with diffusers and `torch.compile`.
 
 Random weights are made on the device. The text encoders have FLUX.1's widths and few layers; the
 transformer and the autoencoder are its own.

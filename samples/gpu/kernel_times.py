@@ -1,4 +1,4 @@
-"""The time of each family of kernels at sizes of real models, beside torch and the limits.
+"""The time of each family of kernels at sizes of real models, with torch's and the limits.
 
 Sizes are those of Llama 3 8B, Qwen3-30B-A3B, FLUX.1 and codecs. Without a GPU the kernels run in
 Triton's interpreter, on small tensors.

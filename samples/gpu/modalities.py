@@ -1,4 +1,4 @@
-"""Each modality from end to end with random weights: the device against the CPU beside it.
+"""Each modality from end to end with random weights: the device against its machine's CPU.
 
 Cases are small, and most of their time is that of the CPU and of compiling kernels: they run in
 several processes at once.

@@ -1,4 +1,4 @@
-"""Llama 3.1 8B's shape in this process: decode, prompts and mixed load beside the limits.
+"""Llama 3.1 8B's shape in this process: decode, prompts and mixed load, as shares of the limits.
 
 Random weights are made on the device. Decode is compared with reading every weight, and the cached
 keys and values, once; prompts with the rate of a large product.

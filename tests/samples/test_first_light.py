@@ -109,7 +109,7 @@ def test_summary_has_the_errors_and_fits() -> None:
         "image_figures",
         "images",
         "codec_figures",
-        "chat_beside_images",
+        "chat_with_images",
     ],
 )
 def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
@@ -132,5 +132,5 @@ def test_all_launches_of_the_timed_kernels_can_be_compiled_ahead(tmp_path: Path)
         check=False,
     )
     num_launches, _, rest = ended.stdout.partition(" launches, ")
-    assert rest == "0 failed\n", ended.stdout + ended.stderr
+    assert rest == f"0 failed\n{tmp_path}\n", ended.stdout + ended.stderr
     assert int(num_launches) > 40

@@ -225,7 +225,7 @@ class LlmLoader(TokenLoader):
         """The kernels of attention. Raises `ConfigError` for some that cannot serve the model."""
         wanted = self._config.device.attention_backend
         if not isinstance(blueprint, NativeBlueprint):
-            if wanted not in ("auto", TRITON):
+            if wanted not in (("auto",) if self._device.is_cpu else ("auto", TRITON)):
                 raise ConfigError(
                     f"--attention-backend {wanted}: {self.name} does not run on our decoder, and"
                     " its rules of attention are not known before it runs; leave it out."

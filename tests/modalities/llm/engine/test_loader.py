@@ -142,6 +142,16 @@ def test_encodings_that_cannot_be_had(save: Save, fields: dict[str, str], messag
         loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
 
 
+@pytest.mark.parametrize("backend", ["triton", "flash"])
+def test_kernels_of_a_gpu_are_refused_where_transformers_computes_on_a_cpu(
+    save: Save, backend: str
+) -> None:
+    device = DeviceOptions(attention_backend=backend, threads=1)
+    options = config(models=ModelOptions(model_impl="transformers"), device=device)
+    with pytest.raises(ConfigError, match=f"--attention-backend {backend}"):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -28,7 +28,7 @@ FLUX = "flux"
 
 
 def run(place: Place) -> Iterator[Record]:
-    """Gaps of chat alone, and beside one image after another; the time of these images."""
+    """Gaps of chat alone, and with one image after another; the time of these images."""
     yield from asyncio.run(_measure(place))
 
 
@@ -45,8 +45,8 @@ async def _measure(place: Place) -> list[Record]:
         seconds = []
         while not rows.done():
             seconds.append(await _timed(_image(client, place)))
-        beside = gaps(await rows)
-        return [*found, record("chat beside images", **beside, image_s=float(np.median(seconds)))]
+        shared = gaps(await rows)
+        return [*found, record("chat with images", **shared, image_s=float(np.median(seconds)))]
 
 
 async def _rows(client: LocalClient, length: int, num_tokens: int) -> list[Row]:
