@@ -143,8 +143,8 @@ def _sampling() -> Launches:
     logits, shape = torch.empty(1, 128256), torch.ones(1, 4)
     slots, uniform = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
     return {
-        "greedy_bf16": lambda: launch(logits.to(BF16), None, None, shape, slots, None),
-        "sampled": lambda: launch(logits, None, None, shape, slots, uniform),
+        "greedy_bf16_measure": lambda: launch(logits.to(BF16), None, None, shape, slots, None),
+        "sampled_measure": lambda: launch(logits, None, None, shape, slots, uniform),
     }
 
 

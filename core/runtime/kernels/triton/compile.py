@@ -2,8 +2,9 @@
 
 python -m triptych.core.runtime.kernels.triton.compile --check
 
-Owns the walk over the folder's `variants()`, Triton's compiler call for an explicit target, and the
-processes it runs in. Knows nothing of the kernels' computations, or of bundles.
+Owns the walk over the folder's `variants()` and `odd_variants()`, Triton's compiler call for an
+explicit target, and the processes it runs in. Knows nothing of the kernels' computations, or of
+bundles.
 
 Results are stored in Triton's own cache. A launch finds one there if it has the same types,
 constants, alignment, warps and stages, and the same version of Triton.
@@ -38,6 +39,7 @@ from triptych.core.runtime.kernels.triton.units import matrix_units, multiplies_
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _PACKAGE = "triptych.core.runtime.kernels.triton"
+_KINDS = ("variants", "odd_variants")
 _INTEGERS = {"i32", "i64", "u64"}
 
 
@@ -86,12 +88,10 @@ class CompileTarget:
         return f"{self.backend}:{self.arch}"
 
 
-_SHARED_KIB = {"cuda:80": 163, "cuda:90": 227, "cuda:100": 227, "hip:gfx942": 64}
+_SHARED_KIB = {"cuda:80": 163, "cuda:89": 99, "cuda:90": 227, "cuda:100": 227, "hip:gfx942": 64}
 """Shared memory available to a program; a launch that needs more fails."""
 TARGETS = tuple(map(CompileTarget.parse, _SHARED_KIB))
-"""The targets that every kernel must compile for."""
-MEASURED = CompileTarget.parse("cuda:90")
-"""The target whose resources are recorded."""
+"""The targets that every kernel must compile for, and whose resources are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,11 @@ class CompiledVariant:
         """The kernel's name, without the target."""
         return f"{self.module}.{self.variant}"
 
+    @property
+    def place(self) -> str:
+        """The name in the record."""
+        return f"{self.name} on {self.target}"
+
 
 def kernel_modules() -> list[str]:
     """The modules of this folder, by name; some may have no kernels."""
@@ -122,8 +127,11 @@ def compile_all(
     cache_folder: Path | None = None,
     on_progress: Callable[[CompiledVariant], None] = lambda compiled: None,
     modules: Sequence[str] | None = None,
+    kinds: Sequence[str] = ("variants",),
 ) -> list[CompiledVariant]:
     """Compile the variants of `modules`, or of all, for each target, on all usable cores.
+
+    `kinds` are the functions that list them: `variants` the common ones, `odd_variants` others.
 
     The processes import the kernels for a compiler even where this one interprets them. A kernel
     that does not compile does not raise: see `CompiledVariant.error`. `cache_folder` is Triton's
@@ -137,7 +145,7 @@ def compile_all(
         initargs=(cache_folder,),
     ) as pool:
         jobs = {
-            pool.submit(_compile_module, name, target): (name, target)
+            pool.submit(_compile_module, name, target, kinds): (name, target)
             for name in names
             for target in targets
         }
@@ -165,12 +173,16 @@ def _prepare_process(cache_folder: Path | None) -> None:
         os.environ["TRITON_CACHE_DIR"] = str(cache_folder)
 
 
-def _compile_module(module: str, target: CompileTarget) -> list[CompiledVariant]:
-    variants: Callable[[], tuple[Variant, ...]] | None
-    variants = getattr(import_module(f"{_PACKAGE}.{module}"), "variants", None)
+def _compile_module(
+    module: str, target: CompileTarget, kinds: Sequence[str]
+) -> list[CompiledVariant]:
+    found = import_module(f"{_PACKAGE}.{module}")
+    listed: list[Callable[[], tuple[Variant, ...]]]
+    listed = [getattr(found, kind) for kind in kinds if hasattr(found, kind)]
     return [
         _compile(module, variant, target)
-        for variant in (variants() if variants else ())
+        for variants in listed
+        for variant in variants()
         if target.takes(variant)
     ]
 
@@ -187,8 +199,7 @@ def _compile(module: str, variant: Variant, target: CompileTarget) -> CompiledVa
         shared_bytes, most = kernel.metadata.shared, _SHARED_KIB.get(str(target))
         if most is not None and shared_bytes > most * 1024:
             error = f"takes {shared_bytes} bytes of shared memory, {target} has {most} KiB"
-        if target == MEASURED:
-            resources = read_resources(kernel.asm["cubin"], shared_bytes)
+        resources = read_resources(kernel.asm, shared_bytes)
     except Exception as raised:  # a compiler may raise anything
         error = f"{type(raised).__name__}: {raised}"
     return CompiledVariant(
@@ -248,9 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start_s = time.perf_counter()
     names = options.modules or None
-    results = compile_all(TARGETS, options.cache_folder, _show, names)
-    failed = [f"{each.name} on {each.target}: {each.error}" for each in results if each.error]
-    now = {each.name: each.resources for each in results if each.resources is not None}
+    results = compile_all(TARGETS, options.cache_folder, _show, names, _KINDS)
+    failed = [f"{each.place}: {each.error}" for each in results if each.error]
+    now = {each.place: each.resources for each in results if each.resources is not None}
     record = load_record()
     others = {name: record[name] for name in record if names and name.split(".")[0] not in names}
     if options.update:

@@ -12,24 +12,17 @@ import triton.language as tl
 
 
 @triton.jit
-def narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, enough, BLOCK_V: tl.constexpr):
-    """The bits below the least kept probability, or a bound of them; how many tokens lie above.
+def narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, BLOCK_V: tl.constexpr):
+    """The bits below the least kept probability.
 
     A probability is kept while fewer tokens than a number, and less mass than a limit, lie above
-    it. The search continues until no more than `enough` tokens lie above the bound, or one value is
-    left between bound and kept; three values are tried at once, at first some that leave only the
-    likeliest tokens.
+    it. The search continues until one value is left between bound and kept; three values are tried
+    at once.
     """
     num_below = vocab_size
     num_kept = 0
-    num_passes = 0
-    while (kept - below > 1) & (num_below - num_kept > 1) & (num_below > enough):
+    while (kept - below > 1) & (num_below - num_kept > 1):
         low, middle, high = _quarters(below, kept)
-        is_first = (num_passes == 0) & (enough > 0)
-        low = tl.where(is_first, tl.maximum(kept - (14 << 23), below), low)
-        middle = tl.where(is_first, tl.maximum(kept - (7 << 23), below), middle)
-        high = tl.where(is_first, tl.maximum(kept - (3 << 23), below), high)
-        num_passes += 1
         num_low = tl.zeros([BLOCK_V], tl.int32)
         num_middle = tl.zeros([BLOCK_V], tl.int32)
         num_high = tl.zeros([BLOCK_V], tl.int32)
@@ -55,7 +48,7 @@ def narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, enough, BLOC
         below, num_below, kept, num_kept = _narrowed(
             low, num_low, mass_low, below, num_below, kept, num_kept, max_above, max_mass
         )
-    return below, num_below
+    return below
 
 
 @triton.jit
@@ -104,7 +97,7 @@ def _narrowed(bits, above, mass, below, num_below, kept, num_kept, max_above, ma
     """The bounds of the search after a value was tried, with the numbers of tokens above each."""
     num_above = tl.sum(above, axis=0)
     is_kept = (num_above < max_above) & (tl.sum(mass, axis=0) < max_mass)
-    is_higher = (bits > below) & (is_kept == 0)
+    is_higher = (bits > below) & (bits < kept) & (is_kept == 0)
     is_lower = (bits < kept) & is_kept
     return (
         tl.where(is_higher, bits, below),

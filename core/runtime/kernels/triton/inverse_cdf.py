@@ -1,7 +1,6 @@
-"""Samples the token of a row from its stored probabilities.
+"""Samples the token of a row from its stored probabilities or candidates.
 
-Owns the sample: once few candidate tokens are left, they are gathered, and the rest works on these
-only. Knows no logits.
+Owns the sample, from a row's candidates where they are few. Knows no logits.
 """
 
 from __future__ import annotations
@@ -13,130 +12,104 @@ from triptych.core.runtime.kernels.triton.filter_search import kept_of, least_am
 
 
 @triton.jit
-def sampled_token(
-    probs_ptr,
+def filters_of(of_slot, vocab_size):
+    """A slot's top-k, whether it limits anything, top-p, and whether there is a filter at all."""
+    top_k = tl.load(of_slot + 1).to(tl.int32)
+    top_p = tl.load(of_slot + 2).to(tl.float64)
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    return top_k, has_top_k, top_p, has_top_k | (top_p < 1)
+
+
+@triton.jit
+def first_limits(top_k, has_top_k, top_p, mass, vocab_size):
+    """The first filter's limits: every token that it drops is also dropped by both."""
+    max_above = tl.where(has_top_k, top_k, vocab_size + 1)
+    return max_above, tl.where(has_top_k, float("inf"), top_p * mass)
+
+
+@triton.jit
+def token_of_candidates(
     candidates_ptr,
     candidate_ids_ptr,
+    num_candidates,
     of_slot,
     uniform,
+    below,
+    most,
+    mass,
+    vocab_size,
+    MAX_CANDIDATES: tl.constexpr,
+):
+    """The token among all those whose bits are above `below`; the likeliest has `most`."""
+    top_k, has_top_k, top_p, _ = filters_of(of_slot, vocab_size)
+    highest, least = most.to(tl.int32, bitcast=True), below + 1
+    places = tl.arange(0, MAX_CANDIDATES)
+    is_one = places < num_candidates
+    probs = tl.load(candidates_ptr + places, mask=is_one, other=0.0)
+    if has_top_k:
+        least = least_among(probs, least, highest, top_k, float("inf"))
+    if top_p < 1:
+        kept = tl.sum(kept_of(probs, least, 0.0), axis=0)
+        max_mass = top_p * tl.where(has_top_k, kept, mass)
+        least = least_among(probs, least, highest, vocab_size + 1, max_mass)
+    floor = tl.load(of_slot + 3) * most
+    place, _ = _first_above(kept_of(probs, least, floor), uniform, MAX_CANDIDATES)
+    ids = tl.load(candidate_ids_ptr + places, mask=is_one, other=0)
+    return tl.sum(tl.where(places == place, ids, 0), axis=0)
+
+
+@triton.jit
+def token_of_many(
+    probs_ptr,
+    of_slot,
+    uniform,
+    below,
     most,
     mass,
     vocab_size,
     BLOCK_V: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    MAX_CANDIDATES: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
 ):
-    """The token of a row with total mass `mass`, whose likeliest has the probability `most`."""
-    top_k = tl.load(of_slot + 1).to(tl.int32)
-    top_p = tl.load(of_slot + 2).to(tl.float64)
+    """The token of a row of which too many are above `below`: by passes over the vocabulary."""
+    top_k, has_top_k, top_p, _ = filters_of(of_slot, vocab_size)
+    highest, least = most.to(tl.int32, bitcast=True), below + 1
     floor = tl.load(of_slot + 3) * most
-    highest = most.to(tl.int32, bitcast=True)
-    has_top_k = (top_k > 0) & (top_k < vocab_size)
-    max_above = tl.where(has_top_k, top_k, vocab_size + 1)
-    below = 0
-    num_below = vocab_size
-    if has_top_k | (top_p < 1):
-        # The first filter alone: every token that it drops is also dropped by both.
-        max_mass = tl.where(has_top_k, float("inf"), top_p * mass)
-        below, num_below = narrow(
-            probs_ptr, vocab_size, below, highest, max_above, max_mass, MAX_CANDIDATES, BLOCK_V
-        )
-    least = below + 1
-    if num_below <= MAX_CANDIDATES:
-        num_candidates = _put_side_by_side(
-            probs_ptr, candidates_ptr, candidate_ids_ptr, vocab_size, least, BLOCK_V, MAX_CANDIDATES
-        )
-        places = tl.arange(0, MAX_CANDIDATES)
-        is_one = places < num_candidates
-        probs = tl.load(candidates_ptr + places, mask=is_one, other=0.0)
-        if has_top_k:
-            least = least_among(probs, least, highest, top_k, float("inf"))
-        if top_p < 1:
-            kept = tl.sum(kept_of(probs, least, 0.0), axis=0)
-            max_mass = top_p * tl.where(has_top_k, kept, mass)
-            least = least_among(probs, least, highest, vocab_size + 1, max_mass)
-        place, _ = _first_above(kept_of(probs, least, floor), uniform, MAX_CANDIDATES)
-        ids = tl.load(candidate_ids_ptr + places, mask=is_one, other=0)
-        token = tl.sum(tl.where(places == place, ids, 0), axis=0)
-    else:
-        least = _least_of_all(
-            probs_ptr, vocab_size, least, highest, top_k, has_top_k, top_p, mass, BLOCK_V
-        )
-        token = _token_of_all(probs_ptr, vocab_size, least, floor, uniform, BLOCK_V, NUM_BLOCKS)
-    return tl.minimum(token, vocab_size - 1)
-
-
-@triton.jit
-def _put_side_by_side(
-    probs_ptr,
-    candidates_ptr,
-    candidate_ids_ptr,
-    vocab_size,
-    least,
-    BLOCK_V: tl.constexpr,
-    MAX_CANDIDATES: tl.constexpr,
-):
-    """Gather the tokens whose bits are `least` or more; returns their number."""
-    num_candidates = 0
-    for start in range(0, vocab_size, BLOCK_V):
-        tokens = start + tl.arange(0, BLOCK_V)
-        probs = tl.load(probs_ptr + tokens, mask=tokens < vocab_size, other=0.0)
-        is_one = probs.to(tl.int32, bitcast=True) >= least
-        num_here = tl.sum(is_one.to(tl.int32), axis=0)
-        if num_here > 0:
-            places = num_candidates + tl.cumsum(is_one.to(tl.int32), axis=0) - 1
-            is_one = is_one & (places < MAX_CANDIDATES)
-            tl.store(candidates_ptr + places, probs, mask=is_one)
-            tl.store(candidate_ids_ptr + places, tokens, mask=is_one)
-        num_candidates += num_here
-    tl.debug_barrier()
-    return num_candidates
-
-
-@triton.jit
-def _least_of_all(
-    probs_ptr, vocab_size, least, highest, top_k, has_top_k, top_p, mass, BLOCK_V: tl.constexpr
-):
-    """The bits of the least probability, from `least` on, that both filters keep of all tokens."""
     if has_top_k:
-        below, _ = narrow(
-            probs_ptr, vocab_size, least - 1, highest, top_k, float("inf"), 0, BLOCK_V
-        )
-        least = below + 1
+        least = 1 + narrow(probs_ptr, vocab_size, least - 1, highest, top_k, float("inf"), BLOCK_V)
     if top_p < 1:
         if has_top_k:
             mass = mass_of(probs_ptr, vocab_size, least, BLOCK_V)
-        below, _ = narrow(
-            probs_ptr, vocab_size, least - 1, highest, vocab_size + 1, top_p * mass, 0, BLOCK_V
+        least = 1 + narrow(
+            probs_ptr, vocab_size, least - 1, highest, vocab_size + 1, top_p * mass, BLOCK_V
         )
-        least = below + 1
-    return least
+    part_C = tl.arange(0, NUM_PARTS)
+    mass_C = tl.zeros([NUM_PARTS], tl.float64)
+    for start in range(0, vocab_size, BLOCK_V):
+        tokens = start + tl.arange(0, BLOCK_V)
+        probs = tl.load(probs_ptr + tokens, mask=tokens < vocab_size, other=0.0)
+        part = tl.sum(kept_of(probs, least, floor), axis=0)
+        mass_C = tl.where(part_C == start // BLOCK_V, part, mass_C)
+    return token_of_masses(probs_ptr, mass_C, uniform, least, floor, vocab_size, BLOCK_V, NUM_PARTS)
 
 
 @triton.jit
-def _token_of_all(
+def token_of_masses(
     probs_ptr,
-    vocab_size,
+    mass_C,
+    uniform,
     least,
     floor,
-    uniform,
+    vocab_size,
     BLOCK_V: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
 ):
-    """Find the block whose share of the mass contains the number, then the token in the block."""
+    """Find the part whose share of the mass contains the number, then the token in the part."""
+    part, share = _first_above(mass_C, uniform, NUM_PARTS)
     lanes = tl.arange(0, BLOCK_V)
-    blocks = tl.arange(0, NUM_BLOCKS)
-    of_blocks = tl.zeros([NUM_BLOCKS], tl.float64)
-    for start in range(0, vocab_size, BLOCK_V):
-        tokens = start + lanes
-        probs = tl.load(probs_ptr + tokens, mask=tokens < vocab_size, other=0.0)
-        mass = tl.sum(kept_of(probs, least, floor), axis=0)
-        of_blocks = tl.where(blocks == start // BLOCK_V, mass, of_blocks)
-    block, share = _first_above(of_blocks, uniform, NUM_BLOCKS)
-    tokens = block * BLOCK_V + lanes
+    tokens = part * BLOCK_V + lanes
     probs = tl.load(probs_ptr + tokens, mask=tokens < vocab_size, other=0.0)
     lane, share = _first_above(kept_of(probs, least, floor), share, BLOCK_V)
-    return block * BLOCK_V + lane
+    return part * BLOCK_V + lane
 
 
 @triton.jit

@@ -8,7 +8,7 @@ heads, K key-value heads, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ UPLOADED = tuple(_TYPES)
 """Arguments uploaded with a step, one after the other: their alignments differ between steps."""
 _OPTIONAL = {"sinks_ptr": "HAS_SINKS", "blocks_ptr": "HAS_BLOCKS"}
 _OPTIONAL |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "HAS_SCALES")
+_NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 _TYPES |= {"partial_ptr": "*fp32", "log_sums_ptr": "*fp32"}
 
 
@@ -91,17 +92,24 @@ def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
 
 
 def tiled_variants(
-    name: str, rows: Rows, kernel: Any, constants: dict[str, Any], *flags: str, cache: str = "*bf16"
+    name: str,
+    rows: Rows,
+    kernel: Any,
+    constants: dict[str, Any],
+    *flags: str,
+    cache: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[Variant]:
-    """The kernel for queries in bfloat16 with some flags switched on: one for each tile in use."""
+    """The kernel with some flags switched on: one variant for each tile in use."""
     head_dim = constants["HEAD_DIM"]
-    heads = heads_of(head_dim, torch.bfloat16)
+    heads = heads_of(head_dim, dtype)
+    types = {"q_ptr": _NAMES[dtype], "k_ptr": cache or _NAMES[dtype]}
     for (tile_rows, units, tile_heads), tile in TILES.items():
         if (tile_rows, tile_heads) == (rows, heads):
             sizes = {"BLOCK_M": tile.num_queries, "BLOCK_N": tile.num_keys}
             sizes |= {**constants, "BLOCK_D": block_d(head_dim)}
             yield replace(
-                _variant(name, kernel, sizes, flags, cache),
+                _variant(name, kernel, sizes, flags, types),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
                 matrix_units=units,
@@ -109,7 +117,11 @@ def tiled_variants(
 
 
 def _variant(
-    name: str, kernel: Any, constants: dict[str, Any], flags: tuple[str, ...], cache: str
+    name: str,
+    kernel: Any,
+    constants: dict[str, Any],
+    flags: tuple[str, ...],
+    types: Mapping[str, str],
 ) -> Variant:
     signature: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -121,9 +133,9 @@ def _variant(
         elif _OPTIONAL.get(argument, argument) not in {argument, *flags}:
             values[argument] = None
         elif argument in {"k_ptr", "v_ptr"}:
-            signature[argument] = cache
+            signature[argument] = types["k_ptr"]
         elif argument.endswith("_ptr"):
-            signature[argument] = _TYPES.get(argument, "*bf16")
+            signature[argument] = _TYPES.get(argument, types["q_ptr"])
         else:
             signature[argument] = "fp32" if argument in _FLOATS else "i32"
     return Variant(

@@ -336,3 +336,17 @@ def variants() -> tuple[Variant, ...]:
         *tiled_variants("join", "decode", _join_splits, llama),
         *tiled_variants("join_fixed", "decode", _join_splits, gpt_oss, *of_gpt_oss),
     )
+
+
+def odd_variants() -> tuple[Variant, ...]:
+    """Heads of other sizes and types, and page sizes and groups that are no powers of two."""
+    common = {"PAGE_SIZE": 16, "BLOCK_H": 16, "BLOCK_S": _SPLITS_PER_STEP}
+    phi = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 32, "HEAD_DIM": 96}
+    one = {**common, "NUM_HEADS": 71, "NUM_KV_HEADS": 1, "HEAD_DIM": 64, "BLOCK_H": 64}
+    wide = {**common, "NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 192}
+    return (
+        *tiled_variants("split_96", "decode", _attend_split, phi, dtype=torch.float16),
+        *tiled_variants("split_71_heads", "decode", _attend_split, one),
+        *tiled_variants("split_192", "decode", _attend_split, wide, "HAS_WINDOW"),
+        *tiled_variants("split_fp32", "decode", _attend_split, phi, dtype=torch.float32),
+    )

@@ -269,3 +269,16 @@ def variants() -> tuple[Variant, ...]:
         *tiled_variants("causal_int8", "prefill", _attend_tile, llama, "HAS_SCALES", cache="*i8"),
         *tiled_variants("window_sinks", "prefill", _attend_tile, gpt_oss, *of_gpt_oss),
     )
+
+
+def odd_variants() -> tuple[Variant, ...]:
+    """Heads of other sizes and types, and groups that are no powers of two."""
+    phi = {"PAGE_SIZE": 16, "NUM_HEADS": 32, "NUM_KV_HEADS": 32, "HEAD_DIM": 96}
+    small = {"PAGE_SIZE": 16, "NUM_HEADS": 9, "NUM_KV_HEADS": 3, "HEAD_DIM": 64}
+    wide = {"PAGE_SIZE": 16, "NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 192}
+    return (
+        *tiled_variants("causal_96", "prefill", _attend_tile, phi, dtype=torch.float16),
+        *tiled_variants("causal_64", "prefill", _attend_tile, small),
+        *tiled_variants("window_192", "prefill", _attend_tile, wide, "HAS_WINDOW"),
+        *tiled_variants("causal_fp32", "prefill", _attend_tile, phi, dtype=torch.float32),
+    )

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.bound_rows import bound_row
 from support.kernel_device import on_device
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.kernels.triton import sampling as kernel
+from triptych.core.runtime.sampling.filters import nucleus_thresholds, sample
 from triptych.core.runtime.sampling.randomness import stream_key, uniforms
 from triptych.core.runtime.sampling.sampler import Sampler
 
@@ -82,6 +85,41 @@ def test_equals_the_sampler(vocab_size: int, dtype: torch.dtype, scale: float) -
     expected = sampler.sample(logits, slots.tolist(), positions.tolist())
     assert found.tolist() == expected.token_ids_B.tolist()
     assert is_finite.all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    vocab_size=st.sampled_from([3, 2047, 2049, 6000]),
+    scale=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    shape=st.tuples(
+        st.sampled_from([0.3, 1.0, 2.0]),
+        st.sampled_from([0.0, 1.0, 2.0, 40.0, 2500.0]),
+        st.sampled_from([0.0, 0.1, 0.9, 0.999, 1.0]),
+        st.sampled_from([0.0, 0.02]),
+    ),
+    number=st.floats(0, 1 - 2.0**-52),
+)
+def test_any_filters_keep_the_tokens_of_the_reference(
+    vocab_size: int, scale: float, shape: tuple[float, float, float, float], number: float
+) -> None:
+    """Few distinct logits, so that ties lie on every edge."""
+    logits = logits_of(8, 2, vocab_size, scale).round(decimals=1)
+    temperature, top_k, top_p, min_p = shape
+    if top_k == 1:
+        expected = logits.argmax(-1)
+    else:
+        probs = (logits / temperature).softmax(-1)
+        least = nucleus_thresholds(probs, torch.full((2,), top_k), torch.full((2,), top_p))
+        least = torch.maximum(least, min_p * probs.amax(-1))
+        kept = torch.where(probs >= least[:, None], probs, 0.0)
+        expected = sample(kept, torch.full((2,), number, dtype=torch.float64))
+    found = sample_tokens(logits, shape, [number] * 2)[0]
+    for row, (token, wanted) in enumerate(zip(found, expected.tolist(), strict=True)):
+        # The last bit of a probability may move a share's end by as much, but keeps no other token.
+        if token != wanted:
+            ends = kept[row].double().cumsum(0) / kept[row].double().sum()
+            assert kept[row, token] > 0
+            assert abs(float(ends[min(token, wanted)]) - number) < 1e-6
 
 
 def test_ties_are_kept_or_dropped_together() -> None:
