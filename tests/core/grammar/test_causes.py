@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.guided import COMPILER
 from triptych.core.errors import RequestError
+from triptych.core.grammar import causes
 from triptych.core.grammar.causes import _MAX_CHARS, _MAX_TRIES, _replace, _Search, locate_cause
 from triptych.core.grammar.document import Path, pointer
 from triptych.core.grammar.source import to_grammar
@@ -28,7 +29,9 @@ def refused(schema: Any) -> RequestError:
     """The refusal of a schema, which nothing but the library finds fault with."""
     text = json.dumps(schema)
     assert COMPILER.complaint(to_grammar("json_schema", text))
-    error = locate_cause(COMPILER, text, 0.0)
+    with pytest.MonkeyPatch.context() as patch:  # a busy machine must not end the search early
+        patch.setattr(causes, "_MAX_SEARCH_S", math.inf)
+        error = locate_cause(COMPILER, text, 0.0)
     assert error is not None
     return error
 
