@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from msgspec import structs
 
 from triptych.core.engine_api.plan import StepResult, TokenPlan, TokenRow
@@ -28,6 +29,22 @@ from triptych.core.runtime.tensors.loading import load_tensors
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def small_decoder(folder: Path, **heads: int) -> Decoder:
+    """A Llama of two layers and 67 tokens with random weights, saved in `folder`."""
+    config = transformers.LlamaConfig(
+        vocab_size=67,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        **heads,
+    )
+    torch.manual_seed(5)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return load_decoder(folder)
 
 
 def load_decoder(

@@ -189,10 +189,8 @@ def _attend_split(
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TILES: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
     # Programs of one part run close together: the keys of all heads are side by side in a page.
-    part, tile = (
-        tl.program_id(0) // (NUM_KV_HEADS * TILES),
-        tl.program_id(0) % (NUM_KV_HEADS * TILES),
-    )
+    part = tl.program_id(0) // (NUM_KV_HEADS * TILES)
+    tile = tl.program_id(0) % (NUM_KV_HEADS * TILES)
     row, num_splits, begin, end = keys_of_part(
         part, lengths_ptr, num_rows, limit, window, HAS_WINDOW, IS_FIXED
     )
@@ -202,17 +200,14 @@ def _attend_split(
     kv_head = tile // TILES
     in_group_H = tile % TILES * BLOCK_H + tl.arange(0, BLOCK_H)
     head_H = kv_head * GROUP + in_group_H
-    dim_D = tl.arange(0, BLOCK_D)
-    is_dim_D = dim_D < HEAD_DIM
-    is_held_HD = (in_group_H < GROUP)[:, None] & is_dim_D
-
+    is_head_H, dim_D = in_group_H < GROUP, tl.arange(0, BLOCK_D)
+    is_held_HD = is_head_H[:, None] & (dim_D < HEAD_DIM)
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(tl.load(lengths_ptr + row).to(tl.int32) - window, 0)
     start = tl.maximum(begin, first // BLOCK_N * BLOCK_N)
-    q_HD = tl.load(
-        q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D, mask=is_held_HD, other=0.0
-    )
+    q_ptrs_HD = q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D
+    q_HD = tl.load(q_ptrs_HD, mask=is_held_HD, other=0.0)
     max_H, sum_H, out_HD = nothing_seen(BLOCK_H, BLOCK_D)
     table_ptr += row * table_stride
     index_N = tl.arange(0, BLOCK_N)
@@ -233,7 +228,7 @@ def _attend_split(
         )  # fmt: skip
 
     state = max_H, sum_H, out_HD
-    cell_HD, is_head_H = head_H[:, None] * HEAD_DIM + dim_D, in_group_H < GROUP
+    cell_HD = head_H[:, None] * HEAD_DIM + dim_D
     if num_splits == 1:
         sinks_ptrs_H = sinks_ptr + head_H if HAS_SINKS else None
         out_ptrs_HD = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import transformers
 
 from support.captured import CPU, CountingCalls, verified_steps
-from support.decoder_rig import Recorder, Rig, Row, decoder_rig, load_decoder
+from support.decoder_rig import Recorder, Rig, Row, decoder_rig, small_decoder
 from triptych.core.runtime.graphs.backend import Call, Captured
 from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets
 from triptych.core.runtime.graphs.captured import CapturedSteps
@@ -22,20 +19,8 @@ BUCKETS = DecodeBuckets.choose(6, 24, wanted=(2, 4, 6))
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    config = transformers.LlamaConfig(
-        vocab_size=67,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(5)
-    folder: Path = tmp_path_factory.mktemp("captured")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return load_decoder(folder)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return small_decoder(tmp_path_factory.mktemp("captured"), **heads)
 
 
 def captured_rig(decoder: Decoder, **options: object) -> tuple[Rig, CountingCalls]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from support.captured import CountingCalls, verified_steps
-from support.decoder_rig import Recorder, Rig, Row, decoder_rig, load_decoder
+from support.decoder_rig import Recorder, Rig, Row, decoder_rig, small_decoder
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets, PromptBuckets
@@ -24,20 +22,8 @@ PROMPTS = PromptBuckets.choose(MAX_ROWS, MAX_LENGTH, PAGE_SIZE)
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    config = transformers.LlamaConfig(
-        vocab_size=67,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(5)
-    folder: Path = tmp_path_factory.mktemp("captured")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return load_decoder(folder)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return small_decoder(tmp_path_factory.mktemp("captured"), **heads)
 
 
 class OnGpu(Recorder):

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from support.machine_code import machine_code
 from triptych.core.runtime.kernels.triton.compile import CompileTarget, _prepare_process
 
 pytest.importorskip("triton")
 
 LOADS_IN_FLIGHT = re.compile(r"\bDEPBAR\.LE SB0, 0x([0-9a-f]+)")
-
-
-def _machine_code(target: CompileTarget, folder: Path) -> dict[str, str]:
-    """The code of the loops over bfloat16 of Llama 3 8B, by variant."""
-    from triton import knobs
-
-    from triptych.core.runtime.kernels.triton import compile as command
-    from triptych.core.runtime.kernels.triton import paged_decode, paged_prefill
-
-    code = {}
-    for variant in (*paged_decode.variants(), *paged_prefill.variants()):
-        if variant.name in {"split", "causal"} and target.takes(variant):
-            file = folder / variant.name
-            file.write_bytes(command._call_compiler(variant, target).asm["cubin"])
-            nvdisasm = [knobs.nvidia.nvdisasm.path, "-c", str(file)]
-            code[variant.name] = subprocess.run(
-                nvdisasm, check=True, capture_output=True, text=True
-            ).stdout
-    return code
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
@@ -42,7 +23,7 @@ def test_loads_of_the_next_block_are_in_flight_during_products(target: str, tmp_
     with ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_prepare_process, initargs=(None,)
     ) as pool:
-        job = pool.submit(_machine_code, CompileTarget.parse(target), tmp_path)
+        job = pool.submit(machine_code, CompileTarget.parse(target), tmp_path)
         code = job.result()
     assert code.keys() == {"split", "causal"}
     for text in code.values():
