@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ import psutil
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from support.llm_loader import MIB, Save, config, loader
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.engine_api.plan import PendingStep, Plan
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -31,59 +31,14 @@ from triptych.core.options.config import (
     ScheduleOptions,
 )
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
-from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.devices.rank_group import RankGroup
-from triptych.core.runtime.engine import loader as core_loader
 from triptych.core.runtime.engine.ranks import Ranks
 from triptych.core.runtime.engine.text_head import TextHead
-from triptych.core.runtime.engine.token_runner import TokenRunner
-from triptych.core.runtime.graphs.buckets import DecodeBuckets
-from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
-from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel
-
-MIB = 2**20
-Save = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
-    def save_model(**edits: torch.Tensor | None) -> Path:
-        """A tiny llama; `edits` replace tensors (dots as double underscores) or remove them."""
-        config = transformers.LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-        )
-        folder = tmp_path_factory.mktemp("llama")
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
-        file = folder / "model.safetensors"
-        tensors = load_file(file)
-        for name, tensor in edits.items():
-            tensors.pop(name.replace("__", "."), None)
-            if tensor is not None:
-                tensors[name.replace("__", ".")] = tensor
-        save_file(tensors, file, metadata={"format": "pt"})
-        return folder
-
-    return save_model
-
-
-def loader(folder: Path, ledger: Ledger, config: Config | None = None) -> LlmLoader:
-    resolved = ResolvedModel(name="tiny", reference="x", folder=str(folder), digest="00")
-    return LlmLoader(resolved, config or Config(), Device.open("cpu"), ledger)
-
-
-def config(**sections: Any) -> Config:
-    return replace(Config(schedule=ScheduleOptions(max_batch_size=4)), **sections)
 
 
 def pages_of(ledger: Ledger) -> int:
@@ -218,87 +173,6 @@ def test_a_context_that_does_not_fit_says_what_to_lower_before_weights_are_read(
     with pytest.raises(MemoryBudgetExceeded, match="--max-length"):
         loader(folder, ledger, config()).load(progress.append)
     assert not progress
-
-
-def captured(**options: Any) -> Config:
-    return config(device=DeviceOptions(device_graph_capture=True, **options))
-
-
-def graphs_of(loaded: LoadedModel) -> DecodeGraphs | None:
-    assert isinstance(loaded.runner, TokenRunner)
-    return loaded.runner._graphs
-
-
-def test_captured_steps_are_in_the_ledger_and_stay_within(save: Save) -> None:
-    ledger = Ledger(64 * MIB)
-    loaded = loader(save(), ledger, captured()).load(lambda _: None)
-    graphs, reserved = graphs_of(loaded), ledger.by_owner()["tiny/graphs"]
-    assert graphs is not None
-    assert isinstance(loaded.runner, TokenRunner)
-    loaded.runner.capture()
-    assert graphs.steps.num_captured == len(graphs.buckets.all()) > 0
-    assert 0 < graphs.steps.num_bytes <= reserved
-    held = ledger.by_owner()
-    assert held["tiny/graphs"] == graphs.steps.num_bytes, "as measured, from then on"
-    pages = sum(cells.nbytes for cells in loaded.runner._kv.tensors)
-    assert held["tiny/kv"] == pages
-    loaded.close()
-    assert ledger.by_owner() == {}
-
-
-def test_on_a_cpu_nothing_is_captured_unasked(save: Save) -> None:
-    loaded = loader(save(), Ledger(64 * MIB), config()).load(lambda _: None)
-    assert graphs_of(loaded) is None
-
-
-def test_sizes_of_captured_steps_are_the_users(save: Save) -> None:
-    options = captured(device_graph_rows=(3, 1), device_graph_padding=False)
-    graphs = graphs_of(loader(save(), Ledger(64 * MIB), options).load(lambda _: None))
-    assert graphs is not None
-    assert graphs.buckets == DecodeBuckets((1, 3), (8,), pads=False)
-    graphs = graphs_of(
-        loader(save(), Ledger(64 * MIB), captured(device_graph_max_rows=2)).load(lambda _: None)
-    )
-    assert graphs is not None
-    assert graphs.buckets.rows == (1, 2)
-
-
-def test_without_room_for_captured_steps_a_model_is_served_without(
-    save: Save, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(core_loader, "decode_graph_bytes", lambda *_: 2**40)
-    loaded = loader(save(), Ledger(64 * MIB), captured()).load(lambda _: None)
-    assert graphs_of(loaded) is None
-    assert "steps run eagerly: tiny/graphs needs" in caplog.text
-
-
-def test_steps_with_prompts_are_not_captured_on_a_cpu(save: Save) -> None:
-    with pytest.raises(ConfigError, match=r"^--device-graph-prompts: steps of tiny"):
-        loader(save(), Ledger(64 * MIB), captured(device_graph_prompts=True)).load(lambda _: None)
-    graphs = graphs_of(loader(save(), Ledger(64 * MIB), captured()).load(lambda _: None))
-    assert graphs is not None
-    assert graphs.prompts is None
-
-
-@pytest.mark.parametrize("more", [{}, {"device_graph_max_rows": 3}])
-def test_sizes_beyond_the_largest_batch_are_refused(save: Save, more: dict[str, Any]) -> None:
-    options = captured(device_graph_rows=(1, 9 if not more else 4), **more)
-    with pytest.raises(ConfigError, match="--device-graph-rows: no batch of"):
-        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [
-        (config(device=DeviceOptions(device_graph_rows=(2,))), "--device-graph-rows"),
-        (config(device=DeviceOptions(device_graph_max_rows=2)), "--device-graph-max-rows"),
-        (config(device=DeviceOptions(device_graph_padding=False)), "--no-device-graph-padding"),
-        (config(debug=DebugOptions(debug_verify_replay=True)), "--debug-verify-replay"),
-    ],
-)
-def test_options_of_captured_steps_want_some(save: Save, options: Config, flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"{flag}.*--device-graph-capture"):
-        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
 
 
 EDITS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
