@@ -1,7 +1,9 @@
-"""Distributing rows over the engines of a Ray cluster with Ray Data.
+"""The answers to a bulk run's rows, computed by the engines of a Ray cluster.
 
-Owns the data sent: rows and results as bytes, the work by name. Ray Data assigns blocks of rows to
-actors, each with its own pipeline, and reassigns a block if an actor is lost.
+Owns the form in which rows, results and work reach the cluster's processes: rows and results as
+bytes, the pipeline class and the function as names to import. Results are yielded with their row's
+key, in order of arrival. Ray Data assigns blocks of rows to actors, each with its own pipeline, and
+reassigns a block if an actor is lost. Knows no input or output file, and no modality.
 """
 
 from __future__ import annotations

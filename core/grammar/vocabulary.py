@@ -1,7 +1,9 @@
-"""A model's vocabulary for grammars: the bytes of each token; special tokens have none.
+"""A model's tokens as llguidance, the grammar library, needs them.
 
-Owns registering a tokenizer with the grammar library, and the mask of text tokens. A mask has a bit
-per token, in 32-bit words, lowest bit first.
+Owns the bytes of each token (special tokens have none), the extra token that ends a text, and the
+tokenization of text that a grammar forces: by the model's tokenizer if it keeps texts exactly
+(`is_canonical`), otherwise by the library. Owns the form of token masks (a bit per token, in 32-bit
+words, lowest bit first) and the mask of text tokens. Knows no grammar, no row and no stop token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Unix sockets between API and engine process, in a private folder.
+"""The ZeroMQ sockets between the API process and its peers, in a private folder.
 
-Owns the folder, its permissions, and how sockets are opened in it. Knows nothing of the messages.
+Owns the folder (mode 0700, locked against a second server; a temporary one that a killed process
+left is removed at the next start), the API process's ROUTER, and the DEALER of each peer: the
+engine and the supervisor. `send_if_connected` drops a message for an absent API process. Knows the
+maximum length of messages, not their contents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Parsing `--model-override`: other files or another encoding for one part of an image model.
+"""The option `--model-override PART.FIELD=VALUE`: replacements for one part of an image model.
 
-Owns the syntax of the option. A part is what diffusers calls a component: model_index.json lists
-them, and the loader reads their files. Loads no torch.
+Owns the syntax, and the fields: `path` (another folder), `weight_path` (another weight file) and
+`quantization_encoding`. A part is what diffusers calls a component, such as `transformer` or `vae`.
+Knows neither which parts a model has (model_index.json lists them) nor whether a file exists:
+download, digest and loader apply the overrides. Loads no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Capabilities and published defaults of each diffusers pipeline class.
+"""The capabilities and published defaults of each diffusers pipeline class.
 
-Owns these facts; recipes and the API read them, so it imports no torch. A model's own sizes come
-from its JSON files, passed in as mappings.
+Owns the table by class name (steps, guidance, size, images, negative prompt), the exceptions that a
+model's files state, the arithmetic of strengths and sizes, and the check of a request's images. API
+and engine share it, so it imports no torch. Opens no file: the contents of JSON files are
+arguments, as mappings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Resamples a stream without seams.
+"""A resampler for a stream of mono samples, without seams between its chunks.
 
 Owns the resampler state of a stream. Knows neither containers nor models. The filter is
 libswresample's windowed sinc; it holds back at most 50 samples of the faster rate. PyAV is imported
-where it is used: sound that is neither resampled nor compressed needs none.
+where it is used, so sound that is neither resampled nor compressed does not load it.
 """
 
 from __future__ import annotations

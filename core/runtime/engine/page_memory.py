@@ -1,8 +1,12 @@
-"""Pages of a cache as bytes, for engines that transfer them.
+"""The pages of a KV cache as bytes, read and written by the page transfer between engines.
 
-Owns the order of a page's bytes: the tensors of `KvCache.tensors`, one after another, as stored.
-Implements `core.kv.transfer.memory.PageMemory`. On a CPU numpy copies: torch would make OpenMP keep
-workers for the transfer thread in addition to those of the device thread.
+Owns `CacheMemory`, which implements `core.kv.transfer.memory.PageMemory`, and with it the order of
+a page's bytes: the tensors of `KvCache.tensors`, one after another, as stored. Owns `HostCopies`:
+copies between GPU and host on a separate stream, concurrent with steps, also of other memories.
+Knows no connection and no lease.
+
+On a CPU numpy makes the copies: torch would make OpenMP keep workers for the transfer thread in
+addition to those of the device thread.
 """
 
 from __future__ import annotations

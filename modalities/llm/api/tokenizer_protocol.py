@@ -1,6 +1,8 @@
-"""The requests about a tokenizer and a chat template, field by field.
+"""The request bodies of `/tokenize`, `/detokenize` and `/apply-template`, field by field.
 
-Owns the values that each field may have, by the rules of `core.http.fields`.
+Owns the values that each field may have, by the rules of `core.http.fields`, and which fields
+exclude each other: vLLM's `prompt` and `messages`, llama.cpp's `content`. Tokenizes nothing, and
+knows no reply.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Low-rank branches added to layer outputs, per row of a batch.
+"""The low-rank branches of LoRA adapters, added to layer outputs with a scale per row of a batch.
 
-Owns the arithmetic, and the hooks that add it during one run. On a GPU the adapters of one rank are
-one operation, in which each row uses its own. Knows no file and no request: scales are arguments.
+Owns the product of a branch, for `nn.Linear` and `nn.Conv2d`, and the forward hooks that add it
+while `apply_branches` is open. On a GPU the branches of one linear layer and rank are stacked: one
+operation adds them where every row uses at most one of them. A CPU adds row by row, so that
+batching does not change the last bits. Knows no file, no adapter name and no request: layers,
+factors and scales are arguments.
 
-Legend: R rows, K parts of a row (what models fold into the batch), r rank.
+Legend: L adapters of a stack, r rank, T positions of all rows, I inputs and O outputs of a layer.
 """
 
 from __future__ import annotations

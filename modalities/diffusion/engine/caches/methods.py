@@ -1,7 +1,11 @@
-"""The available step caches, as data: a gate, a prediction, and bounds.
+"""The step caches as settings: TeaCache, FBCache, TaylorSeer, MagCache and calibrated plans.
 
-Owns their defaults, and TeaCache's polynomials, which map the distance of two inputs to that of the
-outputs: those published by model class, and how to fit one. A polynomial holds for one model.
+Owns a function per cache, with its defaults. Each returns a `CacheMethod`: the gate that decides
+whether a step is computed, the extrapolator that predicts a skipped one, the predicted quantity
+(`Level`), and the bounds of skipping. Owns TeaCache's polynomials and thresholds, published by
+transformer class, and the fit of a polynomial to one model's measured distances. A polynomial maps
+the distance of two steps' inputs to that of their outputs. Chooses no cache for a request
+(`caches.choice` does) and runs no step.
 """
 
 from __future__ import annotations

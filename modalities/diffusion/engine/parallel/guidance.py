@@ -1,8 +1,11 @@
-"""Guidance branches shared by ranks: each rank evaluates some, and all ranks get every velocity.
+"""The guidance branches of a step, divided over the ranks of an image model.
 
-Owns which rank evaluates which branch, and the exchange: one velocity for each branch and step,
-and whether it was computed if only that rank's cache can decide. Every rank computes everything
-else from the same numbers. Knows no sampler and no request.
+Owns the rank of each branch (`assign`), the branches that a rank evaluates (`local_indices`), and
+the exchange (`gather`), after which every rank has the velocity of every branch. Every rank
+evaluates the branches that a step cache certainly predicts, and these are not exchanged. With an
+exchanged velocity goes a flag, whether it was computed: ranks need it where the cache decides by a
+signal that only the evaluating rank has seen. Evaluates nothing itself; knows no sampler and no
+request.
 
 Legend: B branches of all images of a step.
 """

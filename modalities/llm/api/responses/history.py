@@ -1,7 +1,10 @@
-"""The history of an answer: the earlier answers or the conversation that it continues.
+"""The stored items that a new answer of the Responses API builds on, as JSON.
 
-Owns finding and reading the history in batches, so that the store is free for other calls between
-them, and the limits of a history. Knows nothing of HTTP.
+They are those of the chain of earlier answers, or of the conversation, that it continues, and those
+that its input refers to by id. Owns finding and reading them, their limits in items and bytes, and
+the refusal of answers that cannot be continued. Reading a chain or a conversation renews its
+lifetime. A chain and references are read in several transactions, so that other calls can use the
+store between them; a conversation is read in one. Writes no item, and knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The tables of a language, read from their file once and checked.
+"""The spoken forms of written words and signs in English, as read from `english.toml`.
 
-Owns the data of the rules. Knows nothing of how they are applied.
+Owns the names and types of the tables, their check when the file is first used, and the regular
+expression for any of a list of words. No other language has tables. Knows none of the rules of text
+normalization that use them.
 """
 
 from __future__ import annotations

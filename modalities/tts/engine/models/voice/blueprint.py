@@ -1,7 +1,9 @@
-"""The embedded voice before it is loaded: its memory, and how it is built.
+"""The speech model that comes with the package ("embedded voice"), before its weights are loaded.
 
-Implements `engine.models.blueprint.SpeechBlueprint`. One checkpoint holds both models: `talker.*`
-in the type the engine runs in, `codec.*` in the types its parts need.
+Owns its memory and its construction, as `engine.models.blueprint.SpeechBlueprint`. One checkpoint
+holds two models: the acoustic model, which turns phonemes into codes (`talker.*`, in the type the
+engine runs in), and the codec, which turns codes into sound (`codec.*`, in the types its parts
+need). Refuses other audio decoders and recordings to imitate. Knows no step and no request.
 """
 
 from __future__ import annotations
