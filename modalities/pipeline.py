@@ -94,7 +94,9 @@ class Pipeline(ABC, Generic[ServiceT]):
         cls, options: Resolved, progress: Progress, check: Check | None = None
     ) -> Self:
         check_in_process(options)
-        config, models = options.config, options.config.models
+        # Ranks are processes of their own: they log at the level of this one.
+        server = replace(options.config.server, log_level=logs.current_level())
+        config, models = replace(options.config, server=server), options.config.models
         if len(models.model) > 1:
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):

@@ -1,7 +1,7 @@
 """The outermost layer: request ids, the access log, and answers to uncaught errors.
 
-Logs the route's template, status, duration and ids; never a path, header or body that a caller
-sent. Knows no route.
+Logs the route's template, status, duration, ids, model, token counts and the client's address;
+never a path, header or body that a caller sent. Knows no route.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.core.engine_api.caller import Principal
+from triptych.core.engine_api.caller import AccessRecord, Principal
 from triptych.core.http.dialects import Dialect, dialect_of
 from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
@@ -35,11 +35,18 @@ class Access:
 
     A caller's `X-Request-Id` is kept if it is well-formed. `scope["state"]["call_id"]` is always
     unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's.
+    Without `is_logged` requests are only counted.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: HttpMetrics, dialects: Sequence[Dialect] = ()
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        dialects: Sequence[Dialect] = (),
+        *,
+        is_logged: bool = True,
     ) -> None:
+        self._is_logged = is_logged
         self._app = app
         self._dialects = dialects
         self._metrics = metrics
@@ -53,14 +60,15 @@ class Access:
         state["call_id"] = uuid.uuid4().hex
         given = Headers(scope=scope).get("x-request-id", "")
         state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
-        state["principal"] = Principal()
+        state["principal"], state["record"] = Principal(), AccessRecord()
         state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
+        ids = log_ids(state["request_id"], state["call_id"])
         answer = _StampedResponse(send, state["dialect"].id_headers(state["request_id"]))
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:  # the boundary of the process: the details stay in the log
-            _logger.error("request failed", exc_info=error, extra=fields(**_ids(state)))
+            _logger.error("request failed", exc_info=error, extra=fields(**ids))
             if answer.status:
                 raise
             await error_answer(error, scope)(scope, receive, answer.send)
@@ -71,17 +79,23 @@ class Access:
     def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s)
-        is_public = scope["state"].get("is_public", False)  # probes, and the page's files
+        if not self._is_logged:
+            return
+        state = scope["state"]
+        is_public = state.get("is_public", False)  # probes, and the page's files
+        noted = asdict(state["record"])
         _logger.log(
             logging.DEBUG if is_public else logging.INFO,
             "request",
             extra=fields(
-                **_ids(scope["state"]),
+                **log_ids(state["request_id"], state["call_id"]),
                 method=scope["method"] if scope["method"] in _METHODS else "-",
                 route=route,
                 status=status,
                 elapsed_ms=round(elapsed_s * 1000, 1),
-                key=scope["state"]["principal"].key or "-",
+                **{name: value for name, value in noted.items() if value is not None},
+                client=(scope.get("client") or "-")[0],
+                key=state["principal"].key or "-",
             ),
         )
 
@@ -101,5 +115,7 @@ class _StampedResponse:
         await self._send(message)
 
 
-def _ids(state: dict[str, Any]) -> dict[str, str]:
-    return {name: state[name] for name in ("request_id", "call_id")}
+def log_ids(request_id: str, call_id: str) -> dict[str, str]:
+    """The ids of a request as fields of a log line: `call_id` only if `request_id` lacks it."""
+    ids = {"request_id": request_id}
+    return ids if call_id in request_id else {**ids, "call_id": call_id}

@@ -178,7 +178,7 @@ def _layers(
         ],
     )
     return [
-        Middleware(Access, metrics=metrics, dialects=dialects),
+        Middleware(Access, metrics=metrics, dialects=dialects, is_logged=options.access_log),
         *([cors] if options.cors_origin else []),
         Middleware(GuardSites, options=options, keyring=keyring),
         Middleware(RequireKey, keyring=keyring, public=public),

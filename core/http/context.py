@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from triptych.core.engine_api.caller import Caller, Principal
+from triptych.core.engine_api.caller import AccessRecord, Caller, Principal
+from triptych.core.http.access import log_ids
 from triptych.core.http.auth import OWN_PRINCIPAL
 from triptych.core.http.metrics import HttpMetrics
 from triptych.core.options.config import ServerOptions
@@ -29,6 +30,7 @@ class Context:
     arrived_s: float
     limit_s: float | None
     connection: str
+    record: AccessRecord
     options: ServerOptions
     metrics: HttpMetrics
 
@@ -43,9 +45,15 @@ class Context:
             arrived_s=request.state.arrived_s,
             limit_s=None if OWN_PRINCIPAL in request.scope else options.request_timeout_s,
             connection=":".join(map(str, request.client or ())),
+            record=request.state.record,
             options=options,
             metrics=request.app.state.metrics,
         )
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """The ids of the request, as fields of its log lines."""
+        return log_ids(self.request_id, self.call_id)
 
     @property
     def caller(self) -> Caller:
@@ -55,4 +63,5 @@ class Context:
             principal=self.principal,
             deadline_s=self.limit_s,
             connection=self.connection,
+            record=self.record,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.core.options.declaration import BOUND, COUNT, DURATION, Range, option
+from triptych.core.process.logs import LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +125,15 @@ class ServerOptions:
     external_engine: bool = option(
         False, "Run the API without an engine (see --headless).", is_for_server=True
     )
-    log_level: str = option(
-        "info", "Minimum severity of log lines.", choices=("debug", "info", "warning", "error")
+    log_level: str = option("info", "Minimum severity of log lines.", choices=LEVELS)
+    log_module_level: tuple[str, ...] = option(
+        (),
+        "Minimum severity of the log lines of a module and all below it, as MODULE=LEVEL"
+        " (triptych.core.http=debug); repeat for several.",
+        is_for_server=True,
+    )
+    access_log: bool = option(
+        True, "Write a log line for each request, at level info.", is_for_server=True
     )
     log_format: str = option("text", "Format of log lines.", choices=("text", "json"))
     log_prompts: bool = option(

@@ -28,6 +28,7 @@ from triptych.core.options.config import Config, ImageOptions
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.options.served_names import ServedNames
+from triptych.core.process.logs import module_levels
 from triptych.core.process.once import once
 from triptych.core.process.typed import convert
 
@@ -427,6 +428,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"{flag} needs --zmq-endpoint-base, the folder of the sockets between engine and API."
         )
+    module_levels(server.log_module_level)
     ServedNames.read(models)
     _check_caches(config.images)
 

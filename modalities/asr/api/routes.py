@@ -138,15 +138,17 @@ async def _observed(
 ) -> AsyncGenerator[TranscriptDelta, None]:
     """Pass deltas through; time them, and log their text if `log_prompts` is set."""
     clock = context.metrics.token_clock(call.model, context.arrived_s)
+    context.record.model, context.record.completion_tokens = call.model, 0
     pieces: list[str] = []
     async with aclosing(service.transcribe(call, pcm_S)) as deltas:
         async for delta in deltas:
-            clock.tick(0, sum(len(segment.token_ids) for segment in delta.segments))
+            num_tokens = sum(len(segment.token_ids) for segment in delta.segments)
+            clock.tick(0, num_tokens)
+            context.record.completion_tokens += num_tokens
             pieces.append(delta.text)
             yield delta
     if context.options.log_prompts:
-        ids = {"request_id": context.request_id, "call_id": context.call_id}
-        _logger.info("transcript", extra=fields(**ids, text="".join(pieces)))
+        _logger.info("transcript", extra=fields(**context.log_ids, text="".join(pieces)))
 
 
 async def _answer(deltas: AsyncGenerator[TranscriptDelta, None], body: Body) -> Response:

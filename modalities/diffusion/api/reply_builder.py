@@ -105,6 +105,7 @@ class ImageReplyBuilder:
     def _note(self, delta: ImageDelta) -> bool:
         """Count the delta. Returns whether it finishes an image."""
         self.num_prompt_tokens = max(self.num_prompt_tokens, delta.num_prompt_tokens)
+        self.context.record.prompt_tokens = self.num_prompt_tokens
         self.is_prompt_cut |= delta.is_prompt_cut
         is_finished = delta.pixels is not None and delta.partial_index < 0
         if is_finished:

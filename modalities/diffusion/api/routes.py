@@ -217,9 +217,9 @@ class _ImageEndpoints:
         """Generate the call and reply with events, or with all images at once."""
         context = Context.of(request)
         generation = self.service.generate(call)
+        context.record.model = generation.model.name
         if context.options.log_prompts:
-            ids = {"request_id": context.request_id, "call_id": context.call_id}
-            _logger.info("image", extra=fields(**ids, text=[call.request.prompt]))
+            _logger.info("image", extra=fields(**context.log_ids, text=[call.request.prompt]))
         builder = ImageReplyBuilder(generation, body, context, route, form)
         if isinstance(body, PromptFields) and body.stream:
             heartbeat_s = context.options.heartbeat_s

@@ -145,6 +145,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         self._check(model, call)
         ids = await on_text_thread(sum(map(len, call.inputs)), _token_ids, model, call)
         num_tokens = sum(map(len, ids))
+        call.caller.record.add_prompt(call.model, num_tokens)
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
@@ -179,6 +180,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             keeps_end=call.keeps_end,
         )
         num_tokens = sum(map(len, pairs.token_ids))
+        call.caller.record.add_prompt(call.model, num_tokens)
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
             request = EmbedRequest(

@@ -129,6 +129,7 @@ async def begin(
 
     With a `context_length`, answers end where it does (see `TextCall`).
     """
+    context.record.model = body.model
     _check_contents(body, prompts)
     chat = body if isinstance(body, ChatRequest) else None
     call = TextCall(
@@ -177,17 +178,23 @@ async def _observe(
     is_logged = context.options.log_prompts
     if is_logged:
         _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
-    async with aclosing(deltas) as stream:
-        async for delta in stream:
-            usage.add(delta)
-            clock.tick(delta.index, len(delta.token_ids))
-            if is_logged:
-                texts[delta.index] += delta.text
-            yield delta
+    try:
+        async with aclosing(deltas) as stream:
+            async for delta in stream:
+                usage.add(delta)
+                clock.tick(delta.index, len(delta.token_ids))
+                if is_logged:
+                    texts[delta.index] += delta.text
+                yield delta
+    finally:  # also for a client that left
+        total, record = usage.total(), context.record
+        record.prompt_tokens, record.completion_tokens = (
+            total.prompt_tokens,
+            total.completion_tokens,
+        )
     if is_logged:
         _log_text("answer", context, texts.values())
 
 
 def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:
-    ids = {"request_id": context.request_id, "call_id": context.call_id}
-    _logger.info(kind, extra=fields(**ids, text=list(texts)))
+    _logger.info(kind, extra=fields(**context.log_ids, text=list(texts)))

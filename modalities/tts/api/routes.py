@@ -144,7 +144,8 @@ async def _encode_pieces(
 
     Counts and times the pieces, and logs the text if prompts are logged.
     """
-    ids = {"request_id": context.request_id, "call_id": context.call_id}
+    ids = context.log_ids
+    context.record.model = body.model
     clock = context.metrics.audio_clock(body.model, context.arrived_s)
     if context.options.log_prompts:
         _logger.info("speech", extra=fields(**ids, text=[body.input]))

@@ -59,16 +59,22 @@ async def test_equal_ids_of_two_requests_do_not_collide(tmp_path: Path) -> None:
 
 async def test_a_line_per_request_without_its_text(tmp_path: Path, log: io.StringIO) -> None:
     async with in_process(make_app(tmp_path, FakeEngine())) as client:
-        await client.post("/v1/chat/completions", json=chat("a secret"))
+        reply = await client.post("/v1/chat/completions", json=chat("a secret"))
         await client.get("/a/secret?path=secret")
         await client.get("/readyz")  # a probe comes every few seconds: not worth a line
+    usage = reply.json()["usage"]
+    first_usage = usage["prompt_tokens"], usage["completion_tokens"]
     first, second = lines(log, "request")
     assert (first["route"], first["status"], first["method"]) == (
         "/v1/chat/completions",
         200,
         "POST",
     )
-    assert {"request_id", "call_id", "elapsed_ms", "key", "time", "level"} <= set(first)
+    assert {"request_id", "elapsed_ms", "key", "time", "level"} <= set(first)
+    assert "call_id" not in first, "it is part of the request id"
+    assert (first["model"], first["client"]) == ("tiny", "127.0.0.1")
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (first_usage[0], first_usage[1])
+    assert not {"model", "prompt_tokens"} & set(second)
     assert (second["route"], second["status"]) == ("unmatched", 404)
     own = [line for line in log.getvalue().splitlines() if '"logger": "triptych' in line]
     assert len(own) == 2
@@ -110,13 +116,21 @@ def test_a_client_that_left_is_logged_as_such(tmp_path: Path, log: io.StringIO) 
     assert lines(log, "request")[0]["status"] == 499
 
 
-def test_text_lines_quote_what_is_not_plain(capsys: pytest.CaptureFixture[str]) -> None:
-    stream = io.StringIO()
-    from triptych.core.process.logs import TextFormatter, fields
+async def test_a_client_with_an_id_of_its_own_is_logged_with_both(
+    tmp_path: Path, log: io.StringIO
+) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine())) as client:
+        await client.get("/v1/models", headers={"x-request-id": "mine"})
+    (entry,) = lines(log, "request")
+    assert entry["request_id"] == "mine"
+    assert len(str(entry["call_id"])) == 32
 
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(TextFormatter())
-    logger = logging.Logger("x")
-    logger.addHandler(handler)
-    logger.warning("said", extra=fields(plain="a", odd="b c\nd=1"))
-    assert stream.getvalue().endswith(' warning x: said plain=a odd="b c\\nd=1"\n')
+
+async def test_the_access_log_alone_can_be_left_out(tmp_path: Path, log: io.StringIO) -> None:
+    app = make_app(tmp_path, FakeEngine(error=RuntimeError("a bug")), access_log=False)
+    async with in_process(app) as client:
+        await client.post("/v1/chat/completions", json=chat())
+        counts = (await client.get("/metrics")).text
+    assert not lines(log, "request")
+    assert lines(log, "request failed")
+    assert 'route="/v1/chat/completions",status="500"' in counts, "it is counted all the same"

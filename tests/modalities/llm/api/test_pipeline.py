@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 import pytest
 
 from triptych import ChatPipeline
-from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, SetupError
+from triptych.core.options.config import Config
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.pipeline import ChatAnswer
 from triptych.schedulers.local import LocalClient
 
@@ -110,6 +113,19 @@ def test_options_of_a_server_are_refused() -> None:
 def test_logging_is_the_caller_s() -> None:
     with pytest.raises(ConfigError, match=r"triptych.*setLevel"):
         ChatPipeline.from_pretrained(log_level="debug")
+
+
+@pytest.mark.parametrize(("level", "name"), [("DEBUG", "debug"), ("WARNING", "warning")])
+def test_other_processes_log_at_the_level_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, level: str, name: str
+) -> None:
+    async def start(resolved: ResolvedModel, config: Config) -> None:
+        raise SetupError(config.server.log_level)
+
+    monkeypatch.setattr(ChatPipeline, "_start", start)
+    monkeypatch.setattr(logging.getLogger("triptych"), "level", getattr(logging, level))
+    with pytest.raises(SetupError, match=f"^{name}$"):
+        ChatPipeline.from_pretrained(progress=False)
 
 
 def test_a_model_for_the_first_use_is_loaded_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
