@@ -128,6 +128,7 @@ server with --store off, which they say."""
 FOREIGN = {
     "--environments": "samples/clients/run.py",
     "--head": "ray start",
+    "--index-url": "pip",
     "--mm-encoder-tp-mode": "vLLM",
     "--no": "a prefix, in words",
     "--no-deps": "pip",
