@@ -13,7 +13,7 @@ from typing import Any
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)#\s]+)(#[^)]*)?\)")
 _SNIPPET = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
 _PAGES = {
-    "README.md": "README.md",
+    "README.md": "about.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changes.md",
