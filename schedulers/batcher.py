@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.job_report import StepTime
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
 from triptych.schedulers.base import Proposal, SchedulerStats
@@ -112,6 +113,7 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         if self._num_queued() >= self._max_jobs:
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         self._version += 1
+        job.recorder.jobs_ahead = len(self._jobs)
         self._jobs[job.job_id] = opened
         self._shares.join(job.client)
         self._on_submit(opened)
@@ -169,6 +171,7 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         """Record the results of a step, and send them."""
         assert plan.step_id == next(iter(self._steps)), "steps end in the order they began"
         step = self._close(plan.step_id)
+        self._note_step(step, result, now_s)
         self._learn(step, plan.kind, result)
         self._job_seconds.spend(result.elapsed_s)
         self._accept_all(step, result.rows, now_s)
@@ -246,7 +249,24 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
     def _gauges(self) -> Mapping[str, float]:
         """Current gauges by name."""
 
+    def _counts_of(self, opened: JobT) -> Mapping[str, int]:
+        """Counts of a job that ends, for its account."""
+        return {}
+
     # A scheduler's steps.
+
+    def _note_step(self, step: StepT, result: StepResult, now_s: float) -> None:
+        """Add a step that ended to the accounts of its jobs."""
+        end_s = now_s if result.ended_s is None else result.ended_s
+        parts = list(self._parts_of(step))
+        num_jobs = len({job.job_id for job, _ in parts})
+        time = StepTime(end_s - result.elapsed_s, end_s, num_jobs)
+        for job, stage in parts:
+            job.recorder.note(stage, time)
+
+    def _parts_of(self, step: StepT) -> Iterator[tuple[Job, str]]:
+        """The jobs that a step computed for, and the stage of each."""
+        return ((row.unit.entry.job, step.kind) for row in step.rows)
 
     @abstractmethod
     def _choose_step(self, now_s: float) -> StepT | None:
@@ -314,6 +334,7 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         del self._jobs[job.job_id]
         self._shares.leave(job.client)
         self._job_seconds.end()
+        job.recorder.count(self._counts_of(opened))
         self._on_end(opened)
         info = None if error is None else to_info(error)
         job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))

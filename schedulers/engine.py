@@ -35,7 +35,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from triptych.core.engine_api.job import Job, Output, Sink, discard
+from msgspec import structs
+
+from triptych.core.engine_api.job import Job, JobState, Output, Sink, discard
+from triptych.core.engine_api.job_report import QUEUE, JobRecorder
 from triptych.core.engine_api.plan import PendingStep, Plan, Runner
 from triptych.core.engine_api.reports import Heartbeat, RunningStep, StepRecord, StepReport
 from triptych.core.errors import (
@@ -71,6 +74,7 @@ CRASH_TIMEOUT_S = 0.5
 """How long shutdown waits for the steps and the load in flight."""
 
 _REBOOK_S = 0.01
+_FIRST_OUTPUTS = ("first_token_s", "first_output_s", "first_audio_s")  # one of them per job
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +129,7 @@ class Engine:
         self._health = FailureCounter()
         self._fault_random = random.Random(config.device.seed)  # noqa: S311 (chooses steps to fail)
         self._jobs: dict[str, Job] = {}
+        self._busy_s: dict[tuple[str, str], float] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[Proposal] = deque()
         self._turn = 0
@@ -297,6 +302,7 @@ class Engine:
             self.metrics.add("triptych_failed_steps_total", model=model, kind=kind)
             error = self._health.note_failure(outcome.error, f"{model} {kind}")
             scheduler.fail(plan, error, now_s)
+        self._busy_s[model, kind] = self._busy_s.get((model, kind), 0.0) + outcome.busy_s
 
     def _beat(self, *, is_last: bool = False) -> None:
         """Send a heartbeat if one is due, unless the loop merely waits for a step."""
@@ -358,6 +364,7 @@ class Engine:
             job.sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
             return
         self._jobs[job.job_id] = job
+        job.record = JobRecorder(job.arrival_s, self._busy_s)
         job.sink = partial(self._send, job, job.sink)
         try:
             if self._is_draining or self._is_stopping:
@@ -377,6 +384,7 @@ class Engine:
 
     def _admit(self, loaded: LoadedModel, job: Job) -> None:
         """Submit a job to its loaded model's scheduler."""
+        job.recorder.wait(QUEUE, self.clock())
         try:
             loaded.scheduler.submit(job)
         except TriptychError as error:
@@ -392,7 +400,18 @@ class Engine:
             job.sink = job.feed = discard  # breaks the reference cycle of job and sink
             if output.error is not None and output.error.code == NonFinite.code:
                 self._health.note_non_finite(self.clock())
+            output = self._with_report(job, output)
         sink(output)
+
+    def _with_report(self, job: Job, output: Output) -> Output:
+        """The final output of a job with its account."""
+        state = JobState.CANCELLED if output.error is None else JobState.FAILED
+        if job.state is JobState.FINISHED:
+            state = JobState.FINISHED
+        times = job.timings
+        firsts = [times[name] for name in _FIRST_OUTPUTS if name in times]
+        report = job.recorder.report(state.value, self.clock(), *firsts)
+        return structs.replace(output, report=report)
 
     def _refuse(self, job: Job, error: TriptychError) -> None:
         job.sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
@@ -414,6 +433,8 @@ class Engine:
             job = self._jobs.get(job_id)
             if job is None:
                 continue
+            if job.is_paused != is_paused:
+                job.recorder.set_paused(is_paused, self.clock())
             job.is_paused = is_paused
             if (loaded := self._models.ready.get(job.model)) is not None:
                 loaded.scheduler.set_paused(job_id, is_paused)

@@ -151,7 +151,7 @@ class ThreadExecutors:
         busy_s = max(0.0, finished_s - max(started_s, self._last_finished_s))
         self._last_finished_s = finished_s
         if result is not None:
-            result = replace(result, elapsed_s=busy_s)
+            result = replace(result, elapsed_s=busy_s, ended_s=finished_s)
         outcome = StepOutcome(result=result, error=error, busy_s=busy_s, ended_s=finished_s)
         self.post(partial(done, outcome))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
@@ -51,6 +52,11 @@ class LocalClient:
         self._thread = threading.Thread(target=self._run, name="triptych-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def journal(self) -> JobJournal:
+        """The recent jobs; see `EngineClient`."""
+        return self._streams.journal
+
     def submit(
         self,
         model: str,
@@ -62,7 +68,7 @@ class LocalClient:
     ) -> JobStream:
         """Run one job; iterate its outputs. Raises `EngineDown` if the engine is gone."""
         self._bind()
-        stream = self._streams.open(job_id)
+        stream = self._streams.open(job_id, model)
         if self._final_error is not None:
             self._streams.fail(job_id, self._final_error)
             return stream

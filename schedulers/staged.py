@@ -20,7 +20,7 @@ The policy:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -341,6 +341,10 @@ class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
                 unit.is_started = False
                 self._started.discard(unit)
         return super()._retry(step, live, later)
+
+    def _counts_of(self, opened: _StagedJob) -> Mapping[str, int]:
+        num_over = opened.num_opened - len(opened.units)
+        return {"units": opened.pace.num_units, "finished_units": num_over}
 
     def _on_end(self, opened: _StagedJob) -> None:
         begun = [unit for unit in opened.units if unit.is_started]

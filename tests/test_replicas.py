@@ -7,11 +7,14 @@ import signal
 import threading
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.datastructures import MutableHeaders
 
+from support.http import FakeEngine, in_process, make_app
 from triptych import cli
 from triptych.core.bulk.cluster import engine_resources
 from triptych.core.errors import ConfigError
@@ -25,6 +28,7 @@ from triptych.core.options.config import (
 )
 from triptych.replicas import handover, launch
 from triptych.replicas.plan import ReplicaPlan
+from triptych.replicas.request_ids import ProxyRequestIds
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
 
@@ -187,3 +191,21 @@ def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixt
         pytest.skip("Ray is installed")
     assert cli.main(["serve", "--replicas", "2"]) == 2
     assert "pip install 'triptych[ray]'" in capsys.readouterr().err
+
+
+async def test_a_response_behind_the_proxy_has_one_request_id(tmp_path: Path) -> None:
+    """The proxy, as Ray's does, adds the id that it chose to the request and to the response."""
+    app = ProxyRequestIds(make_app(tmp_path, FakeEngine()))
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        async def stamp(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).append("x-request-id", "a33c908d-5f0c")
+            await send(message)
+
+        MutableHeaders(scope=scope).append("x-request-id", "a33c908d-5f0c")
+        await app(scope, receive, stamp)
+
+    async with in_process(proxy) as http:
+        answer = await http.get("/v1/models")
+    assert answer.headers.get_list("x-request-id") == ["a33c908d-5f0c"]

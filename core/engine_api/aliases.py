@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triptych.core.engine_api.client import EngineClient, EngineStatus, OutputStream
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.step_feed import StepSink
 
 
@@ -18,6 +19,11 @@ class AliasClient:
     def __init__(self, client: EngineClient, aliases: Mapping[str, str]) -> None:
         self._client = client
         self.aliases = aliases
+
+    @property
+    def journal(self) -> JobJournal:
+        """The recent jobs; see `EngineClient`."""
+        return self._client.journal
 
     def submit(
         self,

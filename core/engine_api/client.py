@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.engine_api.step_feed import StepSink
 
@@ -50,6 +51,10 @@ class OutputStream(Protocol):
 
 class EngineClient(Protocol):
     """Submit jobs and follow them. Safe to use from one asyncio loop."""
+
+    @property
+    def journal(self) -> JobJournal:
+        """The recent jobs."""
 
     def submit(
         self,

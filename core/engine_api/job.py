@@ -13,6 +13,7 @@ from typing import Any, Generic
 import msgspec
 from typing_extensions import TypeVar
 
+from triptych.core.engine_api.job_report import JobRecorder, JobReport
 from triptych.core.errors import ErrorInfo
 
 Request = TypeVar("Request", default=Any)
@@ -37,12 +38,16 @@ class JobState(enum.Enum):
 
 
 class Output(msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a job's stream. `payload` is the modality's own type; the last `is_final`."""
+    """One message of a job's stream. `payload` is the modality's own type.
+
+    The last one `is_final` and has the `report` on the job, if the engine made it.
+    """
 
     job_id: str
     payload: Payload | None = None
     is_final: bool = False
     error: ErrorInfo | None = None
+    report: JobReport | None = None
 
 
 Sink = Callable[[Output], None]
@@ -73,10 +78,18 @@ class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_default
     state: JobState = JobState.WAITING
     is_paused: bool = False
     timings: dict[str, float] = {}
+    record: JobRecorder | None = None
 
     def __post_init__(self) -> None:
         if self.feed is discard:
             self.feed = self.sink
+
+    @property
+    def recorder(self) -> JobRecorder:
+        """The account of the job, begun on first use."""
+        if self.record is None:
+            self.record = JobRecorder(self.arrival_s)
+        return self.record
 
     @property
     def deadline_s(self) -> float | None:

@@ -40,12 +40,13 @@ class RankPlan:
 class StepResult:
     """The result of a plan: one entry per row, in order.
 
-    `elapsed_s` is how long the step was the device's only work; the code that waits for the step
-    fills it in.
+    `elapsed_s` is how long the step was the device's only work, until `ended_s` on the engine's
+    clock; the code that waits for the step fills both in.
     """
 
     rows: Sequence[Any] = ()
     elapsed_s: float = 0.0
+    ended_s: float | None = None
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

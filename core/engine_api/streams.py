@@ -13,6 +13,7 @@ from collections.abc import Callable
 from copy import copy
 
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.errors import SlowReader, TriptychError, from_info
 
 HIGH_WATER = 256
@@ -26,7 +27,8 @@ class StreamTable:
     error. The table calls `on_cancel(job_ids)` when a reader leaves before the final output, and
     `on_pause(job_ids, is_paused)` when a buffer rises to `high_water` outputs and when it has
     fallen to `low_water` again. A reader that reads nothing for `stream_timeout_s` while its job is
-    paused gets `SlowReader`, and its job is cancelled. All methods belong to the asyncio loop.
+    paused gets `SlowReader`, and its job is cancelled. `journal` has the recent jobs. All methods
+    belong to the asyncio loop.
 
     A paused job still sends outputs in flight, so a buffer may exceed `high_water` by the outputs
     of a few steps.
@@ -47,6 +49,7 @@ class StreamTable:
         self.stream_timeout_s = stream_timeout_s
         self.high_water = high_water
         self.low_water = low_water
+        self.journal = JobJournal()
         self._streams: dict[str, JobStream] = {}
 
     def __len__(self) -> int:
@@ -55,14 +58,19 @@ class StreamTable:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._streams
 
-    def open(self, job_id: str) -> JobStream:
+    def open(self, job_id: str, model: str = "") -> JobStream:
         """Open the stream of `job_id`, which must not have one already."""
         assert job_id not in self._streams, f"job id {job_id!r} is already in use"
+        self.journal.open(job_id, model)
         stream = self._streams[job_id] = JobStream(self, job_id)
         return stream
 
     def deliver(self, output: Output) -> None:
         """Pass an output to its stream; outputs of jobs without a stream are dropped."""
+        if output.is_final:
+            self.journal.end(output.job_id, output.error.code if output.error else "")
+            if output.report is not None:
+                self.journal.add_report(output.job_id, output.report)
         stream = self._streams.get(output.job_id)
         if stream is None:
             return
@@ -74,6 +82,7 @@ class StreamTable:
         """End one stream: its reader gets the buffered outputs, then `error`."""
         stream = self._streams.pop(job_id, None)
         if stream is not None:
+            self.journal.end(job_id, error.code)
             stream.finish(error)
 
     def fail_all(self, error: TriptychError) -> None:
@@ -87,6 +96,7 @@ class StreamTable:
     def abandon(self, job_id: str) -> None:
         """Remove a job whose reader left, and cancel it if it still runs."""
         if self._streams.pop(job_id, None) is not None:
+            self.journal.end(job_id)
             self.on_cancel((job_id,))
 
 

@@ -20,6 +20,7 @@ from triptych.core.engine_api.caller import AccessRecord, Principal
 from triptych.core.http.dialects import Dialect, dialect_of
 from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
+from triptych.core.http.recent_requests import RecentRequest, RecentRequests
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.process.logs import fields
 
@@ -34,20 +35,23 @@ class Access:
     """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
     A caller's `X-Request-Id` is kept if it is well-formed. `scope["state"]["call_id"]` is always
-    unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's.
-    Without `is_logged` requests are only counted.
+    unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's;
+    `recent` gets the requests that may have work for a model. Without `is_logged` requests are only
+    counted.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         metrics: HttpMetrics,
+        recent: RecentRequests,
         dialects: Sequence[Dialect] = (),
         *,
         is_logged: bool = True,
     ) -> None:
         self._is_logged = is_logged
         self._app = app
+        self._recent = recent
         self._dialects = dialects
         self._metrics = metrics
 
@@ -64,6 +68,7 @@ class Access:
         state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
         ids = log_ids(state["request_id"], state["call_id"])
         answer = _StampedResponse(send, state["dialect"].id_headers(state["request_id"]))
+        recent = self._recent.add(state) if scope["method"] == "POST" else None
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
@@ -74,10 +79,14 @@ class Access:
             await error_answer(error, scope)(scope, receive, answer.send)
         finally:
             status = _CLIENT_GONE if state.get("is_gone") else answer.status
-            self._record(scope, status, time.perf_counter() - started_s)
+            self._record(scope, status, time.perf_counter() - started_s, recent)
 
-    def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
+    def _record(
+        self, scope: Scope, status: int, elapsed_s: float, recent: RecentRequest | None
+    ) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
+        if recent is not None:
+            recent.end(route, status)
         self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s)
         if not self._is_logged:
             return

@@ -41,6 +41,7 @@ from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, ShortPaths, handle_http_error
+from triptych.core.http.recent_requests import RecentRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.options.config import Config, ServerOptions
@@ -94,6 +95,7 @@ def create_app(
     Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
+    recent = RecentRequests()
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server)
     app = _App(
@@ -103,7 +105,16 @@ def create_app(
         docs_url=None,  # it loads scripts from another host; the page has its own reference
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight, keyring, dialects, _public(routers)),
+        middleware=[
+            Middleware(
+                Access,
+                metrics=metrics,
+                recent=recent,
+                dialects=dialects,
+                is_logged=config.server.access_log,
+            ),
+            *_layers(config.server, in_flight, keyring, _public(routers)),
+        ],
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -125,7 +136,7 @@ def create_app(
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
-    explained = explain_router(client)
+    explained = explain_router(client, recent)
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     app.router.routes.append(Route(INVOCATIONS_ROUTE, Invocations(), methods=["POST"]))
     routes = list(app.routes)
@@ -155,10 +166,8 @@ def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:
 
 def _layers(
     options: ServerOptions,
-    metrics: HttpMetrics,
     in_flight: InFlight,
     keyring: Keyring,
-    dialects: Sequence[Dialect],
     public: Set[tuple[str, str]],
 ) -> list[Middleware]:
     cors = Middleware(
@@ -178,7 +187,6 @@ def _layers(
         ],
     )
     return [
-        Middleware(Access, metrics=metrics, dialects=dialects, is_logged=options.access_log),
         *([cors] if options.cors_origin else []),
         Middleware(GuardSites, options=options, keyring=keyring),
         Middleware(RequireKey, keyring=keyring, public=public),

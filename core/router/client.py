@@ -19,6 +19,7 @@ import msgspec
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import (
@@ -87,6 +88,11 @@ class ReplicatedClient:
         self._decode_beat = msgspec.msgpack.Decoder(ReplicaBeat).decode
         self._polling = asyncio.create_task(self._poll())
 
+    @property
+    def journal(self) -> JobJournal:
+        """The recent jobs; see `EngineClient`."""
+        return self._streams.journal
+
     def submit(
         self,
         model: str,
@@ -97,7 +103,7 @@ class ReplicatedClient:
         client: str = "",
     ) -> JobStream:
         """Run one job (`EngineClient.submit`)."""
-        stream = self._streams.open(job_id)
+        stream = self._streams.open(job_id, model)
         job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s, client=client)
         routed = RoutedRequest.of(model, request)._replace(choices=[])
         self._routed[job_id] = routed

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
@@ -96,6 +97,11 @@ class RemoteClient:
 
     # -- called by clients ---------------------------------------------------------------------
 
+    @property
+    def journal(self) -> JobJournal:
+        """The recent jobs; see `EngineClient`."""
+        return self._streams.journal
+
     def submit(
         self,
         model: str,
@@ -110,7 +116,7 @@ class RemoteClient:
         The stream raises `EngineDown` without an engine (after a wait, for the first engine), and
         `PayloadTooLarge` if the request does not fit into one message.
         """
-        stream = self._streams.open(job_id)
+        stream = self._streams.open(job_id, model)
         if self._is_draining():
             self._streams.fail(job_id, Draining("The engine is shutting down."))
             return stream

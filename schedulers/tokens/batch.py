@@ -320,6 +320,19 @@ class TokenBatch:
                 piece.unit.num_unknown -= piece.is_sampled
         self.state.retry(live)
 
+    def missing_for_next(self) -> str:
+        """The resource that the next waiting sequence lacks to begin; empty if there is none."""
+        row = next(iter(self.state.waiting), None)
+        if row is None:
+            return ""
+        if len(self.state.running) >= self.state.max_rows:
+            return "batch_rows"
+        if row.awaited_key is not None:
+            return "pages_in_progress"
+        found = self.pool.peek(row.lookup_keys(self.pool.page_size))
+        num_missing = self.pool.num_pages_for(row.num_known) - len(found)
+        return "cache_pages" if num_missing > self.pool.num_available else "step_tokens"
+
     def gauges(self) -> dict[str, float]:
         """The current page counts."""
         pool = self.pool

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.job_report import PREEMPTED
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
@@ -119,6 +120,15 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _cancel_payload(self, opened: SequenceState) -> TokenDelta:
         return self.tokens.delta(opened, finish_reason="cancelled")
 
+    def _counts_of(self, opened: SequenceState) -> Mapping[str, int]:
+        return {
+            "prompt_tokens": opened.num_prompt_tokens,
+            "cached_tokens": opened.num_cached_tokens,
+            "fetched_tokens": opened.num_fetched_pages * self.tokens.pool.page_size,
+            "output_tokens": len(opened.output_ids),
+            "preemptions": opened.num_preemptions,
+        }
+
     def _on_end(self, opened: SequenceState) -> None:
         if opened.grammar is not None:
             self._rows_by_grammar.pop(opened.grammar, None)
@@ -197,11 +207,18 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             self._step_shares.book(step.turn, answering)
         for victim in step.victims:
             victim.job.state = JobState.WAITING
+            victim.job.recorder.wait(PREEMPTED, now_s)
         for admission in step.admissions:
             job = admission.row.job
             job.state = JobState.RUNNING
             job.timings.setdefault("scheduled_s", now_s)
-        return self.tokens.take(step, self._model, step_id), step.rows
+        plan = self.tokens.take(step, self._model, step_id)
+        if missing := self.tokens.missing_for_next():
+            next(iter(self._state.waiting)).job.recorder.sit_out(missing)
+        return plan, step.rows
+
+    def _parts_of(self, step: TokenStep) -> Iterator[tuple[Job, str]]:
+        return ((row.unit.job, row.stage) for row in step.rows)
 
     def _learn(self, step: TokenStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)

@@ -11,7 +11,7 @@ in smaller steps; images that a later step has already continued from there star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from triptych.core.engine_api.job import Job, JobState
 from triptych.core.engine_api.pixels import Pixels
@@ -107,6 +107,16 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
 
     def _cancel_payload(self, opened: ImageJob) -> ImageDelta:
         return ImageDelta(finish_reason="cancelled")
+
+    def _counts_of(self, opened: ImageJob) -> Mapping[str, int]:
+        skipped = [image.skipped for image in opened.images]
+        for index, steps in enumerate(skipped):
+            opened.job.recorder.skip(index, steps)
+        return {
+            "images": len(opened.images),
+            "computed_steps": sum(image.num_computed for image in opened.images),
+            "skipped_steps": sum(map(len, skipped)),
+        }
 
     def _on_end(self, opened: ImageJob) -> None:
         """Release the job's images, with the next plan."""
@@ -232,6 +242,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         assert row.span is not None, "a denoised row has a span"
         image.step = row.span.stop
         image.num_computed += found.num_computed
+        stop = row.span.stop - found.num_computed
+        image.skipped += range(row.span.stop - row.span.num_steps, stop)
         if found.pixels is not None:
             image.num_shown = row.preview + 1
             self._show(image, now_s, found.pixels, row.preview)

@@ -64,6 +64,8 @@ class ImageState(Unit):
     is_half_evaluated: bool = False
     step: int = 0
     num_computed: int = 0
+    skipped: list[int] = field(default_factory=list)
+    """Steps that a cache skipped, counted from 0."""
     num_times_overtaken: int = 0
 
     @property

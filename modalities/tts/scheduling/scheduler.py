@@ -11,10 +11,9 @@ are kept, and samples that were sent before are left out.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -48,6 +47,7 @@ from triptych.modalities.tts.scheduling.state import (
     SpokenSegment,
     Stream,
     segment_prompt,
+    token_options,
 )
 from triptych.modalities.tts.wire import (
     SAMPLE_BYTES,
@@ -102,7 +102,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         self._options = speech
         self._tokens = TokenBatch(
             pool=pool,
-            options=_token_options(schedule, speech),
+            options=token_options(schedule, speech),
             max_length=max_length,
             namespace=namespace,
             counters=self._counters,
@@ -163,6 +163,9 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
     def _cancel_payload(self, opened: Stream) -> SpeechDelta:
         index = opened.segments[0].index if opened.segments else 0
         return opened.delta(segment=index, finish_reason="cancelled")
+
+    def _counts_of(self, opened: Stream) -> Mapping[str, int]:
+        return opened.counts
 
     def _on_end(self, opened: Stream) -> None:
         """Release pages and the codec row once no step in flight uses them."""
@@ -421,6 +424,16 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         if kind == "audio":
             self._counters["speech_frames_total"] += sum(row.num_frames for row in step.rows)
 
+    def _parts_of(self, step: SpeechStep) -> Iterator[tuple[Job, str]]:
+        for row in step.rows:
+            if isinstance(row, ScheduledRow):
+                yield row.unit.job, row.stage
+            elif isinstance(row, AudioChunk):
+                yield row.stream.job, step.kind
+            else:
+                waiting = self._state.voiceless(row.clip.digest)
+                yield from ((stream.job, step.kind) for stream in waiting)
+
     def _is_void(self, row: Any) -> bool:
         if isinstance(row, AudioChunk):
             return row.stream.is_done
@@ -480,15 +493,3 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
 
     def _on_step_end(self, now_s: float) -> None:
         self._admit(now_s)
-
-
-def _token_options(schedule: ScheduleOptions, speech: SpeechOptions) -> ScheduleOptions:
-    """The schedule options of the token steps.
-
-    A running row has all the pages it may need and is never preempted; streams that have begun
-    precede waiting ones, and live streams precede those without a listener.
-    """
-    num_rows = min(schedule.max_batch_size, speech.max_queue_size_tg or schedule.max_batch_size)
-    return dataclasses.replace(
-        schedule, max_batch_size=num_rows, max_preemptions=0, schedule_policy="priority"
-    )

@@ -5,6 +5,7 @@ Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
 from triptych.modalities.tts.plan import AudioRow, FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
@@ -178,6 +180,17 @@ class Stream(BatchedJob):
     def sampling(self) -> SpokenSegment | None:
         """The segment whose codes are being sampled."""
         return self.segments[-1] if self.segments and self.segments[-1].end is None else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of its account."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "output_tokens": self.num_output_tokens,
+            "segments": self.num_started,
+            "underruns": self.playback.num_underruns,
+        }
 
     def push_chunk(
         self, num_codes: int, num_frames: int, *, is_last: bool, has_prompt: bool
@@ -382,3 +395,15 @@ def segment_prompt(
 
 def _is_frame(token_id: int) -> bool:
     return token_id >= FIRST_FRAME_ID
+
+
+def token_options(schedule: ScheduleOptions, speech: SpeechOptions) -> ScheduleOptions:
+    """The schedule options of the token steps.
+
+    A running row has all the pages it may need and is never preempted; streams that have begun
+    precede waiting ones, and live streams precede those without a listener.
+    """
+    num_rows = min(schedule.max_batch_size, speech.max_queue_size_tg or schedule.max_batch_size)
+    return dataclasses.replace(
+        schedule, max_batch_size=num_rows, max_preemptions=0, schedule_policy="priority"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -183,6 +183,12 @@ class VisionScheduler(TokenScheduler):
         super()._on_pause(opened)
         self._take_references()
 
+    def _counts_of(self, opened: SequenceState) -> Mapping[str, int]:
+        counts, prompt = super()._counts_of(opened), self._prompts.get(opened.name)
+        if prompt is None:
+            return counts
+        return {**counts, "images": len(prompt.images), "cached_images": prompt.num_cached}
+
     def _on_end(self, opened: SequenceState) -> None:
         super()._on_end(opened)
         prompt = self._prompts.pop(opened.name, None)
@@ -283,6 +289,13 @@ class VisionScheduler(TokenScheduler):
             taken = plan, step.rows
         self._update_references()
         return taken
+
+    def _parts_of(self, step: TokenStep) -> Iterator[tuple[Job, str]]:
+        if step.kind != _ENCODE:
+            yield from super()._parts_of(step)
+            return
+        for row in step.rows:
+            yield from ((each.row.job, _ENCODE) for each in self._waiting_for(row.digest))
 
     def _is_void(self, row: Any) -> bool:
         return not isinstance(row, _EncodeRow) and super()._is_void(row)

@@ -34,6 +34,7 @@ from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
 from triptych.replicas.handover import wait_replaced
+from triptych.replicas.request_ids import ProxyRequestIds
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S
 from triptych.schedulers.local import LocalClient
 
@@ -139,7 +140,7 @@ class Ingress:
             raise Draining("This ingress accepts no more requests.")
 
     def __serve_build_asgi_app__(self) -> Any:
-        return self._app
+        return ProxyRequestIds(self._app)
 
     async def __del__(self) -> None:
         self._leaving.cancel()
