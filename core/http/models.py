@@ -30,7 +30,8 @@ class Task(NamedTuple):
 class ModelCard(BaseModel):
     """One served model. `max_model_len` is the context length of a model that reads tokens.
 
-    `input_modalities` is set for chat models that take more than text.
+    `input_modalities` is set for chat models that take more than text, `default_size` for image
+    models; `weight_bytes` is the size of the weights' files.
     """
 
     id: str
@@ -40,6 +41,8 @@ class ModelCard(BaseModel):
     task: str
     max_model_len: int | None = None
     input_modalities: list[Literal["text", "image"]] | None = None
+    default_size: str | None = None
+    weight_bytes: int | None = None
 
 
 class ModelList(BaseModel):

@@ -31,6 +31,9 @@ _MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
         ".html": "text/html; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",
         ".svg": "image/svg+xml",
+        ".txt": "text/plain; charset=utf-8",  # the fonts' licence
+        ".webp": "image/webp",
+        ".woff2": "font/woff2",
     }
 )
 _POLICY = "; ".join(
@@ -38,6 +41,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "img-src 'self' blob: data:",
         "media-src blob:",
         "connect-src 'self'",

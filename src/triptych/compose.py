@@ -22,6 +22,7 @@ from triptych.core.options.config import Config
 from triptych.core.process.lazy import load
 from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
+from triptych.core.weights.layout import stored_bytes
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.modalities.modality import ApiPart, ApiSetup, modality_of
@@ -120,7 +121,12 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
-    cards = {card.id: card for part in parts for card in part.cards}
+    sizes = {model.name: {"weight_bytes": _weight_bytes(model)} for model in models}
+    cards = {
+        card.id: card.model_copy(update=sizes.get(card.id, {}))
+        for part in parts
+        for card in part.cards
+    }
     routers = [router for part in parts for router in part.routers]
     by_task = ((each.task, *each.more_tasks) for each in reversed(registry.MODALITIES))
     tasks = [Task(*task) for task in chain.from_iterable(by_task)]
@@ -145,6 +151,12 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
 def _warm(parts: Sequence[ApiPart]) -> None:
     for part in parts:
         part.warm()
+
+
+def _weight_bytes(model: ResolvedModel) -> int | None:
+    """The size of the weights of a model and of its parts; none where they are not in files."""
+    folder = Path(model.folder)
+    return sum(map(stored_bytes, (folder, *folder.glob("*/")))) or None
 
 
 def _by_role(models: Sequence[ResolvedModel]) -> Mapping[str, Sequence[ResolvedModel]]:

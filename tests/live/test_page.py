@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -124,7 +125,7 @@ def test_an_image_is_asked_about(page: Any, tmp_path: Path) -> None:
 def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
     go(page, "speech")
     set_fields(page, speak_text=SENTENCE)
-    page.get_by_role("button", name="Speak").click()
+    page.get_by_role("button", name="Speak", exact=True).click()
     page.get_by_role("link", name="Download as WAV").wait_for()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download as WAV").click()
@@ -161,7 +162,7 @@ def test_a_recording_is_transcribed(page: Any) -> None:
 def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     go(page, "images")
     set_fields(page, image_prompt="a red apple", image_steps=8, image_seed=1)
-    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("button", name="Generate", exact=True).click()
     page.locator("figure .generating img:visible").wait_for()  # a preview
     page.get_by_role("button", name="Use seed 1 again").wait_for()
     first = pixels(page.locator("figure img"))
@@ -237,6 +238,124 @@ def test_the_timeline_shows_the_steps_of_a_request(page: Any) -> None:
     assert page.evaluate(ask) == 200
     page.get_by_role("cell", name="embed").first.wait_for()
     assert "MiB" in page.locator(".owners").inner_text()
+
+
+def test_an_idle_timeline_offers_a_demo(page: Any) -> None:
+    go(page, "timeline")
+    page.get_by_label("Time shown").select_option("5")
+    page.get_by_role("button", name="Run a demo").click()
+    page.locator("#timeline details summary").click()
+    for kind in ("decode", "denoise", "embed"):
+        page.get_by_role("cell", name=kind).first.wait_for()
+    assert not page.get_by_role("button", name="Run a demo").is_visible()
+
+
+# -- one visitor's path --------------------------------------------------------------------------
+
+
+def answer(page: Any, number: int) -> str:
+    turn = page.locator(".turn.assistant:not([aria-busy])").nth(number)
+    turn.wait_for()
+    return str(turn.locator(".markdown").last.inner_text())
+
+
+def test_a_visitor_asks_hears_draws_and_looks(page: Any) -> None:
+    page.get_by_role("region", name="Ask").get_by_role("button").first.click()
+    page.get_by_role("button", name="Read aloud").click()
+    time = page.locator(".aloud .time")
+    until(lambda: re.match(r"[1-9][\d.]* / [\d.]+ s", time.inner_text()))  # it sounds
+    page.get_by_role("button", name="Stop reading", exact=True).click()
+    time.wait_for(state="detached")
+    page.get_by_role("button", name="Draw this").click()
+    assert page.get_by_label("What to draw").input_value()
+    page.get_by_label("What to draw").fill("a red apple")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Ask about this picture").click()
+    page.locator("#chat-images img").wait_for()
+    page.get_by_label("Message", exact=True).fill("What color is it?")
+    page.keyboard.press("Enter")
+    page.locator(".turn.user img").wait_for()
+    assert "red" in answer(page, 1).lower()
+    page.reload()
+    page.locator(".chat-link").click()
+    assert page.locator(".turn").count() == 5
+    assert pixels(page.locator(".drawn img")).std() > 10
+
+
+def test_each_card_is_one_click(page: Any) -> None:
+    page.get_by_role("region", name="Look").get_by_role("button").first.click()
+    assert "penguin" in answer(page, 0).lower()
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_role("region", name="Speak").get_by_role("button").first.click()
+    page.get_by_role("link", name="Download as WAV").wait_for()
+    go(page, "chat")
+    page.get_by_role("region", name="Draw").get_by_role("button").first.click()
+    page.get_by_text("Generated in").wait_for()
+    assert page.locator("#image-results figure").count() == 4
+
+
+def test_dictation_writes_at_the_cursor(page: Any, url: str, tmp_path: Path) -> None:
+    spoken = httpx.post(
+        f"{url}/v1/audio/speech",
+        json={"model": "triptych-voice", "input": SENTENCE, "response_format": "wav"},
+        timeout=60,
+    )
+    file = tmp_path / "said.wav"
+    file.write_bytes(spoken.content)
+    message = page.get_by_label("Message", exact=True)
+    message.fill("Translate:")
+    page.locator("#chat-sound").set_input_files(file)
+    until(lambda: "train to london" in message.input_value().lower())
+    assert message.input_value().startswith("Translate: ")
+    page.get_by_role("button", name="Dictate").click()
+    page.get_by_role("button", name="Stop dictation").click()  # Chromium's microphone beeps
+    page.get_by_role("button", name="Dictate").wait_for()
+
+
+def test_pictures_fill_the_screen_and_stay(page: Any) -> None:
+    go(page, "images")
+    set_fields(page, image_prompt="a red apple", image_steps=4, image_count=2)
+    page.get_by_role("button", name="Generate", exact=True).click()
+    page.get_by_text("Generated in").wait_for()
+    page.get_by_role("button", name="Full screen").first.click()
+    viewer = page.get_by_role("dialog")
+    shown = viewer.locator("#viewer-image")
+    first = shown.get_attribute("src")
+    page.keyboard.press("ArrowRight")
+    assert shown.get_attribute("src") != first
+    assert barriers(page) == []
+    with page.expect_download() as download:
+        viewer.get_by_role("link", name="Download").click()
+    with Image.open(download.value.path()) as picture:
+        assert picture.size == (128, 128)
+    page.keyboard.press("Escape")
+    page.reload()
+    page.locator("#image-results figure").nth(1).wait_for()
+    assert page.locator("#image-steps").input_value() == "4"
+
+
+def test_sizes_are_a_menu(page: Any) -> None:
+    go(page, "images")
+    sizes = page.locator("#image-shape")
+    assert re.search("auto .128 . 128.", sizes.inner_text())
+    sizes.select_option("160x96")
+    set_fields(page, image_steps=2)
+    page.get_by_role("button", name="Generate", exact=True).click()
+    page.get_by_text("Generated in").wait_for()
+    assert pixels(page.locator("figure img")).shape[:2] == (96, 160)
+
+
+def test_the_python_code_of_each_panel_runs(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page.goto("/docs")
+    page.get_by_role("tab", name="Python").click()
+    for task in ("Speech", "Transcription", "Chat", "Images", "Embeddings"):
+        page.get_by_role("tab", name=task).click()
+        code = page.locator("#quick-code code").inner_text().replace("recording.wav", "speech.wav")
+        exec(compile(code, task, "exec"), {})
+    assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
 def test_the_reference_names_every_field(page: Any) -> None:

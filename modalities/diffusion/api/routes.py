@@ -111,7 +111,8 @@ def image_links(config: Config) -> ImageLinks:
 
 def image_cards(service: ImageService) -> list[ModelCard]:
     """The entries of `/v1/models` for the service's models."""
-    return [ModelCard(id=name, task="image") for name in service.models]
+    sizes = {name: "x".join(map(str, model.default_size)) for name, model in service.models.items()}
+    return [ModelCard(id=name, task="image", default_size=size) for name, size in sizes.items()]
 
 
 def _add_generations(router: APIRouter, endpoints: _ImageEndpoints) -> None:

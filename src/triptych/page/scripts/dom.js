@@ -44,6 +44,7 @@ export function show(element, isShown = true) {
 export function relabel(button, name, label) {
   button.replaceChildren(icon(name));
   button.setAttribute("aria-label", label);
+  if (button.title) button.title = label;
 }
 
 /** Fill a select with `values`, texts or [value, text]; keeps the selection. */
@@ -68,9 +69,18 @@ export function onFiles(target, handle) {
   target.addEventListener("drop", (event) => take(event, event.dataTransfer?.files ?? []));
 }
 
+/** Call `handle` with the files chosen in a file input. */
+export function onFilePick(input, handle) {
+  input.addEventListener("change", () => {
+    const files = [...input.files];
+    input.value = "";
+    if (files.length) handle(files);
+  });
+}
+
 /** Copy text, and confirm it on the button for a moment. */
 export async function copy(text, button) {
-  await navigator.clipboard.writeText(text);
+  await putOnClipboard(text);
   const label = button.getAttribute("aria-label");
   button.classList.add("done");
   if (label) button.setAttribute("aria-label", "Copied");
@@ -78,6 +88,17 @@ export async function copy(text, button) {
     button.classList.remove("done");
     if (label) button.setAttribute("aria-label", label);
   }, 1500);
+}
+
+/** Browsers offer their clipboard only to secure pages; others copy a selection. */
+async function putOnClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = el("textarea", { class: "sr", "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
 }
 
 const colors = new Map();
@@ -105,4 +126,33 @@ export function sharp(canvas) {
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
   return context;
+}
+
+/** Save `blob` as a file of the user. */
+export function download(blob, name) {
+  const url = URL.createObjectURL(blob);
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Create buttons of examples, which call `use` with their text. */
+export function chips(texts, use) {
+  return texts.map((text) =>
+    el("button", { type: "button", class: "chip-button", onclick: () => use(text) }, text),
+  );
+}
+
+/** Create a block of code with a button that copies it. */
+export function codeBlock(code, language) {
+  const button = el(
+    "button",
+    { type: "button", class: "quiet", onclick: () => copy(code, button) },
+    "Copy",
+  );
+  return el(
+    "div",
+    { class: "code-block" },
+    el("div", { class: "code-head" }, el("span", {}, language), button),
+    el("pre", { tabindex: "0" }, el("code", {}, code)),
+  );
 }

@@ -1,45 +1,55 @@
 // The embeddings panel: a table of the cosine similarity of each pair of texts, in color.
 
 import { call, errorBox, isAborted } from "./api.js";
-import { byId, el, fill, show } from "./dom.js";
+import { showCode } from "./code/dialog.js";
+import { byId, el } from "./dom.js";
+import { chooseModel } from "./models.js";
+import { sayWhileWaiting } from "./server.js";
 
 const MAX_TEXTS = 40;
 
 export function openEmbeddings(models) {
   const able = [...models].filter((model) => ["embedding", "chat"].includes(model.task));
   able.sort((one, other) => (other.task === "embedding") - (one.task === "embedding"));
-  fill(
-    byId("embed-model"),
-    able.map((model) => model.id),
-  );
+  chooseModel(byId("embed-model"), able);
   byId("embed-form").addEventListener("submit", (event) => {
     event.preventDefault();
     compare();
   });
+  byId("embed-code").addEventListener("click", () =>
+    showCode([{ task: "embedding", fields: { model: byId("embed-model").value, input: texts() } }]),
+  );
 }
 
-async function compare() {
-  const texts = byId("embed-texts")
+const texts = () =>
+  byId("embed-texts")
     .value.split("\n")
     .map((line) => line.trim())
     .filter(Boolean)
     .slice(0, MAX_TEXTS);
+
+async function compare() {
+  const input = texts();
+  const model = byId("embed-model").value;
   const result = byId("embed-result");
   const status = byId("embed-status");
   status.textContent = "Comparing …";
+  const stopWaiting = sayWhileWaiting(
+    model,
+    (text) => (status.textContent = text || "Comparing …"),
+  );
   try {
-    const response = await call("/v1/embeddings", {
-      json: { model: byId("embed-model").value, input: texts },
-    });
+    const response = await call("/v1/embeddings", { json: { model, input } });
+    stopWaiting();
     const { data, usage } = await response.json();
     const vectors = data.map((entry) => unit(entry.embedding));
-    result.replaceChildren(table(texts, vectors));
-    status.textContent = `${texts.length} texts, ${usage.prompt_tokens} tokens, vectors of ${vectors[0].length} numbers.`;
+    result.replaceChildren(table(input, vectors));
+    status.textContent = `${input.length} texts, ${usage.prompt_tokens} tokens, vectors of ${vectors[0].length} numbers.`;
   } catch (error) {
+    stopWaiting();
     status.textContent = "";
     if (!isAborted(error)) result.replaceChildren(errorBox(error, compare));
   }
-  show(result);
 }
 
 function unit(vector) {

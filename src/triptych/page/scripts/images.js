@@ -29,7 +29,8 @@ export async function dataUrlOf(file) {
   return asDataUrl(await canvas.convertToBlob({ type: "image/png" }));
 }
 
-function asDataUrl(blob) {
+/** Encode a blob as a data URL. */
+export function asDataUrl(blob) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -41,4 +42,10 @@ function asDataUrl(blob) {
 /** Decode base64 to a blob. */
 export function blobOf(base64, type) {
   return new Blob([Uint8Array.from(atob(base64), (char) => char.charCodeAt(0))], { type });
+}
+
+/** Decode a data URL in base64 to a blob. */
+export function blobOfDataUrl(url) {
+  const [head, base64] = url.split(",", 2);
+  return blobOf(base64, head.slice("data:".length).split(";")[0]);
 }

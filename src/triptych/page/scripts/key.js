@@ -16,7 +16,8 @@ export function askForKey() {
 function ask() {
   const dialog = byId("key-dialog");
   const input = byId("key-input");
-  if (key()) byId("key-note").textContent = "The server does not accept this key. Enter another one.";
+  if (key())
+    byId("key-note").textContent = "The server does not accept this key. Enter another one.";
   input.value = "";
   dialog.showModal();
   return new Promise((resolve, reject) => {

@@ -1,21 +1,23 @@
-// The page's frame: its panels, navigation, and the server's health.
+// The page's frame: its panels and the ways between them.
 
 import { errorBox, getJson, isAborted } from "./api.js";
 import { byId, show } from "./dom.js";
 import { openChat } from "./chat/panel.js";
 import { openEmbeddings } from "./embeddings.js";
 import { openImages } from "./images/panel.js";
+import { seesImages } from "./models.js";
+import { markLink, servedPanels, showLinks, watchHealth } from "./rail.js";
 import { openSpeech } from "./speech/panel.js";
 import { openTimeline } from "./timeline/panel.js";
 
 const PANELS = {
-  chat: { open: openChat, tasks: ["chat"] },
-  speech: { open: openSpeech, tasks: ["speech", "transcription"] },
-  images: { open: openImages, tasks: ["image"] },
-  embeddings: { open: openEmbeddings, tasks: ["embedding", "chat"] },
-  timeline: { open: openTimeline, tasks: null },
+  chat: openChat,
+  speech: openSpeech,
+  images: openImages,
+  embeddings: openEmbeddings,
+  timeline: openTimeline,
 };
-const HEALTH_EVERY_MS = 5000;
+const NUM_DRAWN = 4; // pictures of an example
 
 const panels = new Map();
 
@@ -25,6 +27,7 @@ async function start() {
   try {
     const { data } = await getJson("/v1/models");
     openPanels(data);
+    showLinks(data);
     show(note, false);
     window.addEventListener("hashchange", () => showPanel({ isMoved: true }));
     showPanel();
@@ -37,38 +40,36 @@ async function start() {
 
 /** Open each panel that a model can serve. */
 function openPanels(models) {
-  for (const [name, { open, tasks }] of Object.entries(PANELS)) {
-    if (tasks && !models.some((model) => tasks.includes(model.task))) continue;
-    panels.set(name, open(models) ?? {});
-    show(document.querySelector(`[data-panel="${name}"]`));
-  }
+  const links = linksFor(models);
+  for (const name of servedPanels(models)) panels.set(name, PANELS[name](models, links) ?? {});
+}
+
+/** Return the ways from one panel to another: {speak, draw, ask}, null without a model for it. */
+function linksFor(models) {
+  const has = (task) => models.some((model) => model.task === task);
+  const go = (name, act) => (given) => {
+    location.hash = name;
+    act(panels.get(name), given);
+  };
+  return {
+    speak: has("speech") ? go("speech", (panel, text) => panel.speak(text)) : null,
+    draw: has("image") ? go("images", (panel, prompt) => panel.draw(prompt, NUM_DRAWN)) : null,
+    ask: models.some(seesImages) ? go("chat", (panel, picture) => panel.ask(picture)) : null,
+  };
 }
 
 function showPanel({ isMoved = false } = {}) {
   const wanted = location.hash.slice(1);
   const shown = panels.has(wanted) ? wanted : panels.keys().next().value;
   for (const [name, panel] of panels) {
-    const isShown = name === shown;
-    const link = document.querySelector(`[data-panel="${name}"]`);
-    show(byId(name), isShown);
-    if (isShown) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-    if (isShown) panel.enter?.();
+    show(byId(name), name === shown);
+    if (name === shown) panel.enter?.();
     else panel.leave?.();
   }
-  const title = byId(`${shown}-title`).textContent;
-  document.title = `${title} · Triptych`;
-  if (isMoved) byId("main").focus({ preventScroll: true });
-}
-
-async function watchHealth() {
-  const health = await fetch("/readyz")
-    .then((reply) => reply.json())
-    .catch(() => null);
-  const isReady = health?.status === "ok";
-  byId("health").textContent = isReady ? "Ready" : (health?.reason ?? "No connection");
-  byId("health-dot").className = `dot ${isReady ? "good" : "bad"}`;
-  setTimeout(watchHealth, HEALTH_EVERY_MS);
+  markLink(shown);
+  const link = document.querySelector(`nav [data-panel="${shown}"]`);
+  document.title = `${link.textContent} · Triptych`;
+  if (isMoved && shown !== "chat") byId("main").focus({ preventScroll: true });
 }
 
 start();

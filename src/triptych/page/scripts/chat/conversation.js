@@ -1,7 +1,7 @@
 // A conversation: its turns, the request that continues it, and the events of an answer.
 //
 // A user turn has `text` and `images`; an assistant turn has `text`, `reasoning`, `calls` (tool
-// calls, later with a `result`) and `stats`.
+// calls, later with a `result`) and `stats`. A drawing turn is for the user: models do not see it.
 
 import { call, events } from "../api.js";
 
@@ -43,6 +43,7 @@ export function requestOf(model, turns, settings) {
 }
 
 function messagesOf(turn) {
+  if (turn.role === "drawing") return [];
   if (turn.role === "user") return [{ role: "user", content: contentOf(turn) }];
   const made = wholeCalls(turn);
   if (!made.length) return [{ role: "assistant", content: turn.text }];

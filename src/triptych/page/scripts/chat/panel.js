@@ -1,48 +1,73 @@
-// The chat panel: the composer, the turns, and sending, stopping and regenerating.
+// The chat panel: the turns, and sending, stopping and regenerating.
 
 import { Advice, errorBox, isAborted } from "../api.js";
-import { byId, el, fill, icon, onFiles, show } from "../dom.js";
-import { dataUrlOf } from "../images.js";
+import { showCode } from "../code/dialog.js";
+import { byId, show } from "../dom.js";
+import { LOOK } from "../examples.js";
+import { chooseModel, seesImages, setModel } from "../models.js";
+import { sayWhileWaiting } from "../server.js";
+import { stopReading } from "./aloud.js";
+import { Attachments } from "./attachments.js";
 import { answer, assistantTurn, isWaiting, requestOf, userTurn } from "./conversation.js";
+import { Dictation } from "./dictate.js";
+import { DrawingView, drawingTurn } from "./drawing.js";
+import { History } from "./history.js";
+import { homeView } from "./home.js";
 import { openDrawer, readSettings } from "./settings.js";
 import { AssistantView, userView } from "./view.js";
 
 const NEAR_END_PX = 120;
 const MAX_SPOKEN_CHARS = 1500;
+const MAX_TITLE_CHARS = 60;
+const NEW_TITLE = "New chat";
 
-export function openChat(models) {
+/** `links.speak` and `links.draw` open other panels, if they are there. Returns {enter, leave, ask}. */
+export function openChat(models, links) {
   const chats = models.filter((model) => model.task === "chat");
   if (!chats.length) return {};
-  const panel = new ChatPanel(chats);
-  return { enter: () => panel.input.focus({ preventScroll: true }) };
+  const panel = new ChatPanel(chats, {
+    canSpeak: models.some((model) => model.task === "speech"),
+    canHear: models.some((model) => model.task === "transcription"),
+    canDraw: models.some((model) => model.task === "image"),
+    links,
+  });
+  return {
+    enter: () => (show(byId("chats")), panel.input.focus({ preventScroll: true })),
+    leave: () => show(byId("chats"), false),
+    ask: (picture) => panel.askAbout(picture),
+  };
 }
 
 class ChatPanel {
   turns = [];
   views = new Map();
-  images = [];
   stopping = null;
+  chat = null; // the kept record: {id, title, model, updatedMs, turns}
 
-  constructor(models) {
-    this.seeing = new Set(
-      models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id),
-    );
+  constructor(models, { canSpeak, canHear, canDraw, links }) {
+    this.seeing = new Set(models.filter(seesImages).map((model) => model.id));
+    this.firstModel = models.find((model) => !seesImages(model))?.id ?? models[0].id;
+    this.links = links;
     this.model = byId("chat-model");
     this.log = byId("chat-log");
     this.input = byId("chat-input");
-    fill(
-      this.model,
-      models.map((model) => model.id),
-    );
+    chooseModel(this.model, models);
     this.actions = {
       resend: (turn, text) => this.#resend(turn, text),
       regenerate: (turn) => this.#regenerate(turn),
       proceed: () => this.#answer(),
       grown: () => this.#follow(),
+      draw: canDraw ? (prompt) => this.#draw(prompt) : null,
+      ask: this.seeing.size ? (picture) => this.askAbout(picture) : null,
+      canSpeak,
     };
-    openDrawer();
+    this.attachments = new Attachments(this.seeing, (error) => this.#complain(error));
+    if (canHear) new Dictation(this.input, (error) => this.#complain(error));
+    openDrawer({ canSpeak });
+    this.history = new History({ open: (chat) => this.#open(chat), start: () => this.#start() });
+    this.history.load();
     this.#listen();
-    this.#clear();
+    this.#start();
   }
 
   #listen() {
@@ -54,101 +79,99 @@ class ChatPanel {
     });
     this.input.addEventListener("input", () => this.#fit());
     byId("chat-stop").addEventListener("click", () => this.stopping?.abort());
-    byId("chat-new").addEventListener("click", () => this.#clear());
-    byId("chat-attach").addEventListener("click", () => byId("chat-file").click());
-    byId("chat-file").addEventListener("change", ({ target }) => {
-      this.#attach([...target.files]);
-      target.value = "";
-    });
-    onFiles(byId("chat"), (files) => this.#attach(files));
-    show(byId("chat-attach"), this.seeing.size > 0);
+    byId("chat-new").addEventListener("click", () => this.#start());
+    byId("chat-code").addEventListener("click", () => this.#showCode());
   }
+
+  // -- chats ----------------------------------------------------------------------------------
 
   #clear() {
     this.stopping?.abort();
+    stopReading();
     this.turns = [];
     this.views.clear();
-    const hello = el(
-      "div",
-      { class: "empty" },
-      el("p", { class: "hello" }, "What would you like to ask?"),
-      el(
-        "p",
-        {},
-        this.seeing.size
-          ? "Paste or drop an image to ask about it."
-          : "Answers appear while they are generated.",
-      ),
-    );
-    this.log.replaceChildren(hello);
+    this.log.replaceChildren();
+  }
+
+  #start() {
+    this.#clear();
+    this.chat = null;
+    this.log.append(homeView(this.#homeActions()));
+    this.log.scrollTop = 0;
+    byId("chat-title").textContent = NEW_TITLE;
+    this.history.setShown(null);
     this.input.focus({ preventScroll: true });
   }
 
-  // -- images -------------------------------------------------------------------------------
-
-  async #attach(files) {
-    try {
-      if (!this.seeing.size)
-        throw new Advice(
-          "No served model takes images. Serve a vision model, for example triptych-vision.",
-        );
-      for (const file of files) this.images.push(await dataUrlOf(file));
-      if (!this.seeing.has(this.model.value)) this.model.value = [...this.seeing][0];
-    } catch (error) {
-      this.#complain(error);
-    }
-    this.#showImages();
+  #homeActions() {
+    const { speak, draw } = this.links;
+    return {
+      ask: (text) => (setModel(this.model, this.firstModel), this.#sendExample(text)),
+      look: this.seeing.size ? (text) => this.#look(text) : null,
+      speak,
+      draw,
+    };
   }
 
-  #showImages() {
-    const list = byId("chat-images");
-    list.replaceChildren(
-      ...this.images.map((url, index) => {
-        const remove = () => (this.images.splice(index, 1), this.#showImages());
-        const button = el(
-          "button",
-          {
-            type: "button",
-            class: "icon",
-            "aria-label": `Remove image ${index + 1}`,
-            onclick: remove,
-          },
-          icon("close"),
-        );
-        return el("li", {}, el("img", { src: url, alt: `Image ${index + 1}` }), button);
-      }),
-    );
-    show(list, this.images.length > 0);
+  async #look(question) {
+    const blob = await (await fetch(LOOK.picture)).blob();
+    await this.attachments.add([blob]);
+    this.#sendExample(question);
+  }
+
+  /** Send an example, with the likeliest words unless the user set a temperature. */
+  #sendExample(text) {
+    this.input.value = text;
+    this.#send({ temperature: 0 });
+  }
+
+  #open(chat) {
+    if (location.hash !== "#chat") location.hash = "chat";
+    this.#clear();
+    this.chat = chat;
+    for (const turn of chat.turns) this.#add(revived(turn)).finish?.();
+    setModel(this.model, chat.model);
+    byId("chat-title").textContent = chat.title;
+    this.history.setShown(chat.id);
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  #save() {
+    if (!this.turns.length) return;
+    const updatedMs = Date.now();
+    this.chat ??= { id: `${updatedMs}-${Math.random().toString(36).slice(2)}`, updatedMs };
+    const { chat } = this;
+    if (!chat.isNamed) chat.title = titleOf(this.turns);
+    Object.assign(chat, { updatedMs, model: this.model.value, turns: this.turns.map(plain) });
+    byId("chat-title").textContent = chat.title;
+    this.history.save(chat);
+    this.history.setShown(chat.id);
   }
 
   // -- turns ----------------------------------------------------------------------------------
 
-  #send() {
+  #send(standard = {}) {
     const text = this.input.value.trim();
-    if (this.stopping || (!text && !this.images.length)) return;
+    if (this.stopping || (!text && !this.attachments.urls.length)) return;
     if (isWaiting(this.turns.at(-1))) {
       this.#complain(
         new Advice("The model waits for a tool result. Enter it above, or regenerate the answer."),
       );
       return;
     }
-    this.#add(userTurn(text, this.images));
+    this.#add(userTurn(text, this.attachments.take()));
     this.input.value = "";
-    this.images = [];
-    this.#showImages();
     this.#fit();
-    this.#answer();
+    this.#answer(standard);
   }
 
   #add(turn) {
-    this.log.querySelector(".empty")?.remove();
+    this.log.querySelector(".home")?.remove();
     this.log.querySelectorAll(":scope > .error").forEach((box) => box.remove());
     this.turns.push(turn);
-    const view =
-      turn.role === "user" ? userView(turn, this.actions) : new AssistantView(turn, this.actions);
-    const element = view.element ?? view;
-    this.views.set(turn, element);
-    this.log.append(element);
+    const view = viewOf(turn, this.actions);
+    this.views.set(turn, view.element);
+    this.log.append(view.element);
     this.log.scrollTop = this.log.scrollHeight;
     return view;
   }
@@ -156,6 +179,7 @@ class ChatPanel {
   /** Remove `turn` and all later turns. */
   #dropFrom(turn) {
     this.stopping?.abort();
+    stopReading();
     for (const dropped of this.turns.splice(this.turns.indexOf(turn))) {
       this.views.get(dropped).remove();
       this.views.delete(dropped);
@@ -173,38 +197,83 @@ class ChatPanel {
     this.#answer();
   }
 
-  async #answer() {
+  /** Ask for an answer; `standard` are fields for which the settings have no value. */
+  async #answer(standard = {}) {
     let body;
     try {
-      body = requestOf(this.model.value, this.turns, readSettings());
+      body = { ...standard, ...requestOf(this.model.value, this.turns, readSettings()) };
     } catch (error) {
       this.#complain(error);
       return;
     }
-    const stopping = new AbortController();
-    this.#setBusy(stopping);
+    const stopping = this.#begin("Answering");
     const turn = assistantTurn(this.model.value);
     const view = this.#add(turn);
+    this.#save();
+    const stopWaiting = sayWhileWaiting(turn.model, (text) => view.wait(text));
     try {
-      await answer(turn, body, stopping.signal, () => view.update());
+      await answer(turn, body, stopping.signal, () => (stopWaiting(), view.update()));
     } catch (error) {
       if (isAborted(error)) turn.isStopped = true;
       else turn.error = error;
     }
+    stopWaiting();
     view.finish();
-    if (this.stopping === stopping) this.#setBusy(null);
-    byId("chat-status").textContent = turn.error
-      ? ""
-      : `${turn.isStopped ? "Stopped. " : ""}${turn.text.slice(0, MAX_SPOKEN_CHARS)}`;
+    if (!this.#end(stopping)) return;
+    this.#announce(turn);
+    if (readSettings().isAloud && !turn.error && !turn.isStopped) view.readAloud();
+  }
+
+  async #draw(prompt) {
+    if (this.stopping) return;
+    const stopping = this.#begin("Drawing");
+    const view = this.#add(drawingTurn(prompt));
+    await view.run(stopping.signal);
+    this.#end(stopping);
+  }
+
+  /** Attach a picture, to ask about it. */
+  async askAbout({ blob }) {
+    await this.attachments.add([blob]);
+    if (!this.input.value.trim()) [this.input.value] = LOOK.questions;
+    this.#fit();
+    this.input.focus();
+    this.input.select();
+  }
+
+  #showCode() {
+    const { system, fields } = readSettings();
+    const messages = [{ role: "user", content: this.input.value.trim() || "Hello!" }];
+    if (system) messages.unshift({ role: "system", content: system });
+    showCode([{ task: "chat", fields: { model: this.model.value, messages, ...fields } }]);
   }
 
   // -- the screen -----------------------------------------------------------------------------
+
+  #begin(status) {
+    const stopping = new AbortController();
+    this.#setBusy(stopping);
+    byId("chat-status").textContent = status;
+    return stopping;
+  }
+
+  /** Keep what a request added. Returns false if the chat was left in the meantime. */
+  #end(stopping) {
+    if (this.stopping !== stopping) return false;
+    this.#setBusy(null);
+    this.#save();
+    return true;
+  }
+
+  #announce({ text, error, isStopped }) {
+    const spoken = `${isStopped ? "Stopped. " : ""}${text.slice(0, MAX_SPOKEN_CHARS)}`;
+    byId("chat-status").textContent = error ? "" : spoken;
+  }
 
   #setBusy(stopping) {
     this.stopping = stopping;
     show(byId("chat-send"), !stopping);
     show(byId("chat-stop"), Boolean(stopping));
-    if (stopping) byId("chat-status").textContent = "Answering";
   }
 
   #complain(error) {
@@ -222,3 +291,20 @@ class ChatPanel {
     this.input.style.height = `${this.input.scrollHeight}px`;
   }
 }
+
+function viewOf(turn, actions) {
+  if (turn.role === "user") return { element: userView(turn, actions) };
+  if (turn.role === "drawing") return new DrawingView(turn, actions);
+  return new AssistantView(turn, actions);
+}
+
+function titleOf(turns) {
+  const [first] = turns;
+  const text = (first.text || first.prompt || "A picture").replace(/\s+/g, " ");
+  return text.length > MAX_TITLE_CHARS ? `${text.slice(0, MAX_TITLE_CHARS)} …` : text;
+}
+
+/** Return a turn as it is kept: an error as its message. */
+const plain = (turn) => ({ ...turn, error: turn.error?.message ?? null });
+
+const revived = (turn) => ({ ...turn, error: turn.error ? new Advice(turn.error) : null });

@@ -2,10 +2,11 @@
 
 import { Advice } from "../api.js";
 import { byId, show } from "../dom.js";
+import { keepField, resetFields } from "../prefs.js";
 
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "repetition_penalty"];
 
-export function openDrawer() {
+export function openDrawer({ canSpeak }) {
   const button = byId("chat-drawer-open");
   const drawer = byId("chat-drawer");
   const set = (isOpen) => {
@@ -18,10 +19,15 @@ export function openDrawer() {
   drawer.addEventListener("keydown", (event) => {
     if (event.key === "Escape") set(false);
   });
-  byId("chat-settings").addEventListener("submit", (event) => event.preventDefault());
+  const form = byId("chat-settings");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const fields = [...form.elements].filter((field) => field.name);
+  fields.forEach(keepField);
+  byId("chat-reset").addEventListener("click", () => resetFields(fields));
+  show(byId("chat-aloud-field"), canSpeak);
 }
 
-/** Return the settings: {system, fields}. Throws `Advice` for invalid ones. */
+/** Return the settings: {system, fields, isAloud}. Throws `Advice` for invalid ones. */
 export function readSettings() {
   const form = byId("chat-settings");
   if (!form.checkValidity()) {
@@ -41,7 +47,7 @@ export function readSettings() {
     const schema = parse(values.schema, "Response format");
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
-  return { system: values.system.trim(), fields };
+  return { system: values.system.trim(), fields, isAloud: values.aloud === "on" };
 }
 
 function parse(text, label) {

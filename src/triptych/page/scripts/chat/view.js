@@ -1,21 +1,18 @@
 // Elements of a conversation's turns. `actions` are the handlers of their buttons.
 
 import { errorBox } from "../api.js";
-import { copy, el, iconButton, show } from "../dom.js";
+import { copy, el, iconButton, relabel, show } from "../dom.js";
 import { showMarkdown } from "../markdown/blocks.js";
+import { readAloud, stopReading } from "./aloud.js";
 import { isWaiting, wholeCalls } from "./conversation.js";
+import { promptForm, promptFrom } from "./drawing.js";
 
 /** Create the element of a user turn. */
 export function userView(turn, actions) {
   const images = turn.images.map((url, index) =>
     el("img", { src: url, alt: `Image ${index + 1} of the message` }),
   );
-  const body = el(
-    "div",
-    { class: "bubble" },
-    ...images,
-    turn.text ? el("p", {}, turn.text) : null,
-  );
+  const body = el("div", { class: "bubble" }, ...images, turn.text ? el("p", {}, turn.text) : null);
   const copying = iconButton("copy", "Copy the message", () => copy(turn.text, copying));
   const editing = iconButton("edit", "Edit the message", () => edit(element, turn, actions));
   const element = el(
@@ -69,6 +66,7 @@ export class AssistantView {
       this.reasoning,
     );
     this.calls = el("div", { class: "calls" });
+    this.extra = el("div", { class: "turn-extra" });
     this.foot = el("div", { class: "turn-foot" });
     this.element = el(
       "article",
@@ -76,11 +74,17 @@ export class AssistantView {
       this.reasoningFold,
       this.text,
       this.calls,
+      this.extra,
       this.foot,
     );
     this.text.append(
       el("span", { class: "waiting", role: "img", "aria-label": "Waiting for the answer" }),
     );
+  }
+
+  /** Show why the answer does not begin. */
+  wait(text) {
+    this.foot.replaceChildren(el("span", { class: "stats", role: "status" }, text));
   }
 
   /** Show the turn's current state at the next frame. */
@@ -111,6 +115,7 @@ export class AssistantView {
     this.foot.prepend(
       copying,
       iconButton("again", "Regenerate", () => actions.regenerate(turn)),
+      ...(turn.text ? this.#links() : []),
     );
     if (turn.error)
       this.element.insertBefore(
@@ -119,6 +124,35 @@ export class AssistantView {
       );
     if (isWaiting(turn) && !turn.error && !turn.isStopped) this.#askForResults();
     actions.grown();
+  }
+
+  /** Create the buttons that take the answer to another model. */
+  #links() {
+    const { canSpeak, draw } = this.actions;
+    const openForm = () => {
+      this.extra.replaceChildren(promptForm(promptFrom(this.text), draw));
+      this.extra.querySelector("input").select();
+    };
+    if (canSpeak) this.reading = iconButton("aloud", "Read aloud", () => this.#toggleReading());
+    return [canSpeak && this.reading, draw && iconButton("draw", "Draw this", openForm)].filter(
+      Boolean,
+    );
+  }
+
+  #toggleReading() {
+    if (this.reading.getAttribute("aria-pressed") === "true") stopReading();
+    else this.readAloud();
+  }
+
+  /** Read the answer aloud. */
+  readAloud() {
+    if (!this.reading) return;
+    const mark = (isOn) => {
+      this.reading.setAttribute("aria-pressed", String(isOn));
+      relabel(this.reading, isOn ? "stop" : "aloud", isOn ? "Stop reading aloud" : "Read aloud");
+    };
+    readAloud(this.text, this.extra, () => mark(false));
+    mark(true);
   }
 
   #showCall(made, index) {

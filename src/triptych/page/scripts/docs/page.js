@@ -1,25 +1,20 @@
 // The API reference: the routes of /openapi.json, rendered when they are opened.
 
-import { call, errorBox, isAborted } from "../api.js";
-import { byId, copy, el, show } from "../dom.js";
+import { call, errorBox, getJson, isAborted } from "../api.js";
+import { codeTabs } from "../code/dialog.js";
+import { byId, codeBlock, el, show } from "../dom.js";
+import { ASK, DRAW, SPEAK } from "../examples.js";
 import { showMarkdown } from "../markdown/blocks.js";
+import { markLink, showLinks, watchHealth } from "../rail.js";
 import { curlOf } from "./example.js";
+import { grouped } from "./groups.js";
 import { contentsOf, fieldsOf, Schemas } from "./schema.js";
 
-const TAGS = {
-  text: "Text",
-  responses: "Responses",
-  speech: "Speech",
-  audio: "Audio",
-  images: "Images",
-  models: "Models",
-  health: "Health",
-  engine: "Engine",
-};
-
 class Route {
-  constructor(path, method, operation, schemas) {
-    Object.assign(this, { path, method, operation, schemas });
+  /** `models` are the served ones, for examples. */
+  constructor(path, method, operation, { schemas, models }) {
+    Object.assign(this, { path, method, operation, schemas, models });
+    this.tag = operation.tags?.[0] ?? "";
     this.id = `${method}-${path.replace(/[^\w]+/g, "-").replace(/^-|-$/g, "")}`;
     const badge = el("span", { class: `method ${method}` }, method.toUpperCase());
     const lead = el(
@@ -67,21 +62,7 @@ class Route {
       body.append(el("h3", {}, "Parameters"), parameterTable(parameters, schemas));
     for (const { type, schema } of contentsOf(operation.requestBody))
       body.append(el("h3", {}, "Body", el("code", {}, type)), fieldsOf(schema, schemas));
-    const curl = curlOf(this);
-    const button = el(
-      "button",
-      { type: "button", class: "quiet", onclick: () => copy(curl, button) },
-      "Copy",
-    );
-    body.append(
-      el("h3", {}, "Example"),
-      el(
-        "div",
-        { class: "code-block" },
-        el("div", { class: "code-head" }, el("span", {}, "shell"), button),
-        el("pre", { tabindex: "0" }, el("code", {}, curl)),
-      ),
-    );
+    body.append(el("h3", {}, "Example"), codeBlock(curlOf(this, this.models), "shell"));
     body.append(
       el("h3", {}, "Responses"),
       ...Object.entries(operation.responses ?? {}).map(([status, response]) =>
@@ -118,31 +99,50 @@ function answerOf(status, response, schemas) {
   );
 }
 
-function routesOf(document_) {
-  const schemas = new Schemas(document_);
+function routesOf(document_, models) {
+  const shared = { schemas: new Schemas(document_), models };
   return Object.entries(document_.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(
-      ([method, operation]) => new Route(path, method, operation, schemas),
+      ([method, operation]) => new Route(path, method, operation, shared),
     ),
   );
 }
 
-/** Show the routes grouped by tag, in the order of `TAGS`. */
+/** Show the routes in their groups, and links to these in the rail. */
 function showRoutes(routes) {
-  const groups = Map.groupBy(routes, (route) => route.operation.tags?.[0] ?? "other");
-  const tags = [...new Set([...Object.keys(TAGS), ...groups.keys()])].filter((tag) =>
-    groups.has(tag),
-  );
-  const sections = tags.map((tag) => {
-    const members = groups.get(tag).map((route) => route.element);
-    return el(
+  const groups = [...grouped(routes)];
+  const idOf = (name) => `group-${name.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  const sections = groups.map(([name, members]) =>
+    el(
       "section",
-      { "aria-label": TAGS[tag] ?? tag },
-      el("h2", {}, TAGS[tag] ?? tag),
-      ...members,
-    );
-  });
+      { "aria-labelledby": idOf(name) },
+      el("h2", { id: idOf(name), tabindex: "-1" }, name),
+      ...members.map((route) => route.element),
+    ),
+  );
   byId("routes").replaceChildren(...sections);
+  byId("groups").replaceChildren(
+    ...groups.map(([name]) => el("a", { href: `#${idOf(name)}` }, name)),
+  );
+}
+
+const EXAMPLES = {
+  chat: { messages: [{ role: "user", content: ASK[0] }] },
+  speech: { input: SPEAK[0] },
+  transcription: {},
+  image: { prompt: DRAW[0] },
+  embedding: { input: ["a cat", "a kitten"] },
+};
+
+/** Show a first request for each task, with the name of a served model. */
+function showQuick(models) {
+  const requests = Object.entries(EXAMPLES).flatMap(([task, fields]) => {
+    const model = models.find((each) => each.task === task);
+    return model ? [{ task, fields: { model: model.id, ...fields } }] : [];
+  });
+  if (!requests.length) return;
+  byId("quick-code").replaceChildren(codeTabs(requests));
+  show(byId("quick"));
 }
 
 function search(routes) {
@@ -161,14 +161,19 @@ function search(routes) {
 }
 
 async function start() {
+  watchHealth();
+  markLink("docs");
   try {
     const text = await (await call("/openapi.json")).text();
     const document_ = JSON.parse(text);
+    const { data: models } = await getJson("/v1/models");
+    showLinks(models);
+    showQuick(models);
     byId("about").textContent =
       `Version ${document_.info.version}. Any OpenAI client works with the base URL ${location.origin}/v1.`;
     const raw = URL.createObjectURL(new Blob([text], { type: "application/json" })); // a link cannot send a key
     byId("raw").href = raw;
-    const routes = routesOf(document_);
+    const routes = routesOf(document_, models);
     showRoutes(routes);
     byId("find").addEventListener("input", () => search(routes));
     search(routes); // for input during loading

@@ -1,62 +1,137 @@
-// The images panel: generation with previews, and edits of an image.
+// The images panel: generation with previews, edits of an image, and the pictures of earlier visits.
 
-import { call, errorBox, events, isAborted } from "../api.js";
-import { byId, el, fill, onFiles, show } from "../dom.js";
+import { errorBox, isAborted } from "../api.js";
+import { showCode } from "../code/dialog.js";
+import { byId, chips, el, onFilePick, onFiles, show } from "../dom.js";
+import { DRAW, pictureOf, STYLES } from "../examples.js";
 import { bitmapOf } from "../images.js";
+import { chooseModel } from "../models.js";
+import { keepField, resetFields } from "../prefs.js";
+import { isKeeping, pictures } from "../store.js";
 import { ImageView } from "./gallery.js";
 import { MaskPainter } from "./mask.js";
+import { generateInto, randomSeed } from "./request.js";
+import { chosenSize, offerSizes, openSizes } from "./sizes.js";
+import { openViewer } from "./viewer.js";
 
-const NUM_PREVIEWS = 3; // the maximum
-const SHAPES = [
-  [1, 1],
-  [4, 3],
-  [3, 4],
-  [3, 2],
-  [2, 3],
-];
-const MULTIPLE = 32;
+const NUM_KEPT = 60; // pictures
+const NUM_DRAWN = 4; // of an example
+const KEPT = ["image-negative", "image-count", "image-steps", "image-strength"];
+const RESET = ["image-shape", "image-size", "image-seed", ...KEPT];
 
-export function openImages(models) {
-  fill(
-    byId("image-model"),
-    models.filter((model) => model.task === "image").map((model) => model.id),
-  );
-  new ImagesPanel();
+/** `links.ask` opens the chat with a picture, if a model sees. Returns {draw}. */
+export function openImages(models, links) {
+  const drawing = models.filter((model) => model.task === "image");
+  chooseModel(byId("image-model"), drawing);
+  openSizes();
+  const panel = new ImagesPanel(drawing, links);
+  KEPT.forEach((id) => keepField(byId(id)));
+  return { draw: (prompt, num) => panel.draw(prompt, num) };
 }
 
 class ImagesPanel {
   stopping = null;
   isEdit = false;
+  views = []; // the latest first
 
-  constructor() {
+  constructor(models, links) {
+    this.models = models;
     this.status = byId("image-status");
+    this.results = byId("image-results");
     this.painter = new MaskPainter(byId("mask-image"), byId("mask-paint"), byId("mask-brush"));
     this.actions = {
-      useSeed: (seed) => {
-        byId("image-seed").value = seed;
-        this.status.textContent = `Seed ${seed} is set.`;
-      },
-      edit: (blob) => this.#open(blob),
+      open: (picture) => openViewer(picture, this.#pictures(), this.actions),
+      ask: links.ask,
+      useSeed: ({ seed, prompt }) => this.#useSeed(seed, prompt),
+      edit: ({ blob }) => this.#open(blob),
     };
     this.#listen();
+    this.#fillExamples();
+    this.#restore();
   }
 
   #listen() {
-    byId("image-form").addEventListener("submit", (event) => (event.preventDefault(), this.generate()));
+    byId("image-form").addEventListener(
+      "submit",
+      (event) => (event.preventDefault(), this.generate()),
+    );
     byId("image-stop").addEventListener("click", () => this.stopping?.abort());
     byId("image-open").addEventListener("click", () => byId("image-file").click());
-    byId("image-file").addEventListener("change", ({ target }) => {
-      if (target.files[0]) this.#open(target.files[0]);
-      target.value = "";
-    });
+    onFilePick(byId("image-file"), ([file]) => this.#open(file));
     byId("image-source-drop").addEventListener("click", () => this.#leaveEdit());
     byId("mask-clear").addEventListener("click", () => this.painter.clear());
-    byId("image-strength").addEventListener(
-      "input",
-      ({ target }) => (byId("image-strength-shown").textContent = Number(target.value).toFixed(2)),
+    byId("image-reset").addEventListener("click", () => resetFields(RESET.map(byId)));
+    byId("image-code").addEventListener("click", () =>
+      showCode([{ task: "image", fields: this.#fields() }]),
     );
+    const showStrength = ({ target }) =>
+      (byId("image-strength-shown").textContent = Number(target.value).toFixed(2));
+    byId("image-strength").addEventListener("input", showStrength);
+    byId("image-model").addEventListener("change", () => this.#offerSizes());
     onFiles(byId("images"), ([file]) => this.#open(file));
+    this.#offerSizes();
   }
+
+  #offerSizes() {
+    const model = this.models.find(({ id }) => id === byId("image-model").value);
+    offerSizes(model?.default_size);
+  }
+
+  #fillExamples() {
+    const prompt = byId("image-prompt");
+    const use = (text) => ((prompt.value = text), prompt.focus());
+    byId("image-examples").append(...chips(DRAW, use));
+    const addStyle = (style) => {
+      const plain = STYLES.reduce((text, each) => text.replace(`, ${each}`, ""), prompt.value);
+      prompt.value = `${plain.trim()}, ${style}`;
+    };
+    byId("image-styles").append(...chips(STYLES, addStyle));
+  }
+
+  // -- the gallery ----------------------------------------------------------------------------
+
+  async #restore() {
+    const kept = await pictures.all().catch(() => []);
+    kept.sort((one, other) => other.createdMs - one.createdMs);
+    for (const old of kept.splice(NUM_KEPT)) pictures.remove(old.id);
+    const views = isKeeping() ? kept.map((picture) => ImageView.of(picture, this.actions)) : [];
+    this.views.push(...views);
+    this.results.append(...views.map((view) => view.element));
+    this.#showEmpty();
+  }
+
+  #pictures() {
+    return this.views.map((view) => view.picture).filter(Boolean);
+  }
+
+  /** Show examples while there are no pictures. */
+  #showEmpty() {
+    this.results.querySelector(".invitation")?.remove();
+    if (this.views.length) return;
+    const tiles = DRAW.map((prompt) => this.#tile(prompt));
+    const hello = el(
+      "p",
+      { class: "empty" },
+      "Pictures appear here while they are drawn. Try one:",
+    );
+    this.results.append(
+      el("div", { class: "invitation" }, hello, el("div", { class: "tiles" }, ...tiles)),
+    );
+  }
+
+  #tile(prompt) {
+    const draw = () => this.draw(prompt, NUM_DRAWN);
+    const image = el("img", { src: pictureOf(prompt), alt: "" });
+    return el("button", { type: "button", class: "tile", onclick: draw }, image, prompt);
+  }
+
+  #useSeed(seed, prompt) {
+    byId("image-seed").value = seed;
+    byId("image-prompt").value = prompt;
+    this.status.textContent = `Seed ${seed} is set.`;
+  }
+
+  // -- edits ------------------------------------------------------------------------------------
 
   /** Open an image to edit. */
   async #open(blob) {
@@ -79,32 +154,60 @@ class ImagesPanel {
     byId("image-go").textContent = "Generate";
   }
 
-  async generate() {
+  async #editFiles() {
+    if (!this.isEdit) return null;
+    const files = { strength: byId("image-strength").value, image: await this.painter.image() };
+    return this.painter.isPainted ? { ...files, mask: await this.painter.mask() } : files;
+  }
+
+  // -- generation -------------------------------------------------------------------------------
+
+  /** Draw `num` pictures of a prompt. */
+  draw(prompt, num = 1) {
+    this.#leaveEdit();
+    byId("image-prompt").value = prompt;
+    return this.generate({ n: num });
+  }
+
+  async generate(more = {}) {
+    this.stopping?.abort();
     const stopping = (this.stopping = new AbortController());
-    const fields = this.#fields();
-    const views = Array.from(
-      { length: fields.n },
-      (_, index) =>
-        new ImageView(
-          fields.prompt,
-          fields.n > 1 ? `${index + 1} of ${fields.n}` : "",
-          this.actions,
-        ),
-    );
-    const results = byId("image-results");
-    results.querySelector(".empty")?.remove();
-    results.prepend(...views.map((view) => view.element));
+    const fields = { ...this.#fields(), ...more };
+    fields.seed ??= randomSeed();
+    const views = this.#addViews(fields);
     this.#setBusy(true);
     const startedMs = performance.now();
     try {
-      await this.#receive(await this.#ask(fields, stopping.signal), views);
+      const onDone = (view) => this.#keep(view, fields);
+      const edit = await this.#editFiles();
+      await generateInto(views, fields, { signal: stopping.signal, edit, onDone });
       this.status.textContent = `Generated in ${((performance.now() - startedMs) / 1000).toFixed(1)} s.`;
     } catch (error) {
       if (isAborted(error)) this.status.textContent = "Stopped.";
-      else this.status.replaceChildren(errorBox(error, () => this.generate()));
+      else this.status.replaceChildren(errorBox(error, () => this.generate(more)));
     }
     views.forEach((view) => view.drop());
-    this.#setBusy(false);
+    this.views = this.views.filter((view) => view.picture || view.element.isConnected);
+    this.#showEmpty();
+    if (this.stopping === stopping) this.#setBusy(false);
+  }
+
+  #addViews({ prompt, n: num }) {
+    const placeOf = (index) => (num > 1 ? `${index + 1} of ${num}` : "");
+    const views = Array.from(
+      { length: num },
+      (_, index) => new ImageView(prompt, placeOf(index), this.actions),
+    );
+    this.views.unshift(...views);
+    this.results.prepend(...views.map((view) => view.element));
+    this.#showEmpty();
+    return views;
+  }
+
+  #keep({ picture }, { model }) {
+    const createdMs = Date.now();
+    const id = `${createdMs}-${Math.random().toString(36).slice(2)}`;
+    pictures.put({ ...picture, id, model, createdMs }).catch(() => {}); // a full disk: not kept
   }
 
   #fields() {
@@ -112,12 +215,9 @@ class ImagesPanel {
       prompt: byId("image-prompt").value.trim(),
       model: byId("image-model").value,
       n: Number(byId("image-count").value) || 1,
-      stream: true,
-      partial_images: NUM_PREVIEWS,
-      progress: true,
     };
     const optional = {
-      size: byId("image-size").value.trim(),
+      size: chosenSize(),
       steps: byId("image-steps").value,
       seed: byId("image-seed").value,
       negative_prompt: byId("image-negative").value.trim(),
@@ -126,45 +226,6 @@ class ImagesPanel {
       if (value) fields[name] = ["steps", "seed"].includes(name) ? Number(value) : value;
     }
     return fields;
-  }
-
-  async #ask(fields, signal) {
-    if (!this.isEdit) return call("/v1/images/generations", { json: fields, signal });
-    const form = new FormData();
-    for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
-    form.append("strength", byId("image-strength").value);
-    form.append("image", await this.painter.image(), "image.png");
-    if (this.painter.isPainted) form.append("mask", await this.painter.mask(), "mask.png");
-    return call("/v1/images/edits", { form, signal });
-  }
-
-  async #receive(response, views) {
-    for await (const { data } of events(response)) {
-      const view = views[data.index];
-      const type = `image/${data.output_format}`;
-      if (data.type.endsWith(".progress")) view.progress(data);
-      else if (data.type.endsWith(".partial_image")) view.preview(data.b64_json, type);
-      else if (data.type.endsWith(".completed")) {
-        view.finish(data.b64_json, type, data);
-        if (!this.isEdit) this.#suggestSizes(data.size);
-      }
-    }
-  }
-
-  /** Suggest sizes with other aspect ratios and as many pixels as the model's default. */
-  #suggestSizes(size) {
-    if (byId("image-size").value !== "auto") return;
-    const [width, height] = size.split("x").map(Number);
-    const side = Math.sqrt(width * height);
-    const sizes = SHAPES.map(([across, down]) => {
-      const scale = side / Math.sqrt(across * down);
-      return [across, down]
-        .map((part) => Math.max(1, Math.round((part * scale) / MULTIPLE)) * MULTIPLE)
-        .join("x");
-    });
-    byId("image-sizes").replaceChildren(
-      ...["auto", ...new Set(sizes)].map((value) => el("option", { value })),
-    );
   }
 
   #setBusy(isBusy) {

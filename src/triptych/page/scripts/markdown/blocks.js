@@ -1,6 +1,6 @@
 // Markdown as DOM nodes, for text that grows: unchanged blocks keep their nodes.
 
-import { copy, el } from "../dom.js";
+import { codeBlock, el } from "../dom.js";
 import { inline } from "./inline.js";
 
 const MAX_DEPTH = 8; // of nested quotes and lists
@@ -139,23 +139,7 @@ function fence(lines) {
   const [, ticks, about] = FENCE.exec(lines[0]);
   const isClosed = lines.length > 1 && isClosing(lines.at(-1), ticks);
   const code = lines.slice(1, isClosed ? -1 : undefined).join("\n");
-  const button = el(
-    "button",
-    { type: "button", class: "quiet", onclick: () => copy(code, button) },
-    "Copy",
-  );
-  const head = el(
-    "div",
-    { class: "code-head" },
-    el("span", {}, about.trim().split(/\s/)[0] || "code"),
-    button,
-  );
-  return el(
-    "div",
-    { class: "code-block" },
-    head,
-    el("pre", { tabindex: "0" }, el("code", {}, code)),
-  );
+  return codeBlock(code, about.trim().split(/\s/)[0] || "code");
 }
 
 function list(lines, depth) {

@@ -1,22 +1,17 @@
 // Speech to text: a recording or a file, and its words with times, which play on click.
 
-import { call, errorBox, isAborted } from "../api.js";
-import { byId, copy, el, fill, icon, onFiles, show } from "../dom.js";
-import { canRecord, record } from "./recorder.js";
+import { errorBox, isAborted } from "../api.js";
+import { byId, copy, el, icon, onFilePick, onFiles, show } from "../dom.js";
+import { chooseModel } from "../models.js";
+import { sayWhileWaiting } from "../server.js";
+import { canRecord, fileNameOf, record } from "./recorder.js";
+import { transcribe } from "./request.js";
 
-const EXTENSIONS = {
-  "audio/webm": "webm",
-  "audio/mp4": "m4a",
-  "audio/ogg": "ogg",
-  "audio/wav": "wav",
-};
+const WITH_WORDS = { response_format: "verbose_json", "timestamp_granularities[]": "word" };
 
 /** Open the panel; returns a function that accepts generated speech for transcription. */
 export function openHear(models) {
-  fill(
-    byId("hear-model"),
-    models.map((model) => model.id),
-  );
+  chooseModel(byId("hear-model"), models);
   show(byId("hear"));
   const hearer = new Hearer();
   return (wav) => hearer.offer(wav);
@@ -35,10 +30,7 @@ class Hearer {
     byId("hear-record").addEventListener("click", () => this.#toggleRecording());
     byId("hear-upload").addEventListener("click", () => byId("hear-file").click());
     byId("hear-spoken").addEventListener("click", () => this.hear(this.spoken, "speech.wav"));
-    byId("hear-file").addEventListener("change", ({ target }) => {
-      if (target.files[0]) this.hear(target.files[0], target.files[0].name);
-      target.value = "";
-    });
+    onFilePick(byId("hear-file"), ([file]) => this.hear(file, file.name));
     byId("hear-copy").addEventListener("click", ({ currentTarget }) =>
       copy(this.plain, currentTarget),
     );
@@ -48,7 +40,7 @@ class Hearer {
     if (!canRecord()) {
       byId("hear-record").disabled = true;
       byId("hear-note").textContent =
-        "Recording requires https or the address 127.0.0.1. You can drop a file here.";
+        "Recording requires https or the address 127.0.0.1. A file works as well.";
     }
   }
 
@@ -65,7 +57,7 @@ class Hearer {
         const { stop } = this.recording;
         this.recording = null;
         const blob = await stop();
-        await this.hear(blob, `recording.${EXTENSIONS[blob.type] ?? "webm"}`);
+        await this.hear(blob, fileNameOf(blob));
       } else {
         show(level);
         this.recording = await record(level);
@@ -89,18 +81,19 @@ class Hearer {
     show(this.text, false);
     show(byId("hear-copy"), false);
     this.status.textContent = "Transcribing …";
-    const form = new FormData();
-    form.append("model", byId("hear-model").value);
-    form.append("response_format", "verbose_json");
-    form.append("timestamp_granularities[]", "word");
-    form.append("file", blob, name);
     const startedMs = performance.now();
+    const stopWaiting = sayWhileWaiting(
+      byId("hear-model").value,
+      (text) => (this.status.textContent = text || "Transcribing …"),
+    );
     try {
-      const found = await (await call("/v1/audio/transcriptions", { form })).json();
+      const found = await transcribe(blob, name, WITH_WORDS);
+      stopWaiting();
       const elapsedS = (performance.now() - startedMs) / 1000;
       this.status.textContent = `${found.duration.toFixed(1)} s of audio in ${elapsedS.toFixed(1)} s. Click a word to play it.`;
       this.#show(found);
     } catch (error) {
+      stopWaiting();
       this.status.textContent = "";
       if (!isAborted(error)) this.status.append(errorBox(error, () => this.hear(blob, name)));
     }

@@ -4,10 +4,18 @@ import { Advice } from "../api.js";
 import { color, sharp } from "../dom.js";
 
 const KINDS = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
+const EXTENSIONS = {
+  "audio/webm": "webm",
+  "audio/mp4": "m4a",
+  "audio/ogg": "ogg",
+};
 const BAR_PX = 5;
 
 export const canRecord = () =>
   Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
+
+/** Return a file name for a recording, by its type. */
+export const fileNameOf = (blob) => `recording.${EXTENSIONS[blob.type] ?? "webm"}`;
 
 /** Start a recording; its `stop` returns the blob. */
 export async function record(canvas) {

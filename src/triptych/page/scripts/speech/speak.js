@@ -1,24 +1,32 @@
 // Text to speech: voice, speed, and a waveform that plays while it arrives.
 
-import { call, errorBox, getJson, isAborted } from "../api.js";
-import { byId, fill, relabel, show } from "../dom.js";
+import { errorBox, getJson, isAborted } from "../api.js";
+import { byId, chips, fill, relabel, show } from "../dom.js";
+import { SPEAK } from "../examples.js";
+import { chooseModel } from "../models.js";
+import { keepField, restoreField } from "../prefs.js";
+import { sayWhileWaiting } from "../server.js";
 import { PcmPlayer } from "./player.js";
+import { SAMPLE_RATE, speakInto } from "./request.js";
 import { drawWave } from "./wave.js";
 
-const SAMPLE_RATE = 24000; // of `pcm`
 const EXPECTED_S = 4; // minimum width of the waveform
 const STEP_S = 2;
 
-/** `onSpoken` receives each finished speech as a WAV blob. */
+/** `onSpoken` receives each finished speech as a WAV blob. Returns a function that speaks a text. */
 export function openSpeak(models, onSpoken) {
   const speaker = new Speaker(onSpoken);
-  fill(
-    byId("speak-model"),
-    models.map((model) => model.id),
-  );
+  const speak = (text) => {
+    byId("speak-text").value = text;
+    speaker.speak();
+  };
+  byId("speak-examples").append(...chips(SPEAK, speak));
+  chooseModel(byId("speak-model"), models);
+  for (const id of ["speak-voice", "speak-speed"]) keepField(byId(id));
   byId("speak-model").addEventListener("change", () => speaker.showVoices());
   show(byId("speak"));
   speaker.showVoices();
+  return speak;
 }
 
 class Speaker {
@@ -52,10 +60,9 @@ class Speaker {
       `/v1/audio/voices?model=${encodeURIComponent(byId("speak-model").value)}`,
     ).catch(() => ({ data: [] }));
     const named = (voice) => (voice.language ? `${voice.name} (${voice.language})` : voice.name);
-    fill(byId("speak-voice"), [
-      ["", "default"],
-      ...data.map((voice) => [voice.id, named(voice)]),
-    ]);
+    fill(byId("speak-voice"), [["", "default"], ...data.map((voice) => [voice.id, named(voice)])]);
+    restoreField(byId("speak-voice"));
+    show(byId("speak-voice-field"), data.length > 1);
   }
 
   async speak() {
@@ -81,26 +88,17 @@ class Speaker {
   }
 
   async #receive(player, signal) {
-    const startedMs = performance.now();
-    const voice = byId("speak-voice").value;
-    const json = {
-      model: byId("speak-model").value,
-      input: byId("speak-text").value,
-      response_format: "pcm",
-      speed: Number(byId("speak-speed").value),
-    };
-    if (voice) json.voice = voice;
-    const response = await call("/v1/audio/speech", { json, signal });
-    let firstMs = 0;
-    for await (const bytes of chunks(response.body)) {
-      firstMs ||= performance.now() - startedMs;
-      player.push(bytes);
+    const stopWaiting = sayWhileWaiting(
+      byId("speak-model").value,
+      (text) => (this.status.textContent = text || "Speaking"),
+    );
+    try {
+      const spoken = await speakInto(player, byId("speak-text").value, signal);
+      stopWaiting();
+      this.status.textContent = summary(player.lengthS, spoken);
+    } finally {
+      stopWaiting();
     }
-    const elapsedS = (performance.now() - startedMs) / 1000;
-    const share = Number(response.headers.get("x-speech-coverage") ?? 1);
-    const missed =
-      share < 0.99 ? ` ${Math.round(share * 100)} % of these letters are pronounced correctly.` : "";
-    this.status.textContent = `${player.lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, first audio after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
   }
 
   /** Offer the finished speech for download and transcription. */
@@ -156,11 +154,10 @@ class Speaker {
   }
 }
 
-async function* chunks(stream) {
-  const reader = stream.getReader();
-  try {
-    for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
-  } finally {
-    reader.cancel().catch(() => {});
-  }
+function summary(lengthS, { firstMs, elapsedS, coverage }) {
+  const missed =
+    coverage < 0.99
+      ? ` ${Math.round(coverage * 100)} % of these letters are pronounced correctly.`
+      : "";
+  return `${lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, first audio after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
 }

@@ -1,6 +1,10 @@
 // The timeline panel: the engine's live steps, cache pages, memory and queues.
 
-import { byId, el } from "../dom.js";
+import { errorBox } from "../api.js";
+import { byId, el, show } from "../dom.js";
+import { hueOf } from "../models.js";
+import { keepField } from "../prefs.js";
+import { runDemo } from "./demo.js";
 import { Feed } from "./feed.js";
 import { describe, Lane } from "./lanes.js";
 
@@ -10,8 +14,8 @@ const CALM_MS = 1000; // between redraws for users who prefer reduced motion
 const HINT = "Point at a step to see its details.";
 
 export function openTimeline(models) {
-  const hue = (model) => (model.input_modalities?.includes("image") ? "vision" : model.task);
-  return new TimelinePanel(new Map(models.map((model) => [model.id, hue(model)])));
+  keepField(byId("timeline-window"));
+  return new TimelinePanel(models);
 }
 
 class TimelinePanel {
@@ -19,13 +23,14 @@ class TimelinePanel {
   isShown = false;
   isPaused = false;
 
-  /** `hues` are the names of the models' colors, by model. */
-  constructor(hues) {
-    this.hues = hues;
+  constructor(models) {
+    this.models = models;
+    this.hues = new Map(models.map((model) => [model.id, hueOf(model)]));
     this.feed = new Feed(() => this.#showState());
     this.recent = byId("timeline-recent");
     this.recent.addEventListener("toggle", () => this.#showRecent());
     byId("timeline-pause").addEventListener("click", () => this.#pause());
+    byId("timeline-demo").addEventListener("click", () => this.#runDemo());
   }
 
   enter() {
@@ -50,6 +55,26 @@ class TimelinePanel {
     this.pausedS = this.feed.nowS;
   }
 
+  async #runDemo() {
+    const detail = byId("timeline-detail");
+    this.isDemo = true;
+    this.#showIdle();
+    try {
+      await runDemo(this.models);
+    } catch (error) {
+      detail.replaceChildren(errorBox(error));
+    }
+    this.isDemo = false;
+  }
+
+  /** Offer a demo while nothing runs and nothing is to be seen. */
+  #showIdle() {
+    const { steps, running, nowS, state } = this.feed;
+    const isSeen =
+      running || steps.some((step) => step.start_s + step.length_s > nowS - this.#windowS);
+    show(byId("timeline-idle"), Boolean(state?.is_ready) && !isSeen && !this.isDemo);
+  }
+
   #showState() {
     const { state, trouble } = this.feed;
     byId("timeline").classList.toggle("in-trouble", Boolean(trouble));
@@ -57,6 +82,7 @@ class TimelinePanel {
     if (!state) return;
     for (const model of state.models) this.#lane(model).update(model);
     this.#showMemory(state.memory);
+    this.#showIdle();
     if (this.recent.open) this.#showRecent();
   }
 
@@ -93,14 +119,18 @@ class TimelinePanel {
     if (rest) shown.push({ owner: "others", num_bytes: rest });
     const bar = byId("timeline-memory");
     bar.setAttribute("aria-label", `${size(used)} of ${size(budget)} in use`);
+    byId("timeline-used").textContent = `${size(used)} of ${size(budget)}`;
     bar.replaceChildren(
       ...shown.map(({ owner, num_bytes: bytes }) => {
-        const part = el("span", { class: this.#hue(owner), title: `${owner}: ${size(bytes)}` });
+        const name = `${this.#hue(owner)} ${useOf(owner)}`;
+        const part = el("span", { class: name, title: `${owner}: ${size(bytes)}` });
         part.style.width = `${(100 * bytes) / Math.max(budget, used)}%`;
         return part;
       }),
     );
-    const rows = shown.map(({ owner, num_bytes: bytes }) => row(this.#hue(owner), owner, bytes));
+    const rows = shown.map(({ owner, num_bytes: bytes }) =>
+      row(`${this.#hue(owner)} ${useOf(owner)}`, owner, bytes),
+    );
     byId("timeline-owners").replaceChildren(...rows, row("", "free", Math.max(0, budget - used)));
   }
 
@@ -130,6 +160,9 @@ class TimelinePanel {
     else requestAnimationFrame(() => this.#draw());
   }
 }
+
+/** Return the name of a shade: weights are darker than what a model works with. */
+const useOf = (owner) => (owner.endsWith("/weights") ? "weights" : "working");
 
 const sumOf = (owners) => owners.reduce((sum, { num_bytes: bytes }) => sum + bytes, 0);
 

@@ -1,0 +1,40 @@
+// Prompts for a first click. The small models that come with Triptych answer them well.
+
+export const ASK = [
+  "Give me three tips for a good night's sleep.",
+  "Write a Python function that reverses a string.",
+  "What is the capital of France?",
+];
+
+export const LOOK = {
+  picture: "/page/pictures/penguin.webp",
+  questions: ["What is in this picture?", "How many penguins are there?"],
+};
+
+export const SPEAK = [
+  "Good morning. It is seven o'clock, the coffee is ready, and the sun is out.",
+  "Once upon a time, a small machine learned to speak.",
+  "The train to the coast leaves at a quarter to eight.",
+];
+
+export const DRAW = [
+  "a penguin next to a house",
+  "a red apple",
+  "two green frogs",
+  "a rainbow",
+  "a rocket",
+  "a blue car on a yellow background",
+];
+
+/** Return the path of a picture that `triptych-images` drew for an example. */
+export const pictureOf = (prompt) => `/page/pictures/${PICTURES[DRAW.indexOf(prompt)]}.webp`;
+const PICTURES = ["penguin", "apple", "frogs", "rainbow", "rocket", "car"];
+
+export const STYLES = [
+  "watercolor",
+  "oil painting",
+  "pencil sketch",
+  "photo",
+  "pixel art",
+  "flat icon",
+];
