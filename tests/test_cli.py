@@ -11,6 +11,8 @@ import pytest
 
 from triptych import cli
 from triptych.core.errors import EngineDown, InvalidRequest, WeightsError
+from triptych.core.options.command import Command
+from triptych.core.options.table import declared
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -127,3 +129,26 @@ def test_markup_in_an_error_is_shown_as_it_is(
     handle(_raise(WeightsError("tensor [bold]x[/] is missing.")))
     cli.main(["serve"])
     assert "[bold]x[/]" in capsys.readouterr().err
+
+
+def test_short_help_lists_common_options_and_full_help_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["serve", flag])
+        texts.append(capsys.readouterr().out)
+    short, full = texts
+    assert "--port" in short
+    assert "--max-model-len" not in short
+    assert short.count("\n") < 70
+    assert "`triptych serve --help-all` lists" in short
+    for option in declared().values():
+        assert all(spelling in full for spelling in option.flags)
+    assert all(example in text for text in texts for example in ("triptych serve\n",))
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_short_help_is_no_list_of_server_options(command: Command) -> None:
+    assert command.parser().format_help().count("\n") < 110

@@ -73,7 +73,10 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["warm-cache", "--help"])
     text = capsys.readouterr().out
     assert "--target cuda:sm_90" in text
-    assert "--bundle TEXT" in text
+    assert "--bundle" not in text.partition("examples:")[0]
+    with pytest.raises(SystemExit, match="0"):
+        main(["warm-cache", "--help-all"])
+    assert "--bundle TEXT" in capsys.readouterr().out
 
 
 @pytest.fixture

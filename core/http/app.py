@@ -1,8 +1,8 @@
 """The app factory: middlewares, shared state and routers.
 
-Owns the order of the layers, outermost first: paths without `/v1`, access (ids, log), CORS, foreign
-sites, keys, disconnects, paths; then the routes and their exception handlers. Knows no modality:
-routes come as routers.
+Owns the order of the layers, outermost first: the root path, paths without `/v1`, access (ids,
+log), CORS, foreign sites, keys, disconnects, paths; then the routes and their exception handlers.
+Knows no modality: routes come as routers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from triptych.core.http.invocations import INVOCATIONS_ROUTE, Invocations
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
 from triptych.core.http.page import PagesRouter
-from triptych.core.http.paths import Paths, ShortPaths, handle_http_error
+from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
@@ -56,6 +56,8 @@ class _App(FastAPI):
         schema = document["components"]["schemas"]["ModelCard"]["properties"]["task"]
         if self.state.task_names:
             schema["enum"] = self.state.task_names
+        if self.state.options.root_path:
+            document["servers"] = [{"url": self.state.options.root_path}]
         return document
 
 
@@ -145,7 +147,9 @@ def create_app(
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
-    app.add_middleware(ShortPaths, routes=routes)  # the outermost
+    app.add_middleware(ShortPaths, routes=routes)
+    if config.server.root_path:
+        app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
     return app
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 
 from triptych.core.errors import ConfigError
+from triptych.core.http.tls import scheme_of
 from triptych.core.options.config import ServerOptions
 
 BACKLOG = 2048
@@ -27,10 +28,10 @@ def bind(options: ServerOptions) -> socket.socket:
         ) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, options: ServerOptions) -> str:
     """Return the URL of `listener`."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme_of(options)}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _reason(error: OSError) -> str:

@@ -1,7 +1,7 @@
 """Path handling that the router lacks: HEAD, control characters, 405 with methods, short paths.
 
-Owns the middleware between the other layers and the routes, and the outermost one, which makes
-`/v1` optional. Knows no route by name.
+Owns the middleware between the other layers and the routes, and the outermost ones, which remove
+the prefix of a proxy and make `/v1` optional. Knows no route by name.
 """
 
 from __future__ import annotations
@@ -37,6 +37,25 @@ class ShortPaths:
         if scope["type"] == "http" and _first_part(scope["path"]) in self._parts:
             raw_path = _VERSION.encode() + scope.get("raw_path", scope["path"].encode())
             scope = {**scope, "path": _VERSION + scope["path"], "raw_path": raw_path}
+        await self._app(scope, receive, send)
+
+
+class RootPath:
+    """ASGI middleware: paths below `root`, as a proxy publishes them, also work without it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with the path below `root`."""
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._root}/"):
+            raw_path = scope.get("raw_path", scope["path"].encode())
+            scope = {
+                **scope,
+                "path": scope["path"].removeprefix(self._root) or "/",
+                "raw_path": raw_path.removeprefix(self._root.encode()) or b"/",
+            }
         await self._app(scope, receive, send)
 
 

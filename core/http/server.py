@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from triptych.core.http.listener import BACKLOG, bind, url_of
+from triptych.core.http.tls import tls_context
 from triptych.core.http.wire import GuardedProtocol, WireLimits
 from triptych.core.limits import KEEP_ALIVE_S, MAX_CONNECTIONS
 from triptych.core.options.config import Config
@@ -46,7 +47,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The URL of the server."""
-        return url_of(self._listener)
+        return url_of(self._listener, self._options)
 
     @property
     def num_connections(self) -> int:
@@ -69,6 +70,8 @@ class HttpServer:
             timeout_graceful_shutdown=_CLOSE_S,
             backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts this many per turn
         )
+        config.load()
+        config.ssl = tls_context(self._options)
         asyncio.get_running_loop().set_exception_handler(_LoopErrors())
         self._uvicorn = _Uvicorn(config, lambda: on_started(self))
         await self._uvicorn.serve(sockets=[self._listener])

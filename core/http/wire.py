@@ -219,7 +219,8 @@ class GuardedProtocol(HttpToolsProtocol):
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         with suppress(OSError):  # already disconnected
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not over TLS
+                self.transport.write_eof()
         self._is_discarding = True
         self._num_discarded_bytes = 0
         self._arm(self._wire.discarding_s, self.transport.close)

@@ -55,12 +55,14 @@ class ModelOptions:
         (),
         "A hub id, local folder, GGUF file or registry package; repeat for several models."
         " `name=reference` sets the name it is served under. Default: the embedded model.",
-        aliases=("--model-path",),
+        aliases=("--model-path", "-m"),
+        is_common=True,
     )
     served_model_name: tuple[str, ...] = option(
         (),
         "Name that clients use for a model; repeat in the order of `--model`. With one model,"
         " further names are aliases; with several, write an alias as `ALIAS=NAME`.",
+        is_common=True,
     )
     model_impl: str = option(
         "auto",
@@ -99,12 +101,16 @@ class ModelOptions:
     max_length: int = option(
         0,
         "Context length in tokens; 0: the model's own.",
-        aliases=("--context-length",),
+        aliases=("--context-length", "--max-model-len", "--ctx-size", "-c"),
         within=BOUND,
         roles=TOKENS,
+        is_common=True,
     )
     chat_template: str = option(
-        "", "File with a chat template that replaces the model's own.", roles=("chat", "vision")
+        "",
+        "File with a chat template that replaces the model's own.",
+        aliases=("--chat-template-file",),
+        roles=("chat", "vision"),
     )
     tool_call_parser: str = option(
         "auto",
@@ -141,6 +147,12 @@ class ModelOptions:
         "Folder for downloaded and converted weights; empty: the user's cache folder.",
         aliases=("--download-dir",),
     )
+    hf_token: str = option(
+        "",
+        "Access token for gated and private models of the hub; empty: that of `HF_TOKEN` or of `hf"
+        " auth login`. A command line is visible to other users: prefer the environment.",
+        aliases=("-hft",),
+    )
     offline: bool = option(False, "Use only files that are already in the cache.")
     bundle: str = option(
         "auto",
@@ -158,21 +170,25 @@ class DeviceOptions:
         "`cpu`, `gpu` or `gpu:N`; `auto` and `default` take the first GPU, or the CPU if there is"
         " none.",
         aliases=("--devices",),
+        is_common=True,
     )
     device_memory_utilization: float = option(
         0.9,
         "Share of the memory free at server start that weights and caches may use together (KV"
         " cache = free x share - weights). A restarted engine gets the same amount.",
+        aliases=("--gpu-memory-utilization",),
         within=SHARE,
+        is_common=True,
     )
     tensor_parallel_size: int = option(
         1,
         "Number of devices a model is split over, one process per rank. On GPUs: those from"
         " --device on, or a list such as `--device gpu:0,1`. On a CPU the ranks share its cores."
         " Needs the native decoder.",
-        aliases=("--tp", "--tp-size"),
+        aliases=("--tp", "--tp-size", "-tp"),
         within=COUNT,
         roles=TEXT,
+        is_common=True,
     )
     enable_expert_parallel: bool = option(
         False,
@@ -197,7 +213,10 @@ class DeviceOptions:
         roles=("image",),
     )
     threads: int = option(
-        0, "CPU threads of the engine; 0: one per core, within the CPU quota.", within=BOUND
+        0,
+        "CPU threads of the engine; 0: one per core, within the CPU quota.",
+        aliases=("-t",),
+        within=BOUND,
     )
     cpu_kernels: str = option(
         "auto",
@@ -222,14 +241,18 @@ class DeviceOptions:
         (),
         "Batch sizes to capture token steps for; smaller batches are padded. Default: powers of"
         " two and the sizes halfway between them.",
-        aliases=("--cuda-graph-bs",),
+        aliases=("--cuda-graph-bs", "--cuda-graph-bs-decode"),
         within=COUNT,
         roles=TOKENS,
     )
     device_graph_max_rows: int = option(
         0,
         "Largest batch to capture token steps for; 0: --max-batch-size.",
-        aliases=("--cuda-graph-max-bs",),
+        aliases=(
+            "--cuda-graph-max-bs",
+            "--cuda-graph-max-bs-decode",
+            "--max-cudagraph-capture-size",
+        ),
         within=BOUND,
         roles=TOKENS,
     )
@@ -264,7 +287,7 @@ class DeviceOptions:
     seed: int = option(
         -1,
         "Seed for requests without one; -1: a new random seed for each.",
-        aliases=("--random-seed",),
+        aliases=("--random-seed", "-s"),
         within=Range(low=-1),
     )
 
@@ -286,7 +309,10 @@ class CacheOptions:
     ROLES: ClassVar[tuple[Role, ...]] = TOKENS
 
     kv_cache_page_size: int = option(
-        32, "Tokens per page.", aliases=("--page-size",), within=Range(low=1, is_power_of_two=True)
+        32,
+        "Tokens per page.",
+        aliases=("--page-size", "--block-size"),
+        within=Range(low=1, is_power_of_two=True),
     )
     kv_cache_format: str = option(
         "auto",
@@ -317,15 +343,16 @@ class ScheduleOptions:
         0,
         "Maximum number of rows that run at once; 0: 32 on a CPU, 32 to 256 on a GPU by the memory"
         " that weights leave.",
-        aliases=("--max-running-requests",),
+        aliases=("--max-running-requests", "--max-num-seqs", "--parallel", "-np"),
         within=BOUND,
         roles=TOKENS,
+        is_common=True,
     )
     max_batch_input_tokens: int = option(
         0,
         "Maximum tokens that pass through the model in one step; decoding rows take at most half"
         " of them; 0: 1,024 on a CPU, 1,024 to 8,192 on a GPU by the memory that weights leave.",
-        aliases=("--chunked-prefill-size", "--prefill-chunk-size"),
+        aliases=("--chunked-prefill-size", "--prefill-chunk-size", "--max-num-batched-tokens"),
         within=BOUND,
         roles=TOKENS,
     )
@@ -405,6 +432,7 @@ class ScheduleOptions:
     schedule_policy: str = option(
         "fcfs",
         "Order of waiting jobs: first come, first served, or highest priority first.",
+        aliases=("--scheduling-policy",),
         choices=("fcfs", "priority"),
         roles=TOKENS,
     )

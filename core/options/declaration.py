@@ -64,7 +64,7 @@ class Option:
 
     Only models of `roles` read it. Without `roles`, those of its section's `ROLES` read it; without
     these, all models or the server. An option that `is_for_server` configures how requests arrive
-    and has no meaning for a model in this process.
+    and has no meaning for a model in this process. Short help lists those that are `is_common`.
     """
 
     default: Any
@@ -76,6 +76,7 @@ class Option:
     within: Range | None = None
     roles: tuple[Role, ...] = ()
     is_for_server: bool = False
+    is_common: bool = False
     name: str = ""
     section: str = ""
     type: Any = None

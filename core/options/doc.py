@@ -13,7 +13,8 @@ from typing import get_type_hints
 from triptych.core.options import refused
 from triptych.core.options.config import Config
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX, Option
-from triptych.core.options.table import declared, format_value
+from triptych.core.options.table import declared
+from triptych.core.options.values import format_value
 
 _HEAD = f"""\
 # Options
@@ -28,8 +29,8 @@ prints the resolved values and their sources. In Python, options are keyword arg
 `ChatPipeline.from_pretrained(model, max_batch_size=8)`.
 
 Unknown options, values out of range and unknown variables beginning with `{ENVIRONMENT_PREFIX}`
-are errors. (Kubernetes sets such variables for a service named `triptych`: choose another name, or
-set `enableServiceLinks: false`.)
+are errors. Variables that Kubernetes sets for a Service named `triptych` are recognized by their
+form, as in `{ENVIRONMENT_PREFIX}SERVICE_HOST` or `{ENVIRONMENT_PREFIX}PORT=tcp://...`, and ignored.
 
 The column "for" lists the kinds of models that read an option; without an entry, all do. If no
 such model runs, a flag or Python keyword is an error. A setting in a file or the environment, which
@@ -40,7 +41,8 @@ model of each kind. A chat model also embeds.)
 _PEERS = """\
 ## Options of other servers
 
-No option of MAX or SGLang is accepted and then ignored. Flags with the same meaning as an option
+No option of MAX, SGLang, vLLM or llama.cpp is accepted and then ignored; [flags.md](flags.md) has a
+table by server. Flags with the same meaning as an option
 above are listed there as its aliases. The others are accepted if they name the behavior that
 Triptych has anyway, and refused with the messages below otherwise.
 """
@@ -52,7 +54,7 @@ def render() -> str:
     parts = [_HEAD]
     for section, options in groupby(declared().values(), key=lambda option: option.section):
         parts.append(f"## {section}\n\n{titles[section]}\n")
-        parts.append(_table(("option", "default", "on", "for", "meaning"), map(_row, options)))
+        parts.append(table(("option", "default", "on", "for", "meaning"), map(_row, options)))
     return "\n".join([*parts, _peers()])
 
 
@@ -67,40 +69,43 @@ def _row(option: Option) -> tuple[str, ...]:
         notes.append(f"Must be {option.within}.")
     default = format_value(option.default)
     shown = f"`{default}`" if default else ""
-    return _code(spellings), shown, option.devices, ", ".join(option.roles), " ".join(notes)
+    return code(spellings), shown, option.devices, ", ".join(option.roles), " ".join(notes)
 
 
 def _peers() -> str:
     translated = ((f"`{flag}`", f"`{ours}`") for flag, ours in refused.TRANSLATED.items())
-    fixed = ((_code(entry.flags), _accepted(entry), entry.reason) for entry in refused.FIXED)
+    fixed = ((code(entry.flags), accepted_values(entry), entry.reason) for entry in refused.FIXED)
     by_reason: dict[str, list[str]] = {}
     for flag, reason in refused.REFUSED.items():
         by_reason.setdefault(reason, []).append(flag)
-    rejected = ((reason, _code(flags)) for reason, flags in by_reason.items())
+    rejected = ((reason, code(flags)) for reason, flags in by_reason.items())
     return "\n".join(
         (
             _PEERS,
             "### Translated\n",
-            _table(("flag", "the same as"), translated),
+            table(("flag", "the same as"), translated),
             "### Accepted if they change nothing\n",
-            _table(("flag", "accepted", "because"), fixed),
+            table(("flag", "accepted", "because"), fixed),
             "### Refused\n",
-            _table(("what to do", "flags"), rejected),
+            table(("what to do", "flags"), rejected),
         )
     )
 
 
-def _accepted(entry: refused.Fixed) -> str:
+def accepted_values(entry: refused.Fixed) -> str:
+    """Return the accepted values of a fixed option as Markdown."""
     if entry.is_switch:
         return "given" if entry.accepts == ("true",) else "`--no-` form"
-    return _code(entry.accepts)
+    return code(entry.accepts)
 
 
-def _code(words: Iterable[str]) -> str:
+def code(words: Iterable[str]) -> str:
+    """Return words in the type of code."""
     return " ".join(f"`{word}`" for word in words)
 
 
-def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
     lines = (titles, ("---",) * len(titles), *rows)
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines

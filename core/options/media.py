@@ -182,7 +182,7 @@ class ImageOptions:
         8,
         "Maximum number of different adapters in one run of the model; images with further"
         " adapters wait for the next run.",
-        aliases=("--max-loras-per-batch",),
+        aliases=("--max-loras-per-batch", "--max-loras"),
         within=COUNT,
     )
 

@@ -1,10 +1,10 @@
 """Options of other servers: refused by name, accepted with fixed values, or translated.
 
-Owns the meaning of the tables in `refused.toml`, so that no flag of MAX or SGLang is ever accepted
-and ignored. A *refused* option raises an error that names the alternative. A *fixed* option
-describes behavior that Triptych has anyway: its values that say so are accepted, all others are
-refused. A *translated* option has the same meaning as an option of Triptych. Supported options are
-declared in `core/options/config.py`.
+Owns the meaning of the tables in `refused.toml`, so that no flag of MAX, SGLang, vLLM or llama.cpp
+is ever accepted and ignored. A *refused* option raises an error that names the alternative. A
+*fixed* option describes behavior that Triptych has anyway: its values that say so are accepted, all
+others are refused. A *translated* option has the same meaning as an option of Triptych. Supported
+options are declared in `core/options/config.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Fixed:
 
 
 def _flags(entry: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"--{name}" for name in entry["flags"].split())
+    names = entry["flags"].split()
+    return tuple(name if name.startswith("-") else f"--{name}" for name in names)
 
 
 def _reason(entry: Mapping[str, str]) -> str:
@@ -74,7 +75,7 @@ _VALUES = MappingProxyType(
 
 def reason(flag: str) -> str | None:
     """Return why `flag` (`--x` or `--no-x`) is refused and its alternative; None if it is not."""
-    positive = "--" + flag.removeprefix("--").removeprefix("no-")
+    positive = flag.replace("--no-", "--", 1)
     if positive in TRANSLATED:
         return f"write {TRANSLATED[positive]}."
     return REFUSED.get(positive)

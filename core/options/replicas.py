@@ -18,7 +18,7 @@ class ReplicaOptions:
         "1",
         "Number of engines that serve the models, each with its own device: a number, or"
         " `min..max` to scale with load. More than one run on Ray.",
-        aliases=("--data-parallel-size", "--data-parallel-degree", "--dp-size", "--dp"),
+        aliases=("--data-parallel-size", "--data-parallel-degree", "--dp-size", "--dp", "-dp"),
         is_for_server=True,
     )
     ray_address: str = option(

@@ -15,16 +15,59 @@ from triptych.core.process.logs import LEVELS
 class ServerOptions:
     """The HTTP server and its processes."""
 
-    host: str = option("127.0.0.1", "Address to listen on.", is_for_server=True)
+    host: str = option("127.0.0.1", "Address to listen on.", is_for_server=True, is_common=True)
     port: int = option(
-        8000, "Port to listen on.", within=Range(low=0, high=65535), is_for_server=True
+        8000,
+        "Port to listen on.",
+        within=Range(low=0, high=65535),
+        is_for_server=True,
+        is_common=True,
     )
     api_key: tuple[str, ...] = option(
-        (), "Accepted API key; repeat for several.", is_for_server=True
+        (), "Accepted API key; repeat for several.", is_for_server=True, is_common=True
     )
     api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)
     cors_origin: tuple[str, ...] = option(
-        (), "Origin that browsers may call from; repeat for several.", is_for_server=True
+        (),
+        "Origin that browsers may call from; repeat for several.",
+        aliases=("--allowed-origins",),
+        is_for_server=True,
+    )
+    ssl_certfile: str = option(
+        "",
+        "PEM file with the server's certificate and its chain; the server then speaks HTTPS.",
+        aliases=("--ssl-cert-file",),
+        is_for_server=True,
+    )
+    ssl_keyfile: str = option(
+        "",
+        "PEM file with the private key of --ssl-certfile; empty: that file also has the key.",
+        aliases=("--ssl-key-file",),
+        is_for_server=True,
+    )
+    ssl_keyfile_password: str = option(
+        "",
+        "Password of an encrypted key. A command line is visible to other users: prefer the"
+        " environment.",
+        is_for_server=True,
+    )
+    ssl_ca_certs: str = option(
+        "",
+        "PEM file with the authorities whose client certificates are accepted.",
+        is_for_server=True,
+    )
+    ssl_cert_reqs: int = option(
+        0,
+        "Client certificates: 0 asks for none, 1 checks one that is sent, 2 requires one.",
+        within=Range(low=0, high=2),
+        is_for_server=True,
+    )
+    root_path: str = option(
+        "",
+        "Path under which a proxy publishes this server, such as `/llm`. Requests are answered with"
+        " and without it, and links to images begin with it.",
+        aliases=("--fastapi-root-path", "--api-prefix"),
+        is_for_server=True,
     )
     allowed_host: tuple[str, ...] = option(
         (),
@@ -103,6 +146,7 @@ class ServerOptions:
     drain_timeout_s: float = option(
         30.0,
         "Longest time that SIGTERM waits for requests in flight.",
+        aliases=("--shutdown-timeout",),
         within=BOUND,
         is_for_server=True,
     )

@@ -12,29 +12,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from triptych.core.errors import ConfigError
 from triptych.core.options import refused
-from triptych.core.options.config import Config, ImageOptions
+from triptych.core.options.command import SectionGroup
+from triptych.core.options.config import Config, ImageOptions, ServerOptions
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.options.served_names import ServedNames
+from triptych.core.options.service_links import is_service_link
+from triptych.core.options.values import MASK, SECRETS, convert_value, format_value
 from triptych.core.process.logs import module_levels
 from triptych.core.process.once import once
-from triptych.core.process.typed import convert
+from triptych.core.process.suggestions import nearest
 
-SECRETS = frozenset({"api_key"})
-MASK = "***"
-"""Shown in place of a secret."""
 SECTIONS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Config))
 EVERYWHERE = frozenset({"log_level"})
 """Options of every command, whatever its sections."""
@@ -91,16 +89,38 @@ def add_options(
     does not need or declares itself. The namespace holds only flags that the user typed, so that
     other sources can set the rest.
     """
-    parser.add_argument("--config-file", "--config", metavar="FILE", help="YAML file with options.")
-    groups = {name: parser.add_argument_group(f"{name} options") for name in sections}
+    common = parser.add_argument_group("common options")
+    groups = {name: _add_section(parser, f"{name} options") for name in sections}
     for option in declared().values():
         if option.name in exclude or not option.is_for(roles):
             continue
         if option.section in groups:
-            _add_option(groups[option.section], option)
+            _add_option(common if option.is_common else groups[option.section], option)
         elif option.name in EVERYWHERE:
-            _add_option(parser, option)
+            _add_option(common, option)
+    common.add_argument("--config-file", "--config", metavar="FILE", help="YAML file with options.")
     _add_fixed_flags(parser)
+
+
+def _add_section(parser: argparse.ArgumentParser, title: str) -> SectionGroup:
+    group = SectionGroup(parser, title)
+    parser._action_groups.append(group)
+    return group
+
+
+def add_model_operands(parser: argparse.ArgumentParser) -> None:
+    """Declare models as operands, `triptych serve MODEL ...`, for a parser with `add_options`."""
+    parser.add_argument(
+        _OPERANDS,
+        nargs="*",
+        default=(),
+        metavar="MODEL",
+        help="the same as --model MODEL",
+    )
+
+
+_OPERANDS = "model_operands"
+_ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
 
 
 _METAVARS: Mapping[Any, str] = {
@@ -155,13 +175,49 @@ def _add_fixed_flags(parser: argparse.ArgumentParser) -> None:
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse `argv`; raises ConfigError with the alternative or nearest name of an unknown flag."""
     words = [refused.TRANSLATED.get(word, word) for word in argv]
-    args, unknown = parser.parse_known_args(words)
+    _check_short_flags(parser, words)
+    if any(action.dest == _OPERANDS for action in parser._actions):
+        _check_operands(words)
+        args, unknown = parser.parse_known_intermixed_args(words)
+    else:
+        args, unknown = parser.parse_known_args(words)
     for word in unknown:
         if word.startswith("-") and word not in ("-", "--"):
             raise ConfigError(_explain_flag(parser, word.partition("=")[0]))
     if unknown:
         raise ConfigError(f"unexpected argument {unknown[0]!r}; see `{parser.prog} --help`.")
     return args
+
+
+def _check_short_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse words that the parser would cut in two: `-hf` to `-h -f`, `-model` to `-m odel`."""
+    known = parser._option_string_actions
+    for word in words:
+        if word == "--":
+            return
+        if not word.startswith("-") or word.startswith("--") or word in known:
+            continue
+        is_cut = word[:2] in _short_flags() and not word[2:].isdecimal()
+        if word in refused.REFUSED or (word[:2] in known and is_cut):
+            raise ConfigError(_explain_flag(parser, word))
+
+
+@once
+def _short_flags() -> frozenset[str]:
+    flags = (flag for option in declared().values() for flag in option.flags)
+    return frozenset(flag for flag in flags if len(flag) == 2)
+
+
+def _check_operands(words: Sequence[str]) -> None:
+    """Refuse `--api-key KEY KEY`: the second one would be fetched as a model."""
+    for flag, _, operand in zip(words, words[1:], words[2:], strict=False):
+        option = _by_spelling().get(_field_name(flag)) if flag.startswith("-") else None
+        if option is None or not option.is_repeatable or option.name == "model":
+            continue
+        if not operand.startswith("-"):
+            raise ConfigError(
+                f"{flag} takes one value: repeat it for each, and write models before all options."
+            )
 
 
 def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
@@ -176,7 +232,7 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
         return f"{flag} is not an option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    near = nearest(flag, [*known, *refused.REFUSED])
+    near = nearest(flag, [*known, *refused.REFUSED], refused.FIXED_BY_FLAG)
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
     if near and (reason := refused.reason(near)):
         hint += f" That is not offered: {reason}"
@@ -194,17 +250,6 @@ def _help(option: Option) -> str:
         if note
     )
     return (option.description + (f" [{notes}]" if notes else "")).replace("%", "%%")
-
-
-def format_value(value: Any) -> str:
-    """Return a value as the command line and YAML spell it."""
-    if value is None:
-        return "auto"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # -- resolving ---------------------------------------------------------------------------------
@@ -268,7 +313,7 @@ def make_config(options: Mapping[str, Any]) -> Config:
 def resolve_keywords(options: Mapping[str, Any]) -> Resolved:
     """Like `make_config`, with the name under which each value was given."""
     values = {
-        option.name: _convert(option, value, _field_name(name), is_text=False)
+        option.name: convert_value(option, value, _field_name(name), is_text=False)
         for name, value in options.items()
         for option in [_find(name, name, value)]
         if option is not None
@@ -282,8 +327,10 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_flags(typed: Mapping[str, Any]) -> _Found:
+    if operands := typed.get(_OPERANDS):
+        typed = {**typed, "model": [*operands, *typed.get("model", ())]}
     return {
-        name: (_convert(option, typed[name], option.flag, is_text=True), option.flag)
+        name: (convert_value(option, typed[name], option.flag, is_text=True), option.flag)
         for name, option in declared().items()
         if name in typed
     }
@@ -292,13 +339,13 @@ def _from_flags(typed: Mapping[str, Any]) -> _Found:
 def _from_environment(environ: Mapping[str, str]) -> _Found:
     found: _Found = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or is_service_link(variable, text):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         option = _find(name, variable, text, spell=lambda option: option.variable)
         if option is not None:
             value = [part.strip() for part in text.split(",")] if option.is_repeatable else text
-            found[option.name] = (_convert(option, value, variable, is_text=True), variable)
+            found[option.name] = (convert_value(option, value, variable, is_text=True), variable)
     return found
 
 
@@ -313,7 +360,7 @@ def _from_file(path: str | None) -> _Found:
         if option is not None:
             if option.name in found:
                 raise ConfigError(f"{where} is given twice; keep one.")
-            found[option.name] = (_convert(option, value, where, is_text=False), source)
+            found[option.name] = (convert_value(option, value, where, is_text=False), source)
     return found
 
 
@@ -345,64 +392,9 @@ def _find(
     reason = refused.reason(_flag(name))
     if reason is not None:
         raise ConfigError(f"{where} is not offered: {reason}")
-    near = nearest(name, _by_spelling())
+    near = nearest(name, _by_spelling(), map(_field_name, refused.REFUSED))
     hint = spell(_by_spelling()[near]) if near and spell else near
     raise ConfigError(f"{where} is not an option" + (f"; did you mean {hint}?" if hint else "."))
-
-
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the entry of `words` most similar to `word`, if any is close."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1)), None)
-
-
-def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
-    """Convert `value` to the option's type and check it against choices and range."""
-    given = value
-    if option.is_repeatable and isinstance(value, str):
-        value = [value]
-    if option.is_numbers:
-        value, is_text = _numbers(value)
-    if is_text and option.is_switch and isinstance(value, str):
-        value = {"on": "true", "yes": "true", "off": "false", "no": "false"}.get(
-            value.lower(), value
-        )
-    try:
-        converted = convert(value, option.type, strict=not is_text)
-    except msgspec.ValidationError as error:
-        shown = "something else" if option.name in SECRETS else repr(given)
-        raise ConfigError(f"{where}: expected {_kind(option)}, got {shown}.") from error
-    if option.name in SECRETS and MASK in converted:
-        raise ConfigError(f"{where}: {MASK!r} is the mask of a secret; give the secret itself.")
-    if option.choices and converted not in option.choices:
-        instead = refused.value_reason(option.name, converted)
-        instead = instead or f"use one of {', '.join(option.choices)}."
-        raise ConfigError(f"{where}: {converted!r} is not offered: {instead}")
-    numbers = converted if option.is_numbers else (converted,)
-    if option.within is not None and not all(number in option.within for number in numbers):
-        shown = format_value(converted)
-        reason = refused.value_reason(option.name, shown)
-        instead = f" For the meaning of {shown} in other servers, {reason}" if reason else ""
-        raise ConfigError(f"{where}: must be {option.within}, got {shown}.{instead}")
-    return converted
-
-
-def _numbers(value: Any) -> tuple[Any, bool]:
-    """Split a list of numbers; also returns whether they are still text."""
-    if isinstance(value, str):
-        return [number.strip() for number in value.split(",")], True
-    return ([value] if isinstance(value, int | float) else value), False
-
-
-def _kind(option: Option) -> str:
-    if option.is_repeatable:
-        return "text or a list of texts"
-    if option.is_numbers:
-        whole = "whole " if option.type == tuple[int, ...] else ""
-        return f"{whole}numbers separated by commas"
-    if option.is_switch:
-        return "true or false"
-    names = {int: "a whole number", float: "a number", str: "text"}
-    return names[option.type]
 
 
 def _assemble(values: Mapping[str, Any]) -> Config:
@@ -430,7 +422,23 @@ def _check_together(config: Config) -> None:
         )
     module_levels(server.log_module_level)
     ServedNames.read(models)
+    _check_tls(server)
+    if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
+        raise ConfigError(
+            f"--root-path {server.root_path}: begin it with a slash and end it without, as in /llm."
+        )
     _check_caches(config.images)
+
+
+def _check_tls(server: ServerOptions) -> None:
+    if not server.ssl_certfile and (server.ssl_keyfile or server.ssl_cert_reqs):
+        flag = "--ssl-keyfile" if server.ssl_keyfile else "--ssl-cert-reqs"
+        raise ConfigError(f"{flag} needs --ssl-certfile, the certificate of the server.")
+    if bool(server.ssl_ca_certs) != bool(server.ssl_cert_reqs):
+        raise ConfigError(
+            "--ssl-ca-certs, the authorities of client certificates, and --ssl-cert-reqs 1 or 2"
+            " take effect only together."
+        )
 
 
 def _check_caches(images: ImageOptions) -> None:
@@ -454,9 +462,14 @@ def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
     shown = []
     for name, option in declared().items():
         value = value_of(resolved.config, option)
-        masked = tuple(MASK for _ in value) if name in SECRETS else value
-        shown.append((option, masked, resolved.sources[name]))
+        shown.append((option, _masked(name, value), resolved.sources[name]))
     return shown
+
+
+def _masked(name: str, value: Any) -> Any:
+    if name not in SECRETS:
+        return value
+    return tuple(MASK for _ in value) if isinstance(value, tuple) else MASK if value else ""
 
 
 def value_of(config: Config, option: Option) -> Any:

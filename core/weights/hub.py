@@ -57,7 +57,8 @@ def download_snapshot(repository: str, options: ModelOptions, layout: Sequence[s
         return _download(repository, options, layout)
     except GatedRepoError as error:
         raise WeightsError(
-            f"{repository} is gated: accept its terms on the hub and log in with `hf auth login`."
+            f"{repository} is gated: accept its terms on the hub, and set HF_TOKEN to an access"
+            " token or log in with `hf auth login`."
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise WeightsError(
@@ -102,7 +103,9 @@ def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Pat
     if _is_offline(options):
         return folder
     try:
-        files = list_repo_files(repository, revision=options.revision or None)
+        files = list_repo_files(
+            repository, revision=options.revision or None, token=options.hf_token or None
+        )
     except (HTTPError, OSError):  # files fetched earlier may suffice; if not, loading fails
         return folder
     return _snapshot(repository, options, needed_files(read_pipeline(folder), files, options))
@@ -119,6 +122,7 @@ def _snapshot(
             revision=options.revision or None,
             cache_dir=hub_cache_dir(options),
             local_files_only=_is_offline(options),
+            token=options.hf_token or None,  # `None`: the environment's, or that of the login
             allow_patterns=list(wanted),
             ignore_patterns=list(unwanted) or None,
         )

@@ -26,11 +26,13 @@ _OWN = (
         "triptych.serve",
         (
             "triptych serve",
-            "triptych serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8080",
-            "triptych serve --model chat=./model.gguf --api-key-file keys.txt",
+            "triptych serve HuggingFaceTB/SmolLM2-360M-Instruct --port 8080",
+            "triptych serve qwen2.5-coder-0.5b whisper-tiny.en kokoro-82m",
+            "triptych serve chat=./model.gguf --api-key-file keys.txt",
             "triptych serve --config-file triptych.yaml",
             "triptych serve --bundle ./bundle",
         ),
+        operands="[MODEL ...]",
     ),
     Command(
         "models",
@@ -45,16 +47,18 @@ _OWN = (
         "triptych.warm_cache_cli",
         (
             "triptych warm-cache",
-            "triptych warm-cache --model HuggingFaceTB/SmolLM2-360M-Instruct",
-            "triptych warm-cache --model chat=./model.gguf --bundle ./bundle",
+            "triptych warm-cache HuggingFaceTB/SmolLM2-360M-Instruct",
+            "triptych warm-cache chat=./model.gguf --bundle ./bundle",
             "triptych warm-cache --target cuda:sm_90 --target hip:gfx942 --bundle ./bundle",
         ),
+        operands="[MODEL ...]",
     ),
     Command(
         "config",
         "Print the resolved configuration and the source of each value.",
         "triptych.config_cli",
         ("triptych config --config-file triptych.yaml", "triptych config --changed --format yaml"),
+        operands="[MODEL ...]",
     ),
     Command(
         "version", "Print the installed versions.", "triptych.version_cli", ("triptych version",)
@@ -121,7 +125,7 @@ def _overview() -> str:
 
 
 def _explain_command(name: str) -> str:
-    from triptych.core.options.table import nearest
+    from triptych.core.process.suggestions import nearest
 
     kind = "option" if name.startswith("-") else "command"
     near = nearest(name, [command.name for command in COMMANDS])

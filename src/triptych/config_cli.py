@@ -11,7 +11,13 @@ import msgspec
 import yaml
 
 from triptych.core.options.declaration import Option
-from triptych.core.options.table import add_options, describe, format_value, resolve_with_sources
+from triptych.core.options.table import (
+    add_model_operands,
+    add_options,
+    describe,
+    resolve_with_sources,
+)
+from triptych.core.options.values import format_value
 
 _Row = tuple[Option, Any, str]
 
@@ -25,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="table (default) also shows the source of each value",
     )
     parser.add_argument("--changed", action="store_true", help="only values that are not default")
+    add_model_operands(parser)
     add_options(parser)
 
 

@@ -28,7 +28,7 @@ from triptych.core.weights.store import (
 )
 from triptych.modalities.registry import default_models, known_sources
 
-_OPTIONS = frozenset({"cache_dir", "offline", "revision"})
+_OPTIONS = frozenset({"cache_dir", "hf_token", "offline", "revision"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

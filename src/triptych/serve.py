@@ -26,9 +26,16 @@ import msgspec
 from triptych.compose import ChildSetup, build_codec, with_models
 from triptych.core.errors import DamagedWeights
 from triptych.core.http.listener import bind, url_of
+from triptych.core.http.tls import tls_context
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
 from triptych.core.options.pipeline_plan import PipelinePlan
-from triptych.core.options.table import Resolved, add_options, resolve_with_sources
+from triptych.core.options.service_links import service_links
+from triptych.core.options.table import (
+    Resolved,
+    add_model_operands,
+    add_options,
+    resolve_with_sources,
+)
 from triptych.core.process import logs
 from triptych.core.process.lazy import load
 from triptych.core.process.logs import fields
@@ -50,7 +57,8 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare all options."""
+    """Declare the models and all options."""
+    add_model_operands(parser)
     add_options(parser)
 
 
@@ -77,7 +85,10 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
     """Start and supervise the processes for `resolved`; returns the exit code."""
     options = resolved.config.server
     logs.configure(options)
+    for variable in service_links(os.environ):
+        _log.debug("%s is ignored: Kubernetes sets it for a Service", variable)
     signal.signal(signal.SIGTERM, _exit)  # until the supervisor takes over: nothing to drain yet
+    tls_context(options)  # raises for files that the API process could not use
     with ExitStack() as stack:
         listener = None if options.headless else stack.enter_context(bind(options))
         startup = Startup(options)
@@ -110,7 +121,8 @@ def _supervise(
         folder=str(folder),
         listener_fd=listener.fileno() if listener else -1,
     )
-    with closing(_Watcher(startup, folder, listener)) as watcher:
+    url = url_of(listener, config.server) if listener else "headless"
+    with closing(_Watcher(startup, folder, listener, url)) as watcher:
         specs = _specs(setup, programs)
         watcher.expect(spec.name for spec in specs)
         policy = Policy(drain_timeout_s=config.server.drain_timeout_s)
@@ -145,10 +157,13 @@ def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     specs = []
     if not options.headless:
-        config, fds = msgspec.json.encode(setup), (setup.listener_fd,)
+        models = replace(setup.config.models, hf_token="")  # the API fetches nothing
+        front = msgspec.structs.replace(setup, config=replace(setup.config, models=models))
+        config, fds = msgspec.json.encode(front), (setup.listener_fd,)
         specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds, env=env))
     if not options.external_engine:
-        server = replace(options, api_key=(), api_key_file="")  # the engine needs no keys
+        # The engine needs no keys.
+        server = replace(options, api_key=(), api_key_file="", ssl_keyfile_password="")
         bare = msgspec.structs.replace(setup, config=replace(setup.config, server=server))
         config = msgspec.json.encode(bare)
         specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config, env=env))
@@ -158,9 +173,12 @@ def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
 class _Watcher:
     """Shows the progress of the start, and reports crashes of the engine to the API process."""
 
-    def __init__(self, startup: Startup, folder: Path, listener: socket.socket | None) -> None:
+    def __init__(
+        self, startup: Startup, folder: Path, listener: socket.socket | None, url: str
+    ) -> None:
         self._startup = startup
         self._listener = listener
+        self._url = url
         self._codec = build_codec()
         self._dealer = connect_dealer(folder, SUPERVISOR)
         self._waiting: set[str] = set()
@@ -182,7 +200,7 @@ class _Watcher:
         elif isinstance(note, Ready) and child in self._waiting:
             self._waiting.discard(child)
             if not self._waiting:
-                self._startup.ready(url_of(self._listener) if self._listener else "headless")
+                self._startup.ready(self._url)
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """Log the loss of a child, and report that of the engine to the API process."""

@@ -26,7 +26,12 @@ from triptych.core.bundle.store import NONE, bundle_folder, content_options, wri
 from triptych.core.bundle.triton_cache import target_folder
 from triptych.core.errors import ConfigError, DeviceError
 from triptych.core.options.config import Config
-from triptych.core.options.table import Resolved, add_options, resolve_with_sources
+from triptych.core.options.table import (
+    Resolved,
+    add_model_operands,
+    add_options,
+    resolve_with_sources,
+)
 from triptych.core.process import logs
 from triptych.core.process.cli_io import count_bar
 from triptych.core.process.lazy import load
@@ -61,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPU to compile kernels for, which need not be present: cuda:sm_90, hip:gfx942, or"
         " cuda for all supported ones; repeat for several [default: the present device]",
     )
+    add_model_operands(parser)
     add_options(parser, sections=_SECTIONS, exclude=_UNUSED)
 
 

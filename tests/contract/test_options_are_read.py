@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import transformers
+import trustme
 from msgspec import structs
 
 from support import lora_files
@@ -34,6 +35,7 @@ from triptych import serve
 from triptych.compose import build_app, build_engine
 from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import SetupError
+from triptych.core.http.tls import tls_context
 from triptych.core.options.config import (
     Config,
     DeviceOptions,
@@ -230,6 +232,7 @@ def test_every_other_option_has_a_reader(
     silent = SimpleNamespace(json=SimpleNamespace(encode=lambda setup: b"{}"), structs=structs)
     monkeypatch.setattr(serve, "msgspec", silent)  # what is sent to children is not read yet
     every |= _resolving(tmp_path) | _serving(_place(CASES["chat"][0], tmp_path))
+    every |= _encrypting(tmp_path)
     unread = declared().keys() - every
     assert not unread
 
@@ -239,6 +242,23 @@ def _resolving(folder: Path) -> set[str]:
     config, seen = watched(Config(models=options))
     with pytest.raises(SetupError):
         resolve_all(config.models, SilentProgress())
+    return seen
+
+
+def _encrypting(folder: Path) -> set[str]:
+    """What HTTPS reads, with certificates of clients."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    both = folder / "both.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(both)
+    options = ServerOptions(
+        ssl_certfile=str(both),
+        ssl_keyfile=str(both),
+        ssl_ca_certs=str(folder / "ca.pem"),
+        ssl_cert_reqs=1,
+    )
+    config, seen = watched(Config(server=options))
+    assert tls_context(config.server) is not None
     return seen
 
 

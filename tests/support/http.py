@@ -225,7 +225,7 @@ def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
 
 def connect(server: HttpServer) -> socket.socket:
     """A raw connection to `server`."""
-    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    host, port = server.url.partition("://")[2].rsplit(":", 1)
     sock = socket.create_connection((host, int(port)), timeout=15)
     return sock
 

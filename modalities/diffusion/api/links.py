@@ -87,15 +87,19 @@ FILES_ROUTE = "/v1/images/files"
 
 @dataclass(frozen=True, slots=True)
 class ImageLinks:
-    """Links to the images of `store`, under `public_url` or else the request's base URL."""
+    """Links to the images of `store`, under `public_url` or else the request's base URL.
+
+    `root_path` is the path under which a proxy publishes the server.
+    """
 
     store: ImageStore
     public_url: str = ""
+    root_path: str = ""
 
     def add(self, file: bytes, kind: ImageKind, request: Request) -> str:
         """Keep a file for the caller; returns its link. Raises as `ImageStore.add` does."""
         name = self.store.add(file, kind, Context.of(request).principal.owner)
-        base = self.public_url.rstrip("/") or _base(request)
+        base = self.public_url.rstrip("/") or self._base(request)
         return f"{base}{FILES_ROUTE}/{name}.{kind}"
 
     def named(self, name: str, request: Request) -> StoredImage | None:
@@ -114,13 +118,12 @@ class ImageLinks:
             return None
         if (image := self.named(name, request)) is not None:
             return Fetched(image.data, MEDIA_TYPES[image.kind])
-        if base in (self.public_url.rstrip("/"), _base(request)):
+        if base in (self.public_url.rstrip("/"), self._base(request)):
             raise InvalidRequest(
                 "No such image, or its link has expired: send it as a data URL.",
                 param="messages",
             )
         return None
 
-
-def _base(request: Request) -> str:
-    return str(request.base_url).rstrip("/")
+    def _base(self, request: Request) -> str:
+        return str(request.base_url).rstrip("/") + self.root_path

@@ -106,7 +106,7 @@ def image_links(config: Config) -> ImageLinks:
     """Image links, and their store with the configured bounds."""
     options = config.images
     store = ImageStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
-    return ImageLinks(store, config.server.public_url)
+    return ImageLinks(store, config.server.public_url, config.server.root_path)
 
 
 def image_cards(service: ImageService) -> list[ModelCard]:

@@ -77,6 +77,10 @@ class ReplicaPlan:
 
 def _refuse_incompatible_options(config: Config) -> None:
     server, device = config.server, config.device
+    if server.ssl_certfile:
+        raise ConfigError(
+            "--ssl-certfile is not offered with replicas: let a proxy before Ray Serve end TLS."
+        )
     refused = {
         "--headless": server.headless,
         "--external-engine": server.external_engine,

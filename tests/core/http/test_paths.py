@@ -152,3 +152,29 @@ def test_head_over_a_socket_has_no_body(tmp_path: Path) -> None:
             response.begin()
             assert response.status == 200
             assert int(response.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/llm/v1/models", 200),
+        ("/llm/models", 200),
+        ("/v1/models", 200),
+        ("/llm/livez", 200),
+        ("/llm", 404),
+        ("/llmx/v1/models", 404),
+        ("/llm/llm/v1/models", 404),
+    ],
+)
+async def test_a_root_path_is_optional(tmp_path: Path, path: str, status: int) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine(), root_path="/llm")) as client:
+        assert (await client.get(path)).status_code == status
+
+
+async def test_a_root_path_opens_no_route_without_a_key(tmp_path: Path) -> None:
+    app = make_app(tmp_path, FakeEngine(), root_path="/llm", api_key=("right",))
+    async with in_process(app) as client:
+        assert (await client.get("/llm/v1/models")).status_code == 401
+        assert (await client.get("/llm/livez")).status_code == 200
+        document = await client.get("/llm/openapi.json", headers={"x-api-key": "right"})
+    assert document.json()["servers"] == [{"url": "/llm"}]

@@ -1,0 +1,60 @@
+"""The known name that a mistyped name most likely stands for.
+
+Owns the measure of likeness. A suggestion never leads to another meaning: two names are alike only
+if each of their words is the same or a misspelling, and a known word is not a misspelling of
+another. Names are words joined by dashes, underscores or dots. Knows no names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+
+_ALIKE, _ALIKE_IF_SHORT = 0.8, 0.74
+"""The least likeness of a misspelled word; if short, one exchange of letters in a word of four."""
+_SHORT_CHARS = 5
+_SEPARATORS = re.compile(r"[-_.]+")
+
+
+def nearest(word: str, words: Iterable[str], vocabulary: Iterable[str] = ()) -> str | None:
+    """Return the entry of `words` that `word` most likely stands for; `None` if there is none.
+
+    `vocabulary` has further names, whose words are no misspellings either.
+    """
+    known = list(dict.fromkeys(words))
+    terms = {term for name in (*known, *vocabulary) for term in _split(name)}
+    typed = _split(word)
+    alike = [name for name in known if _is_spelling_of(typed, _split(name), terms)]
+    return max(alike, key=partial(_likeness, word), default=None)
+
+
+def _split(name: str) -> list[str]:
+    return [part for part in _SEPARATORS.split(name.lower()) if part]
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _is_spelling_of(typed: Sequence[str], name: Sequence[str], terms: Collection[str]) -> bool:
+    """Whether both have the same words, in any order, up to misspellings and separators."""
+    if "".join(typed) == "".join(name):
+        return True
+    if len(typed) != len(name):
+        return False
+    left = list(name)
+    for word in typed:
+        same = [each for each in left if _is_same(word, each, terms)]
+        if not same:
+            return False
+        left.remove(max(same, key=partial(_likeness, word)))
+    return True
+
+
+def _is_same(word: str, known: str, terms: Collection[str]) -> bool:
+    if word == known or word.rstrip("s") == known.rstrip("s"):
+        return True
+    least = _ALIKE_IF_SHORT if len(word) <= _SHORT_CHARS else _ALIKE
+    return word not in terms and _likeness(word, known) >= least

@@ -1,0 +1,45 @@
+"""A suggestion is a misspelling's name, and never a name with another meaning."""
+
+import pytest
+
+from triptych.core.process.suggestions import nearest
+
+NAMES = [
+    *("--port", "--host", "--api-key-file", "--allowed-media-domains", "--chunk-size"),
+    *("--max-batch-size", "--max-num-loras", "--model-path", "--no-page", "--tp-size"),
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--prot", "--port"),
+        ("--hots", "--host"),
+        ("--api-key-files", "--api-key-file"),
+        ("--apikey-file", "--api-key-file"),
+        ("--max_batch_size", "--max-batch-size"),
+        ("--max-size-batch", "--max-batch-size"),
+        ("--max-bacth-size", "--max-batch-size"),
+        ("-max-batch-size", "--max-batch-size"),
+        ("--CHUNK-SIZE", "--chunk-size"),
+    ],
+)
+def test_a_misspelled_name_is_found(typed: str, meant: str) -> None:
+    assert nearest(typed, NAMES) == meant
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("--ssl-keyfile", "--allowed-origins", "--block-size", "--max-num-seqs", "--root-path"),
+        *("--enforce-eager", "--ctx-size", "--batch-size", "--size", "zzz", "", "--"),
+    ],
+)
+def test_another_name_gets_no_suggestion(typed: str) -> None:
+    assert nearest(typed, NAMES) is None
+
+
+def test_a_known_word_is_no_misspelling_of_another() -> None:
+    assert nearest("--max-stop", ["--max-step"]) == "--max-step"
+    assert nearest("--max-stop", ["--max-step", "--stop"]) is None
+    assert nearest("--max-stop", ["--max-step"], vocabulary=["--stop-at"]) is None
