@@ -110,7 +110,7 @@ def note_ignored(request: Request, *names: str) -> None:
     For fields that `ignored_in` cannot find; call it before the response is returned.
     """
     noted = getattr(request.state, "ignored", ())
-    request.state.ignored = (*noted, *(name for name in names if name not in noted))
+    request.state.ignored = tuple(dict.fromkeys((*noted, *names)))
 
 
 def _with_ignored(request: Request, response: Response) -> Response:

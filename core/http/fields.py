@@ -7,8 +7,9 @@ others are refused by name with the alternative. Any other name is an unknown fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -141,16 +142,29 @@ class IgnoresHints(Strict):
 
 
 def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
-    """Yield the paths of ignored fields in a parsed body of type `model`, except null ones."""
+    """Yield the paths of ignored fields in a parsed body of type `model`, except null ones.
+
+    The objects of a list share a path, which is repeated.
+    """
     if not isinstance(value, dict) or not isinstance(model, type) or not issubclass(model, Strict):
         return
     if issubclass(model, IgnoresHints):
         yield from (place + name for name in model.ignored if value.get(name) is not None)
-    for name, field in model.model_fields.items():
-        part = value.get(field.alias or name)
-        if isinstance(part, dict):
-            for kind in (field.annotation, *get_args(field.annotation)):
-                yield from ignored_in(kind, part, f"{place}{name}.")
+    for name, kind in _fields_with_hints(model):
+        part = value.get(name)
+        for each in part if isinstance(part, list) else (part,):
+            yield from ignored_in(kind, each, f"{place}{name}.")
+
+
+@cache
+def _fields_with_hints(model: type[Strict]) -> Sequence[tuple[str, type[IgnoresHints]]]:
+    """The fields of `model` for objects, or lists of objects, with ignored fields."""
+    return [
+        (field.alias or name, kind)
+        for name, field in model.model_fields.items()
+        for kind in models_of(field.annotation)
+        if issubclass(kind, IgnoresHints)
+    ]
 
 
 _CACHED = "shared prompt prefixes are always cached"
@@ -167,7 +181,6 @@ INERT: Mapping[str, str] = MappingProxyType(
         "eager_input_streaming": "arguments are always streamed as they are generated",
         "f16_kv": _PLACED,
         "generate_summary": _SUMMARY,
-        "id": _DUMPED,
         "include_obfuscation": "chunks are not padded",
         "index": _DUMPED,
         "insecure": "no model is fetched for a request",
@@ -194,7 +207,6 @@ INERT: Mapping[str, str] = MappingProxyType(
         "service_tier": "there is one tier; priority orders requests",
         "store": "only /v1/responses stores answers",
         "summary": _SUMMARY,
-        "timestamp": _LABEL,
         "use_mlock": _PLACED,
         "use_mmap": _PLACED,
         "user": _LABEL,

@@ -31,6 +31,8 @@ class Server:
     model: str
     key: str
     embedding_model: str = "all-minilm-l6-v2"
+    speech_model: str = "triptych-voice"
+    transcription_model: str = "whisper-tiny.en"
 
     @property
     def v1(self) -> str:
@@ -38,19 +40,29 @@ class Server:
         return f"{self.url}/v1"
 
 
-def run_checks(package: str, *checks: Callable[[Server], object]) -> None:
-    """Run a script's checks, print a line for each, and exit with 1 if one failed."""
+def run_checks(package: str, *checks: Callable[[Server], object], release: str = "") -> None:
+    """Run a script's checks, print a line for each, and exit with 1 if one failed.
+
+    `release` is the version of a package that is not Python's.
+    """
     parser = argparse.ArgumentParser(description=f"Try {package} against a running server.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="without /v1")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--embedding-model", default=Server.embedding_model)
+    parser.add_argument("--speech-model", default=Server.speech_model)
+    parser.add_argument("--transcription-model", default=Server.transcription_model)
     parser.add_argument("--key", default="none")
     parser.add_argument("--only", default="", help="the name of one check")
     arguments = parser.parse_args()
     server = Server(
-        arguments.url.rstrip("/"), arguments.model, arguments.key, arguments.embedding_model
+        arguments.url.rstrip("/"),
+        arguments.model,
+        arguments.key,
+        arguments.embedding_model,
+        arguments.speech_model,
+        arguments.transcription_model,
     )
-    print(f"client {package} {version(package)}")
+    print(f"client {package} {release or version(package)}")
     chosen = [check for check in checks if arguments.only in ("", check.__name__)]
     verdicts = [_try(check, server) for check in chosen]
     sys.exit("fails" in verdicts)

@@ -1,6 +1,6 @@
 """Try every client against a running server, each in its own environment, and print a table.
 
-Start `triptych serve --model qwen2.5-coder-0.5b --model all-minilm-l6-v2`, then:
+Start the server of docs/clients.md, then:
 
     python samples/clients/run.py --environments ~/clients            # all of them
     python samples/clients/run.py --environments ~/clients langchain  # those of this name

@@ -1,7 +1,8 @@
-"""What a user of vLLM or llama.cpp sends is honoured, ignored by name, or refused with advice.
+"""What users of other servers send is honoured, ignored by name, or refused with advice.
 
-The names are those of vLLM 0.33.0's requests and routes, and of the server of llama.cpp in
-llama-cpp-python 0.3.36. Routes for their developers and fields that only they set are left out.
+The names are those of vLLM 0.33.0's requests and routes, of the server of llama.cpp in
+llama-cpp-python 0.3.36, of SGLang's requests (November 2026) and of OpenRouter's. Routes for their
+developers and fields that only they set are left out.
 """
 
 from __future__ import annotations
@@ -54,16 +55,33 @@ repeat_penalty response_fields return_progress return_tokens samplers seed sse_p
 stream stream_options t_max_predict_ms temperature timings_per_token top_k top_n_sigma top_p
 typical_p verbose xtc_probability xtc_threshold
 """
+SGLANG = """
+bootstrap_host bootstrap_port bootstrap_room cache_salt custom_labels custom_logit_processor
+custom_params data_parallel_rank disagg_prefill_dp_rank ebnf extra_key frequency_penalty ignore_eos
+images_config logit_bias logprobs lora_path max_tokens min_p min_tokens model n ngram_corpus_id
+no_stop_trim presence_penalty priority regex repetition_penalty response_format
+return_cached_tokens_details return_hidden_states return_routed_experts return_token_ids rid
+routed_dp_rank routed_experts_start_len seed session_id session_params skip_special_tokens stop
+stop_regex stop_token_ids stream stream_options temperature top_k top_p user
+"""
+SGLANG_CHAT = """
+chat_template_kwargs continue_final_message input_ids max_completion_tokens max_dynamic_patch
+messages min_dynamic_patch parallel_tool_calls reasoning reasoning_effort return_meta_info
+return_prompt_token_ids separate_reasoning stream_reasoning task tool_choice tools top_logprobs
+use_audio_in_video
+"""
+OPENROUTER = "include_reasoning models plugins provider route top_a transforms usage"
 VLLM_VECTORS = """
 add_special_tokens cache_salt mm_processor_kwargs model padding priority request_id
 truncate_prompt_tokens truncation_side user use_activation
 """
 THEIRS: Mapping[type[Strict], str] = {
-    ChatRequest: f"""{VLLM_TEXT} {LLAMA_CPP}
+    ChatRequest: f"""{VLLM_TEXT} {LLAMA_CPP} {SGLANG} {SGLANG_CHAT} {OPENROUTER}
         add_generation_prompt chat_template chat_template_kwargs continue_final_message documents
         include_reasoning max_completion_tokens media_io_kwargs messages mm_processor_kwargs
         parallel_tool_calls reasoning_effort return_prompt_text tool_choice tools top_logprobs""",
-    CompletionRequest: f"{VLLM_TEXT} {LLAMA_CPP} prompt prompt_embeds suffix",
+    CompletionRequest: f"""{VLLM_TEXT} {LLAMA_CPP} {SGLANG} {OPENROUTER}
+        best_of echo json_schema prompt prompt_embeds suffix""",
     ResponseRequest: f"""{SAMPLING}
         background chat_template_kwargs enable_response_messages include include_reasoning input
         instructions max_output_tokens max_tool_calls media_io_kwargs metadata mm_processor_kwargs

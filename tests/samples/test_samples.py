@@ -1,5 +1,6 @@
 """Samples keep up with the code they show."""
 
+import re
 import runpy
 import shlex
 import sys
@@ -28,6 +29,7 @@ OTHERS = frozenset(
         "langchain",
         "langchain_anthropic",
         "litellm",
+        "livekit",
         "llama_cpp",
         "llama_index",
         "ollama",
@@ -110,7 +112,8 @@ def test_clients_are_pinned_to_the_versions_of_the_table(script: Path) -> None:
     runner = runpy.run_path(str(CLIENTS / "run.py"))
     table = (SAMPLES.parent / "docs" / "clients.md").read_text().splitlines()
     versions = [requirement.split("==") for requirement in runner["requirements_of"](script)]
-    name, version = versions[0]
+    of_npm = re.search(r'^PACKAGE = "(.+)@(.+)"$', script.read_text(), re.MULTILINE)
+    name, version = of_npm.groups() if of_npm else versions[0]
     row = next(line for line in table if line.startswith(f"| {name.partition('[')[0]}"))
     assert f"| {version} |" in row
     assert all(len(pinned) == 2 for pinned in versions)

@@ -47,6 +47,8 @@ class SpellingFrontEnd:
     sample_rate: int = RATE
     voices: Sequence[Voice] = (Voice(name="ada", language="en-US"), Voice(name="bob"))
     default_voice: str = "ada"
+    foreign_voice: str = "nova"
+    """A voice of another server, for which the default speaks."""
     can_clone: bool = False
     takes_instructions: bool = False
     takes_speed: bool = False
@@ -58,7 +60,12 @@ class SpellingFrontEnd:
     is_done: threading.Event = field(default_factory=threading.Event)
     """Whether a text has been planned to its end."""
 
+    def replaces(self, voice: str) -> bool:
+        return voice == self.foreign_voice
+
     def check_voice(self, voice: str) -> str:
+        if self.replaces(voice):
+            return self.default_voice
         if voice.lower() not in {known.name for known in self.voices}:
             raise InvalidRequest("There are the voices ada and bob.", param="voice")
         return voice.lower()

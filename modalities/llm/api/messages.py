@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import (
+    IgnoresHints,
     JsonObject,
     JsonValue,
     Label,
@@ -29,7 +30,7 @@ from triptych.core.http.fields import (
 from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.llm.api.tools.schema import ToolCall
-from triptych.modalities.llm.api.unsupported import MESSAGE
+from triptych.modalities.llm.api.unsupported import IGNORED_IN_MESSAGE, MESSAGE
 
 FindFile = Callable[[str], Fetched | None]
 """The file of a data URL that was taken out of the body."""
@@ -56,7 +57,7 @@ _PARTS = ("content", "output", "summary", "images", "tool_calls")
 """Fields of messages, items and parts that are lists, in all APIs."""
 _OWN = {
     *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls"),
-    *("id", "index", "parsed", "timestamp", "metadata"),
+    *("index", "parsed"),
 }
 """Fields of a message that templates read in another form, or do not read."""
 
@@ -186,8 +187,10 @@ Part = Annotated[
 ]
 
 
-class Message(Strict):
+class Message(IgnoresHints):
     """One message of a conversation. With `tool_calls` an assistant's `content` may be absent."""
+
+    ignored = IGNORED_IN_MESSAGE
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Annotated[
@@ -212,11 +215,8 @@ class Message(Strict):
     reasoning: Text | None = Field(default=None, description="As reasoning_content.")
     cache_control: CacheControl | None = inert("cache_control")
     provider_specific_fields: JsonObject | None = inert("provider_specific_fields")
-    id: Label | None = inert("id")
     index: Place | None = inert("index")
     parsed: JsonValue = inert("parsed")
-    timestamp: JsonValue = inert("timestamp")
-    metadata: JsonValue = inert("metadata")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Fields of the OpenAI text API, and those of vLLM and llama.cpp, that are not offered.
+"""Fields of the OpenAI text API and of other servers' that are not offered.
 
 Owns their names, the neutral values (which are accepted) and the alternatives; the ignored fields,
 each with the reason; and routes that are not offered.
@@ -20,6 +20,13 @@ _REPEATS = "use repetition_penalty, frequency_penalty or presence_penalty."
 _ELSEWHERE = "leave it out; the operator sets --pipeline-role."
 _PIXELS = "leave it out; the model's files define how images are read."
 _DRY = "it belongs to dry_multiplier, which is off"
+_CHOSEN = "leave it out; the router chooses a replica."
+_CACHES = "send another API key: each has its own cache."
+_EXPERTS = "leave it out; experts are not reported."
+_MERGED = "serve a merged model with --model."
+_OWN_ID = "the header X-Request-Id sets the id of a request"
+_DRAFTED = "drafts of tokens leave an answer as it is"
+_ONE_MODEL = "send model; no other model answers."
 
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -29,30 +36,43 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         ),
         "backend_sampling": RefusedField("leave it out; the device samples.", (False,)),
         "bad_words": RefusedField("lower their tokens by logit_bias.", ([],)),
-        "cache_salt": RefusedField("send another API key: each has its own cache."),
+        "bootstrap_host": RefusedField(_ELSEWHERE),
+        "bootstrap_port": RefusedField(_ELSEWHERE),
+        "bootstrap_room": RefusedField(_ELSEWHERE),
+        "cache_salt": RefusedField(_CACHES),
         "chat_template": RefusedField("the operator sets it with --chat-template."),
+        "custom_logit_processor": RefusedField("use logit_bias."),
+        "custom_params": RefusedField("they belong to custom_logit_processor.", ({},)),
+        "data_parallel_rank": RefusedField(_CHOSEN),
+        "disagg_prefill_dp_rank": RefusedField(_CHOSEN),
         "dry_multiplier": RefusedField(_REPEATS, (0,)),
         "dynatemp_range": RefusedField("use temperature.", (0,)),
         "ec_transfer_params": RefusedField(_ELSEWHERE, ({},)),
+        "extra_key": RefusedField(_CACHES),
         "generation_prompt": RefusedField("use continue_final_message.", ("",)),
+        "images_config": RefusedField(_PIXELS, ({},)),
         "kv_transfer_params": RefusedField(_ELSEWHERE, ({},)),
         "length_penalty": RefusedField("answers are sampled, not searched for.", (1.0,)),
         "logits_processors": RefusedField("use logit_bias."),
         "logprob_token_ids": RefusedField("ask for more alternatives per token.", ([],)),
-        "lora": RefusedField("serve a merged model with --model.", ([],)),
+        "lora": RefusedField(_MERGED, ([],)),
+        "lora_path": RefusedField(_MERGED, ([],)),
         "media_io_kwargs": RefusedField(_PIXELS, ({},)),
         "min_keep": RefusedField(_SAMPLER, (0,)),
         "mirostat": RefusedField(_SAMPLER, (0,)),
         "mm_payload": RefusedField(_PIXELS),
         "mm_processor_kwargs": RefusedField(_PIXELS, ({},)),
+        "models": RefusedField(_ONE_MODEL, ([],)),
         "n_cmpl": RefusedField("send n.", (1,)),
         "n_indent": RefusedField("use structured_outputs with a grammar.", (0,)),
         "n_predict": RefusedField("send max_tokens.", (-1,)),
         "n_probs": RefusedField("send logprobs.", (0,)),
+        "no_stop_trim": RefusedField("send include_stop_str_in_output.", (False,)),
         "num_ctx": RefusedField(
             "the context is the model's; the operator lowers it with --max-length."
         ),
         "parse_tool_calls": RefusedField("send tool_choice 'none'.", (True,)),
+        "plugins": RefusedField("run them in the client.", ([],)),
         "post_sampling_probs": RefusedField("read logprobs, which are the model's own.", (False,)),
         "reasoning_budget_message": RefusedField("send thinking_budget."),
         "reasoning_budget_tokens": RefusedField("send thinking_budget.", (-1,)),
@@ -60,16 +80,26 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "reasoning_format": RefusedField("reasoning has its own field.", ("auto", "deepseek")),
         "repetition_detection": RefusedField(_REPEATS),
         "response_fields": RefusedField("read the fields that you need.", ([],)),
+        "return_cached_tokens_details": RefusedField("see cached_tokens in usage.", (False,)),
+        "return_hidden_states": RefusedField("post to /v1/embeddings.", (False,)),
         "return_mm_kwargs": RefusedField(_PIXELS, (False,)),
         "return_prompt_text": RefusedField("post to /apply-template.", (False,)),
+        "return_routed_experts": RefusedField(_EXPERTS, (False,)),
         "return_token_offsets": RefusedField("post to /tokenize with return_token_strs.", (False,)),
         "return_tokens": RefusedField("send return_token_ids.", (False,)),
         "return_weight_versions": RefusedField("see /v1/models.", (False,)),
-        "routed_experts_prompt_start": RefusedField("leave it out; experts are not reported."),
+        "route": RefusedField(_ONE_MODEL),
+        "routed_dp_rank": RefusedField(_CHOSEN),
+        "routed_experts_prompt_start": RefusedField(_EXPERTS),
+        "routed_experts_start_len": RefusedField(_EXPERTS, (0,)),
         "samplers": RefusedField("set each by its own field; their order is fixed.", ([],)),
+        "session_params": RefusedField("send the whole conversation.", ({},)),
+        "stop_regex": RefusedField("use stop, or structured_outputs.regex.", ("", [])),
         "stream_interval": RefusedField("join chunks in the client.", (1,)),
         "t_max_predict_ms": RefusedField("send max_tokens.", (0, -1)),
+        "top_a": RefusedField(_SAMPLER, (0,)),
         "top_n_sigma": RefusedField(_SAMPLER, (-1, 0)),
+        "transforms": RefusedField("shorten the prompt; nothing is cut silently.", ([],)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "use_beam_search": RefusedField("answers are sampled, not searched for.", (False,)),
         "verbose": RefusedField("post to /apply-template to see a prompt.", (False,)),
@@ -78,11 +108,12 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "xtc_probability": RefusedField(_SAMPLER, (0,)),
     }
 )
-"""Fields of OpenAI, vLLM and llama.cpp in chat, completions and responses."""
+"""Fields of OpenAI, vLLM, SGLang, llama.cpp and OpenRouter in chat, completions and responses."""
 
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
         "adaptive_decay": "it belongs to adaptive_target, which is off",
+        "custom_labels": "a label, which no answer depends on",
         "dry_allowed_length": _DRY,
         "dry_base": _DRY,
         "dry_penalty_last_n": _DRY,
@@ -93,10 +124,12 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "n_cache_reuse": "equal beginnings of prompts are cached automatically",
         "n_discard": "no part of a prompt is dropped",
         "n_keep": "no part of a prompt is dropped",
+        "ngram_corpus_id": _DRAFTED,
         "provider": "this server is the only provider",
         "repeat_last_n": "penalties apply to the whole text",
-        "request_id": "the header X-Request-Id sets the id of a request",
+        "request_id": _OWN_ID,
         "return_progress": "a prompt's progress is not reported",
+        "rid": _OWN_ID,
         "session_id": "a label, which no answer depends on",
         "spaces_between_special_tokens": "the tokens define the spaces of a text",
         "sse_ping_interval": "the operator sets --heartbeat-s",
@@ -105,6 +138,12 @@ IGNORED: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_KEPT = "a label that clients store with a message"
+IGNORED_IN_MESSAGE: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("created_at", "createdAt", "id", "metadata", "timestamp"), _KEPT)
+)
+"""Fields of messages in chat, also in Ollama's."""
+
 CHAT: Mapping[str, RefusedField] = MappingProxyType(
     {
         "add_special_tokens": RefusedField("the chat template writes them.", (False,)),
@@ -112,15 +151,27 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "documents": RefusedField("put their texts into a message.", ([],)),
         "function_call": RefusedField(_TOOLS, ("none", "auto")),
         "functions": RefusedField(_TOOLS, ([],)),
+        "input_ids": RefusedField("post token ids to /v1/completions.", ([],)),
+        "max_dynamic_patch": RefusedField(_PIXELS),
+        "min_dynamic_patch": RefusedField(_PIXELS),
         "modalities": RefusedField(_TEXT_ONLY, (["text"],)),
+        "moderation": RefusedField("moderate before and after the call."),
         "parse_special": RefusedField(
             "messages never contain special tokens; use /v1/completions.", (False,)
         ),
-        "moderation": RefusedField("moderate before and after the call."),
         "prediction": RefusedField("leave it out; answers are the same without it.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached automatically."),
+        "reasoning": RefusedField(
+            "send reasoning_effort, enable_thinking or thinking_budget.", ({},)
+        ),
+        "return_meta_info": RefusedField("see usage and finish_reason.", (False,)),
+        "return_prompt_token_ids": RefusedField("send return_token_ids.", (False,)),
+        "separate_reasoning": RefusedField("reasoning has its own field.", (True,)),
+        "stream_reasoning": RefusedField("reasoning is streamed like the answer.", (True,)),
+        "task": RefusedField("describe it in a message."),
         "truncate_prompt_tokens": RefusedField("leave out messages; conversations are not cut."),
         "truncation_side": RefusedField("it belongs to truncate_prompt_tokens.", ("left", "right")),
+        "use_audio_in_video": RefusedField("neither video nor sound is read here.", (False,)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."
@@ -150,7 +201,6 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
 )
 
 _CHAT_ROUTE = "post to /v1/chat/completions."
-_MERGED = "serve a merged model with --model."
 _LOADED = "send it a request; the operator sets the served models with --model."
 ROUTES: RefusedRoutes = MappingProxyType(
     {

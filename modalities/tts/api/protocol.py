@@ -138,24 +138,29 @@ class AudioUsage(BaseModel):
 
 
 class AudioDone(BaseModel):
-    """The end of the file: `coverage` is the share of the text that was spoken."""
+    """The end of the file: `coverage` is the share of the text that was spoken.
+
+    `token_usage` is `usage` under its name in speaches.
+    """
 
     type: Literal["speech.audio.done"]
     usage: AudioUsage
+    token_usage: AudioUsage
     finish_reason: str
     coverage: float
 
     @classmethod
     def of(cls, last: SpeechPiece) -> AudioDone:
         """The end of a call, from its last piece."""
-        usage = last.usage
+        usage = AudioUsage(
+            input_tokens=last.usage.num_prompt_tokens,
+            output_tokens=last.usage.num_output_tokens,
+            total_tokens=last.usage.num_prompt_tokens + last.usage.num_output_tokens,
+        )
         return cls(
             type="speech.audio.done",
-            usage=AudioUsage(
-                input_tokens=usage.num_prompt_tokens,
-                output_tokens=usage.num_output_tokens,
-                total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
-            ),
+            usage=usage,
+            token_usage=usage,
             finish_reason=last.finish_reason or "stop",
             coverage=round(last.coverage, 3),
         )

@@ -30,6 +30,7 @@ from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import AudioDelta, AudioDone, SpeechBody, VoiceId
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService, SpeechStream
@@ -76,10 +77,7 @@ def speech_router(service: SpeechService) -> APIRouter:
     async def speech(body: SpeechBody, request: Request) -> Response:
         """Speak a text."""
         context = Context.of(request)
-        call = _call(body, context)
-        if call.instructions and not service.model(call.model).takes_instructions:
-            note_ignored(request, "instructions")  # as OpenAI does for some models
-            call = replace(call, instructions="")
+        call = _without_hints(_call(body, context), service.model(body.model), request)
         speech_stream = service.speak(call)
         encoder = await asyncio.to_thread(
             open_encoder,
@@ -135,6 +133,19 @@ def _call(body: SpeechBody, context: Context) -> SpeechCall:
         **body.model_dump(include=asked, exclude_none=True),
         **reading,
     )
+
+
+def _without_hints(call: SpeechCall, front: FrontEnd, request: Request) -> SpeechCall:
+    """The call without instructions that the model cannot follow, as OpenAI's older models do.
+
+    They are reported as ignored, and so is a voice of another server that the model lacks.
+    """
+    if front.replaces(call.voice):
+        note_ignored(request, "voice")
+    if not call.instructions or front.takes_instructions:
+        return call
+    note_ignored(request, "instructions")
+    return replace(call, instructions="")
 
 
 async def _encode_pieces(

@@ -37,6 +37,7 @@ from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.protocol import AnyNumber
 from triptych.modalities.llm.api.sampling_fields import Stop, TokenId, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
+from triptych.modalities.llm.api.unsupported import IGNORED_IN_MESSAGE
 
 _MOST = SAMPLING_RANGES["max_tokens"][1]
 _Count = Annotated[int, Field(ge=-1, le=_MOST)]
@@ -123,8 +124,10 @@ class OllamaCall(Strict):
     function: CalledTool
 
 
-class OllamaMessage(Strict):
+class OllamaMessage(IgnoresHints):
     """One message of a conversation."""
+
+    ignored = IGNORED_IN_MESSAGE
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None

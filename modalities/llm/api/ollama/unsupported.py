@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
 
 IGNORED_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
+        "draft_num_predict": "drafts of tokens leave an answer as it is",
         "mirostat": "tokens are sampled by top_p, top_k and min_p",
         "repeat_last_n": "penalties apply to the whole text",
     }

@@ -31,6 +31,7 @@ from triptych.core.http.json_writer import write_json
 from triptych.core.http.sse import log_broken
 from triptych.core.media.fetch import Fetched
 from triptych.core.options.config import ServerOptions
+from triptych.core.process.logs import fields
 from triptych.core.store.store import DocumentStore
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.llm.api.generation import (
@@ -142,6 +143,7 @@ class Answering:
         self._service = service
         self._archive = archive
         self._find_link = find_link
+        self._left_out: set[str] = set()  # kinds of tools that the log has
         self.runs = BackgroundRuns()
 
     @classmethod
@@ -174,7 +176,7 @@ class Answering:
         self, body: ResponseInput, request: Request, *, is_kept: bool = False
     ) -> PreparedInput:
         """The prompt of a request, and its images if it is stored. Raises the request's errors."""
-        note_ignored(request, *body.tool_set.left_out)
+        self._note_left_out(request, body.tool_set.left_out)
         note_reasoning(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
@@ -187,6 +189,14 @@ class Answering:
             images.hold(url, image)
         return PreparedInput(conversation.chat, prompt, conversation.items, images)
 
+    def _note_left_out(self, request: Request, tools: Sequence[str]) -> None:
+        """Report tools as ignored, and log each kind once."""
+        note_ignored(request, *tools)
+        for tool in tools:
+            if tool not in self._left_out:
+                self._left_out.add(tool)
+                _log.warning("left out of prompts: only clients run tools", extra=fields(tool=tool))
+
     async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
         """Begin an answer. Raises the request's errors before anything runs."""
         context = Context.of(request)
@@ -197,8 +207,8 @@ class Answering:
         prepared = await self.prepare(body, request, is_kept=is_kept)
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
-        fields = first_fields(body, response_id, model.default_sampling, is_kept=is_stored)
-        builder = ResponseBuilder(fields, body.tool_set.places, has_logprobs=body.has_logprobs)
+        first = first_fields(body, response_id, model.default_sampling, is_kept=is_stored)
+        builder = ResponseBuilder(first, body.tool_set.places, has_logprobs=body.has_logprobs)
         if body.background:  # no client waits for it
             context = replace(context, limit_s=None)
         with rename_errors(CHAT_NAMES):

@@ -79,6 +79,8 @@ class FrontEnd(ABC):
     """Words that are commands to the model in angle brackets, such as "laugh"."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of the voices."""
+    foreign_voices: frozenset[str] = frozenset()
+    """Voices of other servers that the model lacks; its default speaks for them."""
 
     @cached_property
     def voices_by_name(self) -> Mapping[str, Voice]:
@@ -96,12 +98,18 @@ class FrontEnd(ABC):
             return name
         if name in self.aliases:
             return self.aliases[name]
+        if self.replaces(name):
+            return self.default_voice
         near = difflib.get_close_matches(name, known, n=3) or list(known)[:8]
         others = " and others" if len(near) < len(known) else ""
         raise InvalidRequest(
             f"{self.name} has no voice {voice[:40]!r}; it has {', '.join(near)}{others}.",
             param="voice",
         )
+
+    def replaces(self, voice: str) -> bool:
+        """Whether the default speaks for `voice`, a voice of another server."""
+        return voice.strip().lower() in self.foreign_voices
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
         """The ids before the sound of a clip that says `transcript`; none by default."""

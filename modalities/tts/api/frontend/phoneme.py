@@ -86,6 +86,12 @@ class PhonemeFrontEnd(FrontEnd):
             return parts[0][0]
         return "+".join(f"{name}*{share:.4g}" for name, share in parts)
 
+    def replaces(self, voice: str) -> bool:
+        """Whether the default speaks for `voice`, or for a voice of a mixture."""
+        if not voice or not self.mixes_voices:
+            return super().replaces(voice)
+        return any(super(PhonemeFrontEnd, self).replaces(name) for name, _ in parse_mixture(voice))
+
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
@@ -203,7 +209,7 @@ OPENAI_VOICES: Mapping[str, str] = {
     "shimmer": "af_aoede",
     "verse": "am_puck",
 }
-"""The voice for each of OpenAI's names, if the model has it; else its default."""
+"""The voice of Kokoro for each of OpenAI's names."""
 
 KOKORO_VOICES = (
     *("af_alloy", "af_aoede", "af_bella", "af_heart", "af_jessica", "af_kore", "af_nicole"),
@@ -211,9 +217,13 @@ KOKORO_VOICES = (
     *("am_liam", "am_michael", "am_onyx", "am_puck", "am_santa", "bf_alice", "bf_emma"),
     *("bf_isabella", "bf_lily", "bm_daniel", "bm_fable", "bm_george", "bm_lewis"),
 )
-"""Kokoro's English voices, which clients of other servers send. For our own model each maps to the
-voice of that name (`af_heart` to `heart`), if there is one; else to its default.
-"""
+"""Kokoro's English voices, which clients of other servers send."""
+
+_OWN_VOICES: Mapping[str, str] = {
+    theirs: ours.partition("_")[2]
+    for theirs, ours in (*OPENAI_VOICES.items(), *((name, name) for name in KOKORO_VOICES))
+}
+"""The voice of our own model for each name, by the part of Kokoro's name after the accent."""
 
 _KOKORO_PAUSES_S = {Boundary.CLAUSE: 0.08, Boundary.SENTENCE: 0.18, Boundary.PARAGRAPH: 0.5}
 """Kokoro's sentences have no silence around them; these are its own rests, and a longer one."""
@@ -271,6 +281,7 @@ def open_phoneme_model(
     if not own.voices:
         raise WeightsError("config.json lists no voices.")
     default = own.voices[0].name
+    aliases, foreign = _other_names(_OWN_VOICES, (voice.name for voice in own.voices))
     return PhonemeFrontEnd(
         name=resolved.name,
         sample_rate=own.codec.sample_rate,
@@ -279,7 +290,8 @@ def open_phoneme_model(
         default_voice=default,
         sampling=own.sampling,
         takes_speed=own.takes_speed,
-        aliases=_own_aliases((voice.name for voice in own.voices), default),
+        aliases=aliases,
+        foreign_voices=foreign,
         phonemizer=phonemizer,
         vocab=own.vocab,
         max_phonemes=own.max_phonemes,
@@ -303,6 +315,7 @@ def _open_kokoro(
     voices = tuple(map(_kokoro_voice, names))
     english = [voice.name for voice in voices if voice.language.lower() in _LANGUAGES]
     default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else (*english, *names)[0]
+    aliases, foreign = _other_names(OPENAI_VOICES, names)
     return PhonemeFrontEnd(
         name=resolved.name,
         sample_rate=SAMPLE_RATE,
@@ -311,7 +324,8 @@ def _open_kokoro(
         default_voice=default,
         sampling=SamplingParams(),
         takes_speed=True,
-        aliases=_aliases(names, default),
+        aliases=aliases,
+        foreign_voices=foreign,
         phonemizer=phonemizer,
         vocab=kokoro.vocab,
         max_phonemes=kokoro.max_phonemes,
@@ -320,23 +334,17 @@ def _open_kokoro(
     )
 
 
-def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
-    known = frozenset(names)
-    return {
-        theirs: ours if ours in known else default
-        for theirs, ours in OPENAI_VOICES.items()
-        if theirs not in known
-    }
+def _other_names(
+    wanted: Mapping[str, str], names: Iterable[str]
+) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Other names of a model's voices `names`, and those of voices that it lacks.
 
-
-def _own_aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
-    """Aliases of OpenAI's and Kokoro's names, for our own model."""
+    `wanted` has the voice for each name of another server.
+    """
     known = frozenset(names)
-    kokoro = {name: name.partition("_")[2] for name in KOKORO_VOICES if name not in known}
-    return {
-        **{theirs: ours if ours in known else default for theirs, ours in kokoro.items()},
-        **_aliases(known, default),
-    }
+    others = {theirs: ours for theirs, ours in wanted.items() if theirs not in known}
+    aliases = {theirs: ours for theirs, ours in others.items() if ours in known}
+    return aliases, frozenset(others.keys() - aliases.keys())
 
 
 def _kokoro_voice(name: str) -> Voice:

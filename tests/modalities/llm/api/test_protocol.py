@@ -200,7 +200,7 @@ def test_what_sdks_add_to_their_objects_is_taken_and_not_shown() -> None:
     message = {"role": "assistant", "content": "{}", "tool_calls": [call]}
     (plain,) = chat(messages=[{**message, "tool_calls": [CALL]}]).messages
     (dumped,) = chat(
-        messages=[{**message, "parsed": {"b": [1]}, "id": "msg_1", "index": 3, "timestamp": 5}]
+        messages=[{**message, "parsed": {"b": [1]}, "id": "msg_1", "index": 3, "createdAt": 5}]
     ).messages
     assert dumped.for_template() == plain.for_template()
 

@@ -314,6 +314,16 @@ async def test_hints_are_ignored_and_named(client: httpx.AsyncClient, stream: bo
     assert wrong.status_code == 400
 
 
+async def test_labels_of_messages_are_ignored_and_named_once(client: httpx.AsyncClient) -> None:
+    turns = [{"role": role, "content": "x", "id": "a"} for role in ("user", "assistant", "user")]
+    body = chat(messages=[{**turns[0], "timestamp": 5, "metadata": None}, *turns[1:]])
+    reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-triptych-ignored"] == "messages.id, messages.timestamp"
+    for wrong in ({**turns[0], "prefix": True}, {"role": "user", "id": "a"}):
+        assert (await client.post(CHAT, json=chat(messages=[wrong]))).status_code == 400
+
+
 @pytest.mark.parametrize("logprobs", [{}, {"logprobs": False}])
 async def test_no_alternatives_need_no_logprobs(
     client: httpx.AsyncClient, logprobs: dict[str, bool]

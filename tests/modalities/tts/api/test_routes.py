@@ -111,13 +111,15 @@ async def test_events_carry_the_same_file(kind: str) -> None:
     assert b"".join(audio) == whole.content
     num_letters = sum(map(str.isalpha, TEXT))
     num_steps = done["usage"]["output_tokens"]
+    usage = {
+        "input_tokens": num_letters,
+        "output_tokens": num_steps,
+        "total_tokens": num_letters + num_steps,
+    }
     assert done == {
         "type": "speech.audio.done",
-        "usage": {
-            "input_tokens": num_letters,
-            "output_tokens": num_steps,
-            "total_tokens": num_letters + num_steps,
-        },
+        "usage": usage,
+        "token_usage": usage,
         "finish_reason": "stop",
         "coverage": 1.0,
     }
@@ -212,6 +214,16 @@ async def test_instructions_reach_the_voices_that_follow_them_and_are_else_repor
         assert [instructions for _, _, instructions, _ in front.planned] == ["softly" * takes]
         plain = await post(FakeSpeechEngine(), body | {"instructions": ""})
         assert "x-triptych-ignored" not in plain.headers
+
+
+@pytest.mark.parametrize(("voice", "ignored"), [("bob", None), ("nova", "voice")])
+async def test_a_voice_that_the_default_stands_in_for_is_reported(
+    voice: str, ignored: str | None
+) -> None:
+    engine = FakeSpeechEngine()
+    reply = await post(engine, speech() | {"voice": voice})
+    assert (reply.status_code, reply.headers.get("x-triptych-ignored")) == (200, ignored)
+    assert next(iter(engine.submitted.values())).voice == ("ada" if ignored else "bob")
 
 
 @pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 24_000, 44_100, 48_000])

@@ -467,12 +467,21 @@ async def test_hints_are_ignored_and_named(
         stream=stream,
         truncate=True,
         shift=None,
-        options={"repeat_last_n": 64, "mirostat": 1},
+        options={"repeat_last_n": 64, "mirostat": 1, "draft_num_predict": 4},
     )
     reply = await client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     named = set(reply.headers["x-triptych-ignored"].split(", "))
-    assert named == {"truncate", "options.repeat_last_n", "options.mirostat"}
+    of_options = {"repeat_last_n", "mirostat", "draft_num_predict"}
+    assert named == {"truncate", *(f"options.{name}" for name in of_options)}
+
+
+async def test_labels_of_messages_are_ignored_and_named(client: httpx.AsyncClient) -> None:
+    message = {"role": "user", "content": "a", "id": "m", "createdAt": "2026-11-28"}
+    reply = await client.post(CHAT, json=chat(messages=[message]))
+    assert reply.status_code == 200, reply.text
+    named = set(reply.headers["x-triptych-ignored"].split(", "))
+    assert named == {"messages.id", "messages.createdAt"}
 
 
 @pytest.mark.parametrize("name", ["num_predict", "num_ctx", "seed", "top_k", "num_gpu"])

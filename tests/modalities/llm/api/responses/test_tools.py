@@ -123,6 +123,19 @@ async def test_tools_that_a_server_would_run_are_left_out_and_reported(
     assert counted.headers["x-triptych-ignored"] == f"tools.{kind}"
 
 
+async def test_the_log_names_a_kind_of_tool_that_is_left_out_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = ask_for(tools=[{"type": "web_search"}, {"type": "mcp"}, TOOL])
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            for _ in range(2):
+                assert (await client.post("/v1/responses", json=body)).status_code == 200
+    warned = [record for record in caplog.records if "left out" in record.message]
+    assert [record.levelname for record in warned] == ["WARNING"] * 2
+    assert [record.fields["tool"] for record in warned] == ["tools.web_search", "tools.mcp"]
+
+
 CODEX = {
     "instructions": "You are a coding agent.",
     "tools": [

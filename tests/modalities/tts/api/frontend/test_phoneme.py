@@ -281,6 +281,20 @@ def test_kokoros_names_answer_in_a_model_of_our_own(own: PhonemeFrontEnd, name: 
     assert open_phoneme_model(OWN, heart, PHONEMIZER).check_voice(name.upper()) == wanted
 
 
+def test_the_default_speaks_for_voices_of_other_servers(
+    kokoro: FrontEnd, own: PhonemeFrontEnd
+) -> None:
+    known = [name for name in OPENAI_VOICES if not kokoro.replaces(name)]
+    assert known == ["coral", "echo", "fable", "marin"]
+    assert kokoro.replaces("fable + ALLOY")
+    assert not any(map(kokoro.replaces, ("", "am_echo", "fable*3 + marin")))
+    assert own.replaces("af_heart")
+    heart = {**OWN_CONFIG, "voices": [{"name": "brian"}, {"name": "heart"}]}
+    named = open_phoneme_model(OWN, heart, PHONEMIZER)
+    known = [name for name in (*KOKORO_VOICES, *OPENAI_VOICES) if not named.replaces(name)]
+    assert known == ["af_heart", "marin"]
+
+
 def test_a_voice_of_our_own_mixes_nothing(own: PhonemeFrontEnd) -> None:
     assert own.check_voice("Brian") == "brian"
     with pytest.raises(InvalidRequest, match="anna, brian"):

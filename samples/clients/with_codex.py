@@ -1,0 +1,110 @@
+# /// script
+# dependencies = ["pydantic==2.14.4"]
+# ///
+"""OpenAI's Codex through `npx`: an answer, its continuation, a schema, a command.
+
+`CONFIG` is the configuration that a user writes to ~/.codex/config.toml. A first prompt has some
+8,600 tokens of instructions and tools; later prompts find them in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from checks import Server, TooSmall, run_checks, said
+from tasks import QUESTION, Answer
+
+PACKAGE = "@openai/codex@0.171.0"
+CODEX = ("npx", "--yes", PACKAGE, "exec")
+CONFIG = """
+model = "{model}"
+model_provider = "triptych"
+
+[model_providers.triptych]
+name = "Triptych"
+base_url = "{url}"
+env_key = "TRIPTYCH_API_KEY"
+wire_api = "responses"
+"""
+TIMEOUT_S = 240
+"""Codex sets no `max_tokens`, and a small model may repeat itself until its context is full."""
+SECRET = "marzipan"
+
+
+@cache
+def home() -> tempfile.TemporaryDirectory[str]:
+    """The folder of Codex, and of its sessions: prompts name it, so that one is cached best."""
+    return tempfile.TemporaryDirectory()
+
+
+def run(server: Server, *arguments: str) -> list[dict[str, Any]]:
+    """Run `codex exec` and return the items of its events."""
+    folder = Path(home().name)
+    config = CONFIG.format(model=server.model, url=server.v1)
+    (folder / "config.toml").write_text(config, encoding="utf-8")
+    environment = {**os.environ, "CODEX_HOME": str(folder), "TRIPTYCH_API_KEY": server.key}
+    try:
+        done = subprocess.run(
+            (*CODEX, *arguments[:-1], "--json", "--skip-git-repo-check", arguments[-1]),
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TooSmall(f"no end after {error.timeout:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError((error.stdout + error.stderr)[-400:]) from error
+    return [item for line in done.stdout.splitlines() if (item := json.loads(line).get("item"))]
+
+
+def text_of(items: Sequence[dict[str, Any]]) -> str:
+    """The text of the last answer."""
+    texts = [item["text"] for item in items if item["type"] == "agent_message"]
+    return str(texts[-1]) if texts else ""
+
+
+def answer(server: Server) -> str:
+    """Ask for one answer."""
+    return said(text_of(run(server, QUESTION)), "Paris")
+
+
+def resume(server: Server) -> str:
+    """Ask again in the same session."""
+    items = run(server, "resume", "--last", "And what is the capital of Italy?")
+    return said(text_of(items), "Rome")
+
+
+def output_schema(server: Server) -> str:
+    """An answer that follows a schema."""
+    schema = Path(home().name, "schema.json")
+    schema.write_text(json.dumps(Answer.model_json_schema() | {"additionalProperties": False}))
+    items = run(server, "--output-schema", str(schema), QUESTION)
+    return said(Answer.model_validate_json(text_of(items)).answer, "Paris")
+
+
+def command(server: Server) -> str:
+    """Let the model run a command, and answer from its output."""
+    Path(home().name, "notes.txt").write_text(f"The secret word is {SECRET}.\n")
+    question = "Run the command `cat notes.txt`. What is the secret word?"
+    return said(text_of(run(server, "--sandbox", "read-only", question)), SECRET)
+
+
+def main() -> None:
+    """Run the checks."""
+    name, _, release = PACKAGE.rpartition("@")
+    run_checks(name, answer, resume, output_schema, command, release=release)
+
+
+if __name__ == "__main__":
+    main()
