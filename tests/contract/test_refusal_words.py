@@ -128,6 +128,7 @@ server with --store off, which they say."""
 FOREIGN = {
     "--cacert": "curl",
     "--environments": "samples/clients/run.py",
+    "--output-schema": "codex exec",
     "--head": "ray start",
     "--index-url": "pip",
     "--mm-encoder-tp-mode": "vLLM",
