@@ -91,5 +91,6 @@ class HeartbeatSender:
             for name, value in stats.gauges.items():
                 gauges[series(f"triptych_{name}", model=model)] = value
             for name, value in stats.counters.items():
-                counters[series(f"triptych_{name}", model=model)] = value
+                key = series(f"triptych_{name}", model=model)
+                counters[key] = counters.get(key, 0.0) + value  # with those of earlier loads
         return gauges, counters

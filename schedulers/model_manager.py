@@ -343,6 +343,8 @@ class ModelManager:
         self._hooks.metrics.add("triptych_model_unloads_total", model=name)
         entry = self._entries[name]
         loaded = self.ready.pop(name)
+        for counter, value in loaded.scheduler.stats().counters.items():  # for its next life
+            self._hooks.metrics.add(f"triptych_{counter}", value, model=name)
         entry.state, entry.progress, entry.loaded, entry.is_closing = "unloaded", 0.0, None, True
 
         def close() -> None:

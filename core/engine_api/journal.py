@@ -36,13 +36,17 @@ def call_of(job_id: str) -> str:
 
 
 class JobJournal:
-    """The recent jobs, by call. `on_report` is called with each job whose account arrives."""
+    """The recent jobs, by call."""
 
     def __init__(self, max_jobs: int = MAX_JOBS) -> None:
-        self.on_report: Callable[[JournalEntry], None] = lambda entry: None
+        self._followers: list[Callable[[JournalEntry], None]] = []
         self._max_jobs = max_jobs
         self._jobs: dict[str, JournalEntry] = {}
         self._calls: dict[str, list[JournalEntry]] = {}
+
+    def follow(self, follower: Callable[[JournalEntry], None]) -> None:
+        """Call `follower` with each job whose account arrives; it must not raise."""
+        self._followers.append(follower)
 
     def open(self, job_id: str, model: str) -> None:
         """Add a job."""
@@ -62,7 +66,8 @@ class JobJournal:
         entry = self._jobs.get(job_id)
         if entry is not None:
             entry.report = report
-            self.on_report(entry)
+            for follower in self._followers:
+                follower(entry)
 
     def call(self, call_id: str) -> Sequence[JournalEntry]:
         """Return the jobs of a call, in the order of their submission."""

@@ -87,7 +87,8 @@ class Access:
         route = getattr(scope.get("route"), "path", "unmatched")
         if recent is not None:
             recent.end(route, status)
-        self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s)
+        model = scope["state"]["record"].model
+        self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s, model=model)
         if not self._is_logged:
             return
         state = scope["state"]

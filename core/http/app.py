@@ -96,7 +96,7 @@ def create_app(
     `upload_budget`, `tasks`, `models_by_task`, `routes` and empty `user_files`.
     Raises `ConfigError` for API keys that cannot be read.
     """
-    metrics = HttpMetrics()
+    metrics = HttpMetrics(card.id for card in cards)
     recent = RecentRequests()
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server)
@@ -136,6 +136,7 @@ def create_app(
     app.state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
+    client.journal.follow(metrics.observe_job)
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
     explained = explain_router(client, recent)

@@ -1,85 +1,108 @@
 """`/metrics`: measurements of this process, and the engine's last report.
 
 Owns the metrics of the HTTP side and the translation of a `Heartbeat` into Prometheus families.
-Knows no metric of the engine by name.
+Their help texts are in `core.process.metric_table`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
 
 from fastapi import APIRouter
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.journal import JournalEntry
 from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.http.process_metrics import ProcessCollector
+from triptych.core.process.metric_table import FAMILIES
 from triptych.core.process.metrics import HISTOGRAM_BOUNDS, split_series
 from triptych.core.router.beats import labelled
 
-_HELP = "Reported by the engine."
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(120.0, 300.0, 1800.0),
+)
+_FIRST_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0),
+)
+_NEXT_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1),
+    *(0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class HttpMetrics:
-    """Counts and times of the API process."""
+    """Counts and times of the API process. Only `models` become label values."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._requests = Counter(
-            "triptych_http_requests_total",
-            "Requests by route and status.",
-            ("route", "status"),
-            registry=self.registry,
-        )
-        self._durations = Histogram(
-            "triptych_http_request_seconds",
-            "Time from a request's headers to the end of its response.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._first_token = self._histogram(
-            "triptych_time_to_first_token_seconds", "Time from a request to its first token."
-        )
-        self._next_token = self._histogram(
-            "triptych_inter_token_seconds", "Time between the tokens of one answer."
-        )
-        self._first_audio = self._histogram(
-            "triptych_time_to_first_audio_seconds", "Time from a request to its first audio."
-        )
-        self._audio = Counter(
-            "triptych_audio_seconds_total",
-            "Seconds of audio sent.",
-            ("model",),
-            registry=self.registry,
-        )
-        self._image_seconds = self._histogram(
-            "triptych_image_seconds", "Time from a request to each of its finished images."
-        )
-        self._in_flight = Gauge(
-            "triptych_http_requests_in_flight",
-            "Requests in progress.",
-            registry=self.registry,
-        )
+        self._models = frozenset(models)
+        self._requests = self._counter("triptych_http_requests_total")
+        self._durations = self._histogram("triptych_http_request_seconds", _SECONDS)
+        self._first_token = self._histogram("triptych_time_to_first_token_seconds", _FIRST_SECONDS)
+        self._next_token = self._histogram("triptych_inter_token_seconds", _NEXT_SECONDS)
+        self._first_audio = self._histogram("triptych_time_to_first_audio_seconds", _FIRST_SECONDS)
+        self._audio = self._counter("triptych_audio_seconds_total")
+        self._image_seconds = self._histogram("triptych_image_seconds", _SECONDS)
+        self._waits = self._histogram("triptych_job_wait_seconds", _FIRST_SECONDS)
+        self._in_flight = self._gauge("triptych_http_requests_in_flight")
+        build = self._gauge("triptych_build_info")
+        build.labels(version("triptych"), platform.python_version()).set(1)
+        self._processes = ProcessCollector()
+        self.registry.register(self._processes)
 
     def watch(self, status: Callable[[], EngineStatus], num_in_flight: Callable[[], int]) -> None:
         """Read the engine's state and the number of requests whenever metrics are requested."""
         self._in_flight.set_function(num_in_flight)
         self.registry.register(EngineCollector(status))
 
-    def _histogram(self, name: str, description: str) -> Histogram:
-        return Histogram(name, description, ("model",), buckets=_SECONDS, registry=self.registry)
+    async def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        await asyncio.to_thread(self._processes.read)
+        return generate_latest(self.registry)
 
-    def observe_request(self, *, route: str, status: int, elapsed_s: float) -> None:
+    def _counter(self, name: str) -> Counter:
+        return Counter(name, FAMILIES[name].help, FAMILIES[name].labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        return Gauge(name, FAMILIES[name].help, FAMILIES[name].labels, registry=self.registry)
+
+    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
+        known = FAMILIES[name]
+        return Histogram(name, known.help, known.labels, buckets=bounds, registry=self.registry)
+
+    def observe_request(
+        self, *, route: str, status: int, elapsed_s: float, model: str | None = None
+    ) -> None:
         """Count a request that was answered or aborted."""
-        self._requests.labels(route, str(status)).inc()
-        self._durations.labels(route).observe(elapsed_s)
+        labels = route, str(status), model if model in self._models else ""
+        self._requests.labels(*labels).inc()
+        self._durations.labels(*labels).observe(elapsed_s)
+
+    def observe_job(self, job: JournalEntry) -> None:
+        """Record the waits of a job that has ended."""
+        for reason, waited_s in (job.report.waits if job.report else {}).items():
+            self._waits.labels(job.model, reason).observe(waited_s)
 
     def token_clock(self, model: str, arrived_s: float) -> TokenClock:
         """Create a clock for one request to `model` that arrived at `arrived_s` (monotonic)."""
@@ -169,7 +192,7 @@ def _from_heartbeat(beat: Heartbeat) -> Iterator[Metric]:
     families: dict[str, Metric] = {}
     for series, values in beat.histograms.items():
         name, labels = split_series(series)
-        family = families.setdefault(name, Metric(name, _HELP, "histogram"))
+        family = families.setdefault(name, Metric(name, _help(name), "histogram"))
         _add_histogram(family, labels, values)
     yield from families.values()
 
@@ -178,9 +201,15 @@ def _families(values: Mapping[str, float], kind: str) -> Iterator[Metric]:
     families: dict[str, Metric] = {}
     for series, value in values.items():
         name, labels = split_series(series)
-        family = families.setdefault(name, Metric(name.removesuffix("_total"), _HELP, kind))
+        base_name = name.removesuffix("_total")
+        family = families.setdefault(name, Metric(base_name, _help(name), kind))
         family.add_sample(name, labels, value)
     yield from families.values()
+
+
+def _help(name: str) -> str:
+    family = FAMILIES.get(name)
+    return family.help if family is not None else "Reported by an engine of another version."
 
 
 def _add_histogram(family: Metric, labels: dict[str, str], values: list[float]) -> None:
@@ -201,6 +230,6 @@ def metrics_router(metrics: HttpMetrics) -> APIRouter:
     @router.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
         """Show the metrics of this process and the engine."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

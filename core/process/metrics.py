@@ -7,7 +7,8 @@ Snapshot form: three maps from a series name such as `triptych_step_seconds{kind
 number (gauges, counters) or to a list (histograms). The list of a histogram with bounds
 `b_0 < ... < b_n-1` has n + 2 entries: how many observations fell into each bucket (not
 cumulative; entry i counts values in `(b_i-1, b_i]`), how many lay above the last bound, and the
-sum of all. Counters and histograms start from 0 when the engine restarts.
+sum of all. Counters and histograms of an engine start from 0 when it restarts;
+`core.engine_api.totals` continues them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEVICE_BYTES = "triptych_device_memory_bytes"
 HISTOGRAM_BOUNDS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
         STEP_SECONDS: (
-            *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+            *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
             *(1.0, 2.5, 5.0, 10.0, 30.0),
         )
     }

@@ -26,6 +26,7 @@ from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
+from triptych.core.engine_api.totals import RunningTotals
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
@@ -79,6 +80,7 @@ class RemoteClient:
         self._dead_until_ns = 0
         self._num_engines = 0
         self._beat: Heartbeat | None = None
+        self._totals = RunningTotals()
         self._beat_s = time.monotonic()
         self._silence = SilenceTimer(CHECK_INTERVAL_S)
         self._absence = "the engine is starting"
@@ -239,7 +241,7 @@ class RemoteClient:
             self._retire(epoch_ns, "the engine has shut down", None)
 
     def _take_beat(self, beat: Heartbeat) -> None:
-        self._beat, self._beat_s = beat, time.monotonic()
+        self._beat, self._beat_s = self._totals.add(beat), time.monotonic()
         self._silence.reset()
         # Models that load later, on first use, do not make the server unready.
         is_cold = not self._is_warm and "loading" in {status.state for status in beat.models}
@@ -294,6 +296,7 @@ class RemoteClient:
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
         self._epoch_ns, self._beat, self._beat_s = None, None, time.monotonic()
+        self._totals.restart()
         self._is_warm = self._was_cold = False
         self._start_begins_s = self._beat_s + (restart_in_s or 0.0)
         self._absence = reason

@@ -12,12 +12,14 @@ import pytest
 from support.engine_seams import (
     FakeFrames,
     FakeLoader,
+    FakeRunner,
     FrameRequest,
     FrameRunner,
     Recorder,
     eventually,
 )
 from support.load_bench import LoadBench
+from support.virtual_engine import Chat, World, ask, prompt_of
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
@@ -26,6 +28,7 @@ from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 FIRST_USE = Config(models=ModelOptions(load="first-use"))
 
@@ -410,3 +413,22 @@ def test_jobs_waiting_for_a_load_are_bounded_and_expire(
     slow.gate.set()
     outputs.wait_final("job0", "job1", "job2")
     assert [outputs.error_code(f"job{n}") for n in range(3)] == [None, None, None]
+
+
+def test_counts_go_on_where_a_model_is_loaded_again() -> None:
+    lives = iter([Chat(), Chat()])
+
+    def make() -> tuple[TokenScheduler, FakeRunner]:
+        chat = next(lives)
+        return chat.scheduler, chat.runner
+
+    config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
+    world = World([FakeLoader("chat", make)], config=config)
+    series = 'triptych_output_tokens_total{model="chat"}'
+    world.submit("a", "chat", ask(prompt_of(1), 3))
+    world.finish("a")
+    world.turn_until(lambda: world.beats[-1].models[0].state == "unloaded")
+    world.turn_until(lambda: world.beats[-1].counters.get(series) == 3)
+    world.submit("b", "chat", ask(prompt_of(2), 4))
+    world.finish("b")
+    world.turn_until(lambda: world.beats[-1].counters[series] == 7)

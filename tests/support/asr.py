@@ -20,6 +20,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 from support.http import READY
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.http.app import create_app
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.decode import ClipReader
@@ -187,6 +188,7 @@ class FakeAsrEngine:
     error: Exception | None = None
     num_good: int = 0
     gate: asyncio.Event | None = None
+    journal: JobJournal = field(default_factory=JobJournal)
     submitted: dict[str, TranscribeRequest] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)

@@ -20,6 +20,7 @@ from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
@@ -75,6 +76,7 @@ class OwnPool:
 class VectorEngine:
     """An engine client whose vectors are all the same."""
 
+    journal: JobJournal = field(default_factory=JobJournal)
     finished: list[str] = field(default_factory=list)
 
     async def submit(

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.http.app import create_app
 from triptych.core.http.page import Pages, PagesRouter
@@ -68,6 +69,7 @@ class FakeEngine:
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
+    journal: JobJournal = field(default_factory=JobJournal)
 
     def __post_init__(self) -> None:
         tokenizer = byte_tokenizer()

@@ -10,6 +10,7 @@ from typing import Any
 from support.http import READY
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.journal import JobJournal
 from triptych.core.engine_api.streams import HIGH_WATER, LOW_WATER, JobStream, StreamTable
 from triptych.core.errors import to_info
 
@@ -39,6 +40,10 @@ class ScriptedEngine:
     async def act(self, job_id: str, request: Any) -> None:
         """Tell the deltas of a job; what this raises is its error."""
         raise NotImplementedError
+
+    @property
+    def journal(self) -> JobJournal:
+        return self.table.journal
 
     @property
     def running(self) -> set[str]:

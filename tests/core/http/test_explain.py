@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,6 @@ REPORT = JobReport(
 @dataclass
 class ReportingEngine(FakeEngine):
     """An engine client that has an account of every job that has ended."""
-
-    journal: JobJournal = field(default_factory=JobJournal)
 
     async def submit(self, model: str, request: Any, *, job_id: str, **about: Any) -> Any:  # type: ignore[override]
         self.journal.open(job_id, model)

@@ -10,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.http import READY, FakeEngine, chat, in_process, make_app
 from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job_report import JobReport
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ErrorInfo
+from triptych.core.process.metric_table import FAMILIES
 from triptych.core.process.metrics import HISTOGRAM_BOUNDS, STEP_SECONDS, Histogram, series
 
 LOADING = replace(
@@ -121,9 +123,49 @@ async def test_requests_and_tokens_are_counted_and_timed(tmp_path: Path) -> None
         await client.get("/anything/../else")
         text = (await client.get("/metrics")).text
     route = 'route="/v1/chat/completions"'
-    assert f'triptych_http_requests_total{{{route},status="200"}} 1.0' in text
-    assert f'triptych_http_requests_total{{{route},status="400"}} 1.0' in text
-    assert 'triptych_http_requests_total{route="unmatched",status="404"} 1.0' in text
+    assert f'triptych_http_requests_total{{model="tiny",{route},status="200"}} 1.0' in text
+    assert f'triptych_http_requests_total{{model="",{route},status="400"}} 1.0' in text
+    assert 'triptych_http_requests_total{model="",route="unmatched",status="404"} 1.0' in text
+    assert f'triptych_http_request_seconds_count{{model="tiny",{route},status="200"}} 1.0' in text
+    assert 'triptych_inter_token_seconds_bucket{le="0.0005",model="tiny"}' in text
     assert 'triptych_time_to_first_token_seconds_count{model="tiny"} 2.0' in text
     assert 'triptych_inter_token_seconds_count{model="tiny"} 8.0' in text
     assert "triptych_http_requests_in_flight 1.0" in text  # this one
+    assert "_created" not in text
+
+
+async def test_every_family_is_described(tmp_path: Path) -> None:
+    now = replace(READY, last_beat=beat(), by_replica={"a": beat()})
+    async with in_process(make_app(tmp_path, FakeEngine(state=now))) as client:
+        await client.post("/v1/chat/completions", json=chat(max_tokens=5))
+        text = (await client.get("/metrics")).text
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(found) > 20
+    for name, family in found.items():
+        known = FAMILIES.get(name if family.type != "counter" else f"{name}_total")
+        if name == "triptych_tokens":  # no metric of ours: the heartbeat of these tests has it
+            continue
+        assert known is not None, name
+        assert (family.type, family.documentation) == (known.kind, known.help)
+        used = {label for sample in family.samples for label in sample.labels}
+        assert used - {"le", "replica"} <= set(known.labels)
+    (build,) = found["triptych_build_info"].samples
+    assert build.value == 1
+    assert build.labels["version"]
+
+
+async def test_a_model_that_is_not_served_is_no_label(tmp_path: Path) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine())) as client:
+        await client.post("/v1/chat/completions", json=chat(model="no-such-model"))
+        text = (await client.get("/metrics")).text
+    assert "no-such-model" not in text
+
+
+async def test_waits_of_jobs_are_observed(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with in_process(make_app(tmp_path, engine)) as client:
+        engine.journal.open("call.0", "tiny")
+        report = JobReport(state="finished", arrival_s=0.0, length_s=2.0, waits={"queue": 1.5})
+        engine.journal.add_report("call.0", report)
+        text = (await client.get("/metrics")).text
+    assert 'triptych_job_wait_seconds_sum{model="tiny",reason="queue"} 1.5' in text

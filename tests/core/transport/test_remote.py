@@ -72,7 +72,7 @@ class Peer:
     async def nothing_arrives(self):
         return not await self.socket.poll(50)
 
-    async def beat(self, state="ready", stall_budget_s=30.0, phase="idle"):
+    async def beat(self, state="ready", stall_budget_s=30.0, phase="idle", **counters):
         models = (ModelStatus(model="m", state=state),)
         await self.send(
             Heartbeat(
@@ -82,7 +82,7 @@ class Peer:
                 num_jobs=0,
                 models=models,
                 gauges={},
-                counters={},
+                counters=counters,
                 histograms={},
             )
         )
@@ -297,6 +297,18 @@ async def test_a_dead_engine_fails_its_jobs_and_the_next_one_makes_ready(world):
     await world.engine()
     await world.until(lambda status: status.is_ready)
     assert world.client.status().num_restarts == 1
+
+
+async def test_counts_go_on_where_an_engine_was_replaced(world):
+    engine = await world.engine()
+    await engine.beat(steps=2.0)
+    await world.until(lambda status: status.last_beat.counters)
+    supervisor = world.peer(SUPERVISOR)
+    await supervisor.send(EngineGone(reason="was killed", at_ns=time.monotonic_ns()))
+    await world.until(lambda status: status.last_beat is None)
+    engine = await world.engine()
+    await engine.beat(steps=1.0)
+    await world.until(lambda status: status.last_beat.counters["steps"] == 3)
 
 
 async def test_a_retry_is_asked_for_when_the_engine_will_be_ready(monkeypatch):
