@@ -24,6 +24,7 @@ from starlette.types import Scope
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
 from triptych.core.http.fields import ignored_in
 from triptych.core.http.models import with_model
+from triptych.core.http.validation import with_near_name
 from triptych.core.limits import (
     BODY_TIMEOUT_S,
     MAX_JSON_CONTAINERS,
@@ -70,25 +71,32 @@ class StrictRoute(APIRoute):
                 value = self._fields(request, raw)
             else:
                 value = await on_text_thread(len(raw), self._validated, request, raw)
-            response = await handler(_Parsed(request, raw, value))
+            try:
+                response = await handler(_Parsed(request, raw, value))
+            except RequestValidationError as error:
+                raise RequestValidationError(with_near_name(self._kind, error.errors())) from error
             return _with_ignored(request, response)
 
         return strict
 
     def _fields(self, request: Request, raw: bytes) -> Any:
         """Parse the body, add a missing model name, and note ignored fields for the header."""
-        assert self.body_field is not None
-        kind = self.body_field.field_info.annotation
-        value = with_model(request, kind, self.parse(request, raw))
-        note_ignored(request, *ignored_in(kind, value))
+        value = with_model(request, self._kind, self.parse(request, raw))
+        note_ignored(request, *ignored_in(self._kind, value))
         return value
+
+    @property
+    def _kind(self) -> Any:
+        """The type of the body."""
+        assert self.body_field is not None
+        return self.body_field.field_info.annotation
 
     def _validated(self, request: Request, raw: bytes) -> Any:
         """Validate a large body completely, so that no work is left on the event loop."""
         assert self.body_field is not None
         value, errors = self.body_field.validate(self._fields(request, raw), loc=("body",))
         if errors:
-            raise RequestValidationError(errors)
+            raise RequestValidationError(with_near_name(self._kind, errors))
         return value
 
     async def read(self, request: Request) -> bytes:

@@ -31,6 +31,8 @@ from triptych.core.errors import (
 )
 from triptych.core.http.dialects import Dialect
 
+NEAR = "near"
+"""Key of the suggested name in the context of an error about an unknown field."""
 UNION_TAG = ":"
 """Prefix of the tags of discriminated unions, so that errors can omit them from a path."""
 
@@ -148,7 +150,9 @@ def _from_validation(errors: Sequence[Mapping[str, Any]]) -> TriptychError:
     if isinstance(own, TriptychError):
         return own if own.param else type(own)(own.message, param=field)
     if first["type"] == "extra_forbidden":
-        return InvalidRequest(f"Unknown field: {field}.", param=field)
+        near = first.get("ctx", {}).get(NEAR)
+        hint = f"; did you mean {near}?" if near else "."
+        return InvalidRequest(f"Unknown field: {field}{hint}", param=field)
     if first["type"] == "missing":
         return InvalidRequest(f"{field or 'The body'} is required.", param=field)
     return InvalidRequest(f"{field or 'The body'}: {first['msg']}.", param=field)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from fastapi.exceptions import RequestValidationError
 from multipart import (
     MultipartError,
     MultipartSegment,
@@ -26,6 +25,7 @@ from starlette.requests import Request
 
 from triptych.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, UnsupportedMedia
 from triptych.core.http.body import check_not_compressed, receive_body
+from triptych.core.http.validation import invalid_body
 from triptych.core.limits import (
     MAX_FORM_FIELD_BYTES,
     MAX_FORM_PARTS,
@@ -114,9 +114,7 @@ class Form:
         try:
             return model.model_validate(self.fields, strict=False)
         except ValidationError as error:
-            raise RequestValidationError(
-                [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
-            ) from error
+            raise invalid_body(model, error) from error
 
 
 async def read_form(request: Request) -> Form:

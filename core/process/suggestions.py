@@ -15,6 +15,8 @@ from functools import partial
 _ALIKE, _ALIKE_IF_SHORT = 0.8, 0.74
 """The least likeness of a misspelled word; if short, one exchange of letters in a word of four."""
 _SHORT_CHARS = 5
+_MAX_CHARS = 80
+"""Longer names are not compared: it takes time that grows with their square."""
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
@@ -23,6 +25,8 @@ def nearest(word: str, words: Iterable[str], vocabulary: Iterable[str] = ()) -> 
 
     `vocabulary` has further names, whose words are no misspellings either.
     """
+    if len(word) > _MAX_CHARS:
+        return None
     known = list(dict.fromkeys(words))
     terms = {term for name in (*known, *vocabulary) for term in _split(name)}
     typed = _split(word)

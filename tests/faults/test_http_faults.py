@@ -117,7 +117,10 @@ def test_numbers_are_finite_and_in_range(shared: HttpServer, field: str, value: 
 
 def test_an_unknown_field_is_named(shared: HttpServer) -> None:
     error = refusal(shared, chat(temprature=1))
-    assert (error["message"], error["param"]) == ("Unknown field: temprature.", "temprature")
+    assert (error["message"], error["param"]) == (
+        "Unknown field: temprature; did you mean temperature?",
+        "temprature",
+    )
     nested = chat()
     nested["messages"][0]["colour"] = "red"
     assert refusal(shared, nested)["param"] == "messages[0].colour"

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from pydantic import StringConstraints, ValidationError
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, TriptychError, UnsupportedOption
 from triptych.core.http.body import parse_json
 from triptych.core.http.errors import to_public
 from triptych.core.http.fields import Label, Strict
+from triptych.core.http.validation import invalid_body
 from triptych.core.limits import MAX_METADATA_VALUE_CHARS, MAX_PRIORITY
 from triptych.core.process.typed import decode_json
 from triptych.core.text.json_lines import escape_line_ends
@@ -102,8 +102,7 @@ def read_line(line: bytes | None, endpoint: Endpoint) -> LineRequest:
         found = BatchLine.model_validate(given)
         return LineRequest(custom_id, _body(found, endpoint))
     except ValidationError as error:
-        entries = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        return LineRequest(custom_id, error=to_public(RequestValidationError(entries)))
+        return LineRequest(custom_id, error=to_public(invalid_body(BatchLine, error)))
     except TriptychError as error:
         return LineRequest(custom_id, error=error)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ from triptych.core.bulk.run import BulkRun, model_of, read_cluster
 from triptych.core.bulk.work import RowWork
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
+from triptych.core.http.validation import invalid_body
 from triptych.core.process.cli_io import read_lines, report_write_errors
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
@@ -148,8 +148,7 @@ def _body(asked: Record) -> GenerationBody:
     try:
         body = GenerationBody.model_validate(asked)
     except ValidationError as error:
-        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise to_public(RequestValidationError(found)) from error
+        raise to_public(invalid_body(GenerationBody, error)) from error
     for name in ("model", "stream"):
         if getattr(body, name):
             raise InvalidRequest(f"A line cannot set {name}.", param=name)

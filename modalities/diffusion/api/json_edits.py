@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 
@@ -16,6 +15,7 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.body import check_not_compressed, parse_json, receive_body
 from triptych.core.http.fields import NullIsAbsent
 from triptych.core.http.upload import Form, Upload, UploadShare
+from triptych.core.http.validation import invalid_body
 from triptych.core.media.fetch import MediaFetcher
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields, StrengthFields
@@ -96,6 +96,4 @@ def _validated(raw: bytes) -> EditBody:
     try:
         return EditBody.model_validate(parse_json(raw))
     except ValidationError as error:
-        raise RequestValidationError(
-            [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
-        ) from error
+        raise invalid_body(EditBody, error) from error
