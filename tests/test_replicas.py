@@ -190,7 +190,7 @@ def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixt
     if importlib.util.find_spec("ray"):
         pytest.skip("Ray is installed")
     assert cli.main(["serve", "--replicas", "2"]) == 2
-    assert "pip install 'triptych[ray]'" in capsys.readouterr().err
+    assert "pip install '.[ray]'" in capsys.readouterr().err
 
 
 async def test_a_response_behind_the_proxy_has_one_request_id(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def import_ray(part: str = "ray") -> Any:
         return importlib.import_module(part)
     except ImportError as error:
         raise ConfigError(
-            "--replicas and --ray-address run on Ray, which is not installed:"
-            " pip install 'triptych[ray]'."
+            "--replicas and --ray-address run on Ray, which is not installed: run"
+            " pip install '.[ray]' in a clone of Triptych."
         ) from error
 
 

@@ -51,7 +51,7 @@ class PipelineOptions:
     pipeline_transport: str = option(
         SOCKETS,
         "How KV pages are transferred between engines: over their sockets (shared memory for"
-        " unix:PATH), or by `nixl` (`pip install 'triptych[nixl]'`), which uses RDMA if available.",
+        " unix:PATH), or by `nixl` (`pip install '.[nixl]'`), which uses RDMA if available.",
         choices=(SOCKETS, NIXL),
         is_for_server=True,
     )

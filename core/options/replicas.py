@@ -12,7 +12,7 @@ from triptych.core.options.declaration import BOUND, DURATION, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """Several engines behind one address, on Ray Serve (`pip install 'triptych[ray]'`)."""
+    """Several engines behind one address, on Ray Serve (`pip install '.[ray]'`)."""
 
     replicas: str = option(
         "1",

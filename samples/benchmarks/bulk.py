@@ -1,6 +1,6 @@
 """Bulk work in one process and over Ray Data: the same results, also after a killed run.
 
-    pip install 'triptych[ray]'
+    pip install '.[ray]'
     python samples/benchmarks/bulk.py --output docs/bulk.md
 
 Each command processes its rows in one process; then over two engines of a Ray cluster, where it

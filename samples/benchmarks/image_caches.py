@@ -1,6 +1,6 @@
 """Step caches on one image model: at equal computed steps, and at equal quality.
 
-    pip install 'triptych[recipes,bench]'
+    pip install '.[recipes,bench]'
     python samples/benchmarks/image_caches.py --model FOLDER --run RUN --output docs/benchmarks
 
 `--model` is any folder in the hub's layout (default: the embedded model); `--run` is a folder of

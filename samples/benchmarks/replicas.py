@@ -1,6 +1,6 @@
 """Two replicas on Ray on this machine: cached prefixes, a killed replica, an upgrade.
 
-    pip install 'triptych[ray]'
+    pip install '.[ray]'
     python samples/benchmarks/replicas.py --output docs/benchmarks/replicas.md
 
 Each replica has one thread. `prefixes`: groups of three chats share a long beginning, six groups

@@ -21,7 +21,7 @@ import pytest
 from support.engine_events import following, next_of
 from support.serve_process import Server, eventually
 
-pytest.importorskip("ray", reason="needs `pip install 'triptych[ray]'`")
+pytest.importorskip("ray", reason="needs `pip install '.[ray]'`")
 
 MODEL = "smollm2-135m-instruct"
 OPTIONS = ("--model", MODEL, "--replicas", "2", "--threads", "1", "--max-length", "8192")

@@ -36,7 +36,7 @@ def check_nixl() -> None:
     except ImportError as error:
         raise ConfigError(
             f"--pipeline-transport nixl: NIXL cannot be loaded ({error}); run pip install"
-            " 'triptych[nixl]', or omit the option."
+            " '.[nixl]' in a clone of Triptych, or omit the option."
         ) from error
 
 

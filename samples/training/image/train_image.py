@@ -1,6 +1,6 @@
 """Train the embedded image model, from scratch to the folder that ships.
 
-    pip install 'triptych[recipes]'
+    pip install '.[recipes]'
     cd samples/training/image
     python train_image.py data     --folder RUN
     python train_image.py codec    --folder RUN --minutes 90

@@ -1,6 +1,6 @@
 """Train the embedded vision encoder, from scratch to the folder that ships.
 
-    pip install 'triptych[recipes]'
+    pip install '.[recipes]'
     cd samples/training/vision
     python train_vision.py data     --folder RUN
     python train_vision.py features --folder RUN --processes 2

@@ -80,7 +80,7 @@ class Judge:
     def __init__(self) -> None:
         spec = find_spec("speechmos")
         if spec is None or spec.origin is None:
-            raise SystemExit("DNSMOS is missing: pip install 'triptych[recipes]'")
+            raise SystemExit("DNSMOS is missing: pip install '.[recipes]'")
         model = Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx"
         self._session = onnxruntime.InferenceSession(str(model))
 

@@ -1,6 +1,6 @@
 """Train the embedded voice, from scratch to the folder that ships.
 
-    pip install 'triptych[recipes]'
+    pip install '.[recipes]'
     cd samples/training/voice
     python train_voice.py data     --folder RUN --wordnet /usr/share/wordnet
     python train_voice.py codec    --folder RUN --minutes 30

@@ -150,5 +150,5 @@ def test_rows_stay_here_unless_a_cluster_is_named() -> None:
 def test_without_ray_a_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.data", None)
     place = Cluster(address="auto", least=1, most=1, config=Config())
-    with pytest.raises(ConfigError, match=r"pip install 'triptych\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]'"):
         make(tmp_path, [1], Doubler(), cluster=place).run("doubled")

@@ -251,7 +251,7 @@ def require_matplotlib() -> Any:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'triptych[bench]'.") from error
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib.") from error
     return Figure
 
 

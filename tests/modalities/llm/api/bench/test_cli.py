@@ -176,7 +176,7 @@ def test_plot_without_matplotlib_says_what_to_type(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert _bench("--plot", "x.png") == 2
-    assert "pip install 'triptych[bench]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 async def test_a_refused_connection_is_an_error_of_the_sample() -> None:
