@@ -19,7 +19,7 @@ from support.doc_blocks import REASONS, ROOT, RUN, Block, all_blocks, pages
 from support.doc_commands import check, check_triptych, commands_of
 from triptych.core.errors import ConfigError
 
-TEXT = frozenset({"", "mermaid"})
+TEXT = frozenset({"", "ini", "mermaid", "nginx", "text"})
 DATA = frozenset({"json", "toml", "yaml"})
 OTHERS_YAML = frozenset({"apiVersion", "services", "scrape_configs", "groups"})
 """Keys of files that are not Triptych's: Kubernetes', Compose's, Prometheus'."""

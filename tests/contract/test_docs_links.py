@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 _SOURCE = re.compile(r'(?:src|srcset|href)="(?!\w+:)([^"#]+)(?:#([^"]+))?"')
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
-_COMING = frozenset({"operations.md", "command_line.md"})
+_COMING = frozenset({"operations.md", "command_line.md", "metrics.md", "page.webp"})
 
 
 @cache
