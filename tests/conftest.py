@@ -116,6 +116,7 @@ def _no_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options come from the test alone, whatever the shell has set."""
     for name in [name for name in os.environ if name.startswith("TRIPTYCH_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("TRIPTYCH_SERVER", "none")  # one may run on this machine
 
 
 @pytest.fixture

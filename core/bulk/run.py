@@ -6,7 +6,6 @@ process, or by several on a Ray cluster (`core.bulk.spread`), with the same func
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,49 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.core.bulk.cluster import import_ray, read_count
+from triptych.core.bulk.cluster import import_ray
 from triptych.core.bulk.results import ResultSink
 from triptych.core.bulk.rows import BulkRow, Record, RowResult
 from triptych.core.bulk.work import AnswerRows, Cluster, RowWork
-from triptych.core.errors import ConfigError, EngineDown
-from triptych.core.options.table import resolve
+from triptych.core.errors import EngineDown
 from triptych.core.process.atomic_files import remove_partial, write_whole
 from triptych.core.process.cli_io import count_bar, report_write_errors
 from triptych.core.process.lazy import load
-
-
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add the cluster options, for commands that call `read_cluster`."""
-    group = parser.add_argument_group("on a cluster")
-    group.add_argument(
-        "--ray-address",
-        dest="cluster_address",
-        metavar="ADDRESS",
-        help="distribute the rows over a Ray cluster (`auto`: the local one) with Ray Data",
-    )
-    group.add_argument(
-        "--replicas",
-        dest="cluster_engines",
-        metavar="N",
-        help="engines on the cluster: a number, or `min..max` for as many as fit [default 1]",
-    )
-
-
-def read_cluster(args: argparse.Namespace) -> Cluster | None:
-    """The cluster set by the arguments; `None`: this process. Raises `ConfigError`."""
-    if args.cluster_address is None:
-        if args.cluster_engines is not None:
-            raise ConfigError("--replicas needs --ray-address: this process runs one engine.")
-        return None
-    least, most = read_count(args.cluster_engines or "1")
-    return Cluster(
-        address=args.cluster_address or "auto", least=least, most=most, config=resolve(args)
-    )
-
-
-def model_of(args: argparse.Namespace) -> str:
-    """The model reference of a command's rows."""
-    return ", ".join(resolve(args).models.model) or "embedded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ from triptych.core.process.once import once
 from triptych.core.process.suggestions import nearest
 
 SECTIONS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Config))
+COMMAND_VARIABLES = (f"{ENVIRONMENT_PREFIX}SERVER", f"{ENVIRONMENT_PREFIX}SERVER_KEY")
+"""Variables that are no options of a configuration: `core.client.choice` reads them."""
 EVERYWHERE = frozenset({"log_level"})
 """Options of every command, whatever its sections."""
 
@@ -339,7 +341,9 @@ def _from_flags(typed: Mapping[str, Any]) -> _Found:
 def _from_environment(environ: Mapping[str, str]) -> _Found:
     found: _Found = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or is_service_link(variable, text):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in COMMAND_VARIABLES:
+            continue
+        if is_service_link(variable, text):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         option = _find(name, variable, text, spell=lambda option: option.variable)

@@ -30,11 +30,26 @@ def read_text(flag: str, path: str) -> str:
         raise ConfigError(f"{flag} {path}: cannot be read ({reason}).") from error
 
 
+def read_file(path: str | Path, what: str) -> bytes:
+    """The bytes of a file; `what` names its kind in the `ConfigError` if it cannot be read."""
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        name = Path(path).name
+        raise ConfigError(f"The {what} {name} cannot be read ({error.strerror}).") from error
+
+
 def read_lines(flag: str, path: str) -> list[tuple[int, str]]:
     """The non-blank lines of a file or stdin, each with its number from 1."""
     # Not splitlines: it also splits at characters that JSON allows inside strings.
     lines = enumerate(read_text(flag, path).split("\n"), start=1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def show(text: str) -> None:
+    """Print a piece of text immediately."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progress:

@@ -14,13 +14,12 @@ _COMMANDS = (
     Command(
         "generate",
         "Answer a batch of prompts, from arguments or JSONL to JSONL.",
-        f"{_HERE}.api.cli",
+        f"{_HERE}.api.generate_cli",
         (
             'triptych generate "One." "Two." --temperature 0',
             "triptych generate --input prompts.jsonl --output answers.jsonl",
         ),
         operands="[PROMPT ...]",
-        is_named=True,
     ),
     Command(
         "bench",

@@ -17,10 +17,23 @@ _COMMANDS = (
         (
             "triptych chat",
             'triptych chat "Why is the sky blue?" --max-tokens 100',
+            "triptych chat qwen2.5-coder-0.5b",
+            'triptych chat qwen2.5-coder-0.5b "Write a haiku about Python."',
             'triptych chat --image apple.png "What colour is it?"',
             "git diff | triptych chat --system 'Write a commit message for this diff.'",
         ),
-        operands="[PROMPT]",
+        operands="[MODEL] [PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "run",
+        "Chat with this model, fetched if it is missing.",
+        f"{_HERE}.api.cli",
+        (
+            "triptych run qwen2.5-coder-0.5b",
+            'triptych run HuggingFaceTB/SmolLM2-360M-Instruct "Why is the sky blue?"',
+        ),
+        operands="MODEL [PROMPT]",
         is_named=True,
     ),
     Command(

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from triptych.core.errors import ConfigError, RequestError, SetupError, TriptychError
 from triptych.core.options.command import Command
@@ -42,6 +43,22 @@ _OWN = (
         operands="list|fetch|verify|remove [MODEL ...]",
     ),
     Command(
+        "list",
+        "List the models on this machine.",
+        "triptych.model_commands",
+        ("triptych list",),
+        operands="[MODEL ...]",
+        is_named=True,
+    ),
+    Command(
+        "pull",
+        "Fetch models to this machine.",
+        "triptych.model_commands",
+        ("triptych pull kokoro-82m", "triptych pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        operands="[MODEL ...]",
+        is_named=True,
+    ),
+    Command(
         "warm-cache",
         "Fetch, convert and compile ahead of time, into a bundle that makes starts fast.",
         "triptych.warm_cache_cli",
@@ -64,17 +81,32 @@ _OWN = (
         "version", "Print the installed versions.", "triptych.version_cli", ("triptych version",)
     ),
 )
-_FIRST = (
-    *("serve", "chat", "see", "generate", "embed", "speak", "transcribe", "voices", "imagine"),
-    *("calibrate", "bench"),
+_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "serve": ("serve",),
+        "use": (
+            *("run", "chat", "see", "generate", "embed"),
+            *("speak", "voices", "transcribe", "imagine"),
+        ),
+        "models": ("list", "pull", "models", "warm-cache"),
+        "operate": ("ps", "stop", "explain", "config", "version"),
+        "develop": ("bench", "calibrate"),
+    }
 )
-"""The first commands in the order of help; all other commands follow."""
+"""The commands by purpose, in the order of help; further ones follow."""
+_EXAMPLES = (
+    ("Serve the embedded models at http://127.0.0.1:8000", "triptych serve"),
+    ("Talk to a model, with a server or without", "triptych run qwen2.5-coder-0.5b"),
+    ("Generate an image", 'triptych imagine "a red apple" -o apple.png'),
+    ("See what the server has loaded", "triptych ps"),
+)
 
 
 def all_commands() -> tuple[Command, ...]:
     """Return the commands of all modalities and of the server, in the order of help."""
     commands = [*(command for each in MODALITIES for command in each.commands), *_OWN]
-    places = {name: place for place, name in enumerate(_FIRST)}
+    names = [name for group in _GROUPS.values() for name in group]
+    places = {name: place for place, name in enumerate(names)}
     return tuple(sorted(commands, key=lambda command: places.get(command.name, len(places))))
 
 
@@ -114,13 +146,22 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _overview() -> str:
     width = max(len(command.name) for command in COMMANDS)
-    commands = "".join(f"  {command.name:{width}}  {command.summary}\n" for command in COMMANDS)
-    examples = "".join(f"  {command.examples[0]}\n" for command in COMMANDS[:4])
+    groups = dict(_GROUPS)
+    grouped = {name for names in groups.values() for name in names}
+    groups["more"] = tuple(each.name for each in COMMANDS if each.name not in grouped)
+    lines = []
+    for title, names in groups.items():
+        listed = [command for command in COMMANDS if command.name in names]
+        lines += [f"\n{title}:"] if listed else []
+        lines += [f"  {command.name:{width}}  {command.summary}" for command in listed]
+    examples = "".join(f"  {line}\n      {command}\n" for line, command in _EXAMPLES)
     return (
         "usage: triptych COMMAND [OPTIONS]\n\n"
-        "One server for text, vision, speech and images.\n\n"
-        f"commands:\n{commands}\nexamples:\n{examples}\n"
+        "One server for text, vision, speech and images.\n"
+        + "\n".join(lines)
+        + f"\n\nexamples:\n{examples}\n"
         "`triptych COMMAND --help` lists a command's options.\n"
+        "Commands use a server of yours that runs on this machine; --no-server forbids it.\n"
     )
 
 

@@ -34,6 +34,11 @@ _OPTIONS = frozenset({"cache_dir", "hf_token", "offline", "revision"})
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action, its operands, and the options of the weights' location."""
     parser.add_argument("action", choices=tuple(_ACTIONS), help="action")
+    add_model_arguments(parser)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the operands of an action, and the options of the weights' location."""
     parser.add_argument(
         "models",
         nargs="*",

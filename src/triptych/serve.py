@@ -24,6 +24,7 @@ from typing import NoReturn
 import msgspec
 
 from triptych.compose import ChildSetup, build_codec, with_models
+from triptych.core.client.records import recorded
 from triptych.core.errors import DamagedWeights
 from triptych.core.http.listener import bind, url_of
 from triptych.core.http.tls import tls_context
@@ -91,6 +92,8 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
     tls_context(options)  # raises for files that the API process could not use
     with ExitStack() as stack:
         listener = None if options.headless else stack.enter_context(bind(options))
+        if listener is not None:
+            stack.enter_context(recorded(url_of(listener)))
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))

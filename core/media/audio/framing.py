@@ -34,6 +34,15 @@ def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
     )
 
 
+def read_wav_header(data: bytes) -> tuple[int, int] | None:
+    """The sample rate of a stream with the header of `wav_header`, and where its samples begin.
+
+    `None` if more of the header is missing.
+    """
+    size = len(wav_header(0, None))
+    return None if len(data) < size else (struct.unpack_from("<I", data, 24)[0], size)
+
+
 def flac_header(stream_info: bytes, num_samples: int | None) -> bytes:
     """The stream marker and one metadata block; `stream_info`: 34 bytes from the encoder."""
     low_bits = struct.unpack_from(">Q", stream_info, 10)[0] & ~((1 << 36) - 1)

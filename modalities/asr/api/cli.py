@@ -8,33 +8,36 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import BulkRow, Record, assign_keys, check_unique_stems, read_rows
-from triptych.core.bulk.run import BulkRun, add_cluster_options, model_of, read_cluster
-from triptych.core.bulk.work import Cluster, RowWork
-from triptych.core.errors import ConfigError, RequestError
+from triptych.core.bulk.cluster_options import add_cluster_options, read_cluster
+from triptych.core.client.choice import Wanted, add_server_options, choose_server, open_model
+from triptych.core.errors import ConfigError, InvalidRequest, RequestError
 from triptych.core.options.table import add_options
 from triptych.core.process.atomic_files import write_whole
-from triptych.core.process.cli_io import STDIN, report_write_errors
-from triptych.modalities.asr.api.pipeline import TranscribeOptions, TranscriptionPipeline
-from triptych.modalities.asr.api.rows import SUFFIXES, render
-from triptych.modalities.asr.api.transcript import Transcript, gather
-from triptych.modalities.asr.spec import Task
+from triptych.core.process.cli_io import STDIN, read_file, report_write_errors
+from triptych.core.process.lazy import load
+from triptych.modalities.asr.api.formats import SUFFIXES
+from triptych.modalities.asr.api.remote import RemoteRecognizer
+from triptych.modalities.asr.modality import ASR
 
-_SOUNDS = (
-    *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
-    *(".mpga", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"),
+if TYPE_CHECKING:
+    from triptych.modalities.asr.api.pipeline import TranscribeOptions, TranscriptionPipeline
+    from triptych.modalities.asr.spec import Task
+
+TASKS: tuple[Task, Task] = ("transcribe", "translate")
+_WANTED = Wanted(
+    task=ASR.task[0],
+    default=ASR.default,
+    pipeline="triptych.modalities.asr.api.pipeline:TranscriptionPipeline",
+    remote="triptych.modalities.asr.api.remote:RemoteRecognizer",
 )
-"""Suffixes of audio files in a folder."""
-_BLOCK = 4  # files per block sent to an engine of a cluster
-_TASKS: tuple[Task, Task] = ("transcribe", "translate")
 
 
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +67,7 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float, default=0.0, help="0: likeliest tokens, with fallback"
     )
     parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past transcript")
+    add_server_options(parser)
     add_cluster_options(parser)
     add_options(parser, sections=("models", "device", "schedule"), roles=("asr",))
 
@@ -76,20 +80,20 @@ def run_transcribe(args: argparse.Namespace) -> int:
         raise ConfigError("--temperature must be between 0 and 1.")
     cluster = read_cluster(args)
     if args.input or cluster or any(Path(file).is_dir() for file in args.file):
-        return _bulk(args, cluster).run("transcribed")
+        if cluster is None:
+            choose_server(args, _WANTED, only_here="A folder of transcripts")  # refuses --server
+        return int(load("triptych.modalities.asr.api.bulk:run_bulk")(args, cluster))
     files = args.file or [STDIN]
     if files == [STDIN] and sys.stdin.isatty():
         raise ConfigError("Nothing to transcribe: give files, or pipe one in.")
     _check_targets(files, args)
     num_failed = 0
     console = Console(stderr=True)
-    with TranscriptionPipeline.from_arguments(args) as pipeline, _bar(console) as bar:
+    with _open_pipeline(args) as pipeline, _bar(console) as bar:
         for file in files:
             task = bar.add_task(Path(file).name, total=None)
             try:
-                transcript = _transcribe(pipeline, file, args, (bar, task))
-                text = render(transcript, args.format, _TASKS[args.translate], has_words=args.words)
-                _write(text, file, args)
+                _write(_transcribe(pipeline, file, args, (bar, task)), file, args)
             except RequestError as error:
                 num_failed += 1
                 console.print(f"[red]{escape(file)}: {escape(error.message)}[/]")
@@ -97,89 +101,57 @@ def run_transcribe(args: argparse.Namespace) -> int:
     return 1 if num_failed else 0
 
 
+def _open_pipeline(
+    args: argparse.Namespace,
+) -> AbstractContextManager[TranscriptionPipeline | RemoteRecognizer]:
+    is_fuller = args.translate and (args.language or args.words)
+    only_here = "--translate with --language or --words" if is_fuller else ""
+    opened: AbstractContextManager[TranscriptionPipeline | RemoteRecognizer]
+    opened = open_model(args, _WANTED, only_here=only_here)
+    return opened
+
+
 def _transcribe(
-    pipeline: TranscriptionPipeline,
+    pipeline: TranscriptionPipeline | RemoteRecognizer,
     file: str,
     args: argparse.Namespace,
     progress: tuple[Progress, TaskID],
-) -> Transcript:
+) -> str:
+    """The transcript of a file, in the format of the arguments."""
+    options = call_options(args)
+    if isinstance(pipeline, RemoteRecognizer):
+        return pipeline.transcript(_read(file), Path(file).name, args.format, **options)
+    from triptych.modalities.asr.api.rows import render
+    from triptych.modalities.asr.api.transcript import gather
+
     bar, task = progress
     deltas = []
-    audio = sys.stdin.buffer.read() if file == STDIN else Path(file)
-    for delta in pipeline.deltas(audio, **_call_options(args)):
+    audio = _read(file) if file == STDIN else Path(file)
+    for delta in pipeline.deltas(audio, **options):
         deltas.append(delta)
         bar.update(task, total=delta.duration_s, completed=delta.heard_s)
-    return gather(deltas)
+    return render(gather(deltas), args.format, TASKS[args.translate], has_words=args.words)
 
 
-def _call_options(args: argparse.Namespace) -> TranscribeOptions:
-    return TranscribeOptions(
-        language=args.language,
-        task=_TASKS[args.translate],
-        prompt=args.prompt,
-        temperature=args.temperature,
-        seed=args.request_seed,
-        has_word_times=args.words,
-    )
-
-
-def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
-    """A bulk run with one row per file of folders and lines."""
-    folder = Path(args.output or "").expanduser()
-    if not args.output or folder.is_file():
-        raise ConfigError("Several transcripts need an output folder, such as -o texts.")
-    rows = _rows(args)
-    check_unique_stems(rows)
-    with report_write_errors(folder):
-        folder.mkdir(exist_ok=True)
-    options = {**_call_options(args), "format": args.format}
-    return BulkRun(
-        rows=assign_keys(rows, {"model": model_of(args), "options": options}),
-        work=RowWork(
-            pipeline="triptych.modalities.asr.api.pipeline:TranscriptionPipeline",
-            answer="triptych.modalities.asr.api.rows:answer_rows",
-            options=options,
-            num_at_once=_BLOCK,
-        ),
-        sink=ResultFile(folder / "results.jsonl"),
-        open_pipeline=lambda: TranscriptionPipeline.from_arguments(args),
-        cluster=cluster,
-        folder=folder,
-    )
-
-
-def _rows(args: argparse.Namespace) -> list[BulkRow]:
-    """Rows of the named files, of audio files in folders by relative path, and of input lines."""
-    named: list[tuple[Path, str]] = []
-    for given in map(Path, args.file):
-        inside = sorted(each for each in given.rglob("*") if each.suffix.lower() in _SOUNDS)
-        places = [(each, str(each.relative_to(given).with_suffix(""))) for each in inside]
-        named += places if given.is_dir() else [(given, given.stem)]
-    rows = [_row(number, {"file": str(file)}, stem) for number, (file, stem) in enumerate(named, 1)]
-    if args.input:
-        for row in read_rows("--input", args.input, "/v1/audio/transcriptions"):
-            file = str(row.asked.get("file", ""))
-            stem = Path(file).stem or f"line-{row.number}"
-            number = len(named) + row.number
-            rows.append(replace(row, number=number, stem=stem, version=_version(file)))
-    if not rows:
-        raise ConfigError("Nothing to transcribe: there are no audio files in the input.")
-    return rows
-
-
-def _row(number: int, entry: Record, stem: str) -> BulkRow:
-    return BulkRow(
-        number=number, entry=entry, asked=entry, stem=stem, version=_version(entry["file"])
-    )
-
-
-def _version(file: str) -> str:
-    """Size and modification time of a file; empty if missing, which becomes its row's error."""
+def _read(file: str) -> bytes:
+    if file == STDIN:
+        return sys.stdin.buffer.read()
     try:
-        found = Path(file).stat()
-    except OSError:
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns}"
+        return read_file(file, "file")
+    except ConfigError as error:  # one of several files; the others are transcribed
+        raise InvalidRequest(error.message) from error
+
+
+def call_options(args: argparse.Namespace) -> TranscribeOptions:
+    """The call options in the arguments."""
+    return {
+        "language": args.language,
+        "task": TASKS[args.translate],
+        "prompt": args.prompt,
+        "temperature": args.temperature,
+        "seed": args.request_seed,
+        "has_word_times": args.words,
+    }
 
 
 def _target(file: str, args: argparse.Namespace) -> Path:

@@ -5,7 +5,17 @@ Owns SubRip (SRT) and WebVTT (W3C, https://www.w3.org/TR/webvtt1/). Knows no HTT
 
 from __future__ import annotations
 
-from triptych.modalities.asr.api.transcript import Transcript
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triptych.modalities.asr.api.transcript import Transcript
+
+SUFFIXES: Mapping[str, str] = MappingProxyType(
+    {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
+)
+"""File suffixes by format."""
 
 
 def as_text(transcript: Transcript) -> str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field
 
 from triptych.core.bulk.rows import Record, RowFields, RowResult
 from triptych.core.errors import TriptychError
-from triptych.modalities.asr.api.formats import as_srt, as_text, as_vtt
+from triptych.modalities.asr.api.formats import SUFFIXES, as_srt, as_text, as_vtt
 from triptych.modalities.asr.api.pipeline import TranscriptionPipeline
 from triptych.modalities.asr.api.protocol import (
     MAX_PROMPT_CHARS,
@@ -23,11 +22,6 @@ from triptych.modalities.asr.api.protocol import (
 )
 from triptych.modalities.asr.api.transcript import Transcript
 from triptych.modalities.asr.spec import Task
-
-SUFFIXES: Mapping[str, str] = MappingProxyType(
-    {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
-)
-"""File suffixes by format."""
 
 
 class TranscribeRow(RowFields):

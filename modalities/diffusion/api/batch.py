@@ -8,22 +8,28 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from pydantic import ValidationError
 
+from triptych.core.bulk.cluster_options import model_of, read_cluster
 from triptych.core.bulk.results import ResultFile
 from triptych.core.bulk.rows import LABELS, BulkRow, Record, RowResult, assign_keys
-from triptych.core.bulk.run import BulkRun, model_of, read_cluster
+from triptych.core.bulk.run import BulkRun
 from triptych.core.bulk.work import RowWork
+from triptych.core.client.parallel import in_order
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
 from triptych.core.http.validation import invalid_body
 from triptych.core.process.cli_io import read_lines, report_write_errors
-from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
+from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
+from triptych.modalities.diffusion.api.remote import GENERATIONS, RemoteImages
+from triptych.modalities.diffusion.api.results import GeneratedImage
 from triptych.modalities.diffusion.api.service import ImageCall
 from triptych.modalities.diffusion.arguments import parse_adapter
 
@@ -32,7 +38,9 @@ _ALONE = ("prompt", "image", "mask", "strength")
 _SHORTER = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
 
 _BLOCK = 8  # rows sent together to an engine of a cluster
-OpenPipeline = Callable[[argparse.Namespace], ImagePipeline]
+_NUM_AT_ONCE = 4  # requests to a server
+_OWN_FORMAT = ("output_compression", "output_format", "response_format")
+OpenPipeline = Callable[[argparse.Namespace], AbstractContextManager[Any]]
 
 
 def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
@@ -64,15 +72,26 @@ def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
 
 
 def answer_rows(
-    pipeline: ImagePipeline, rows: Sequence[Record], options: Record
+    pipeline: ImagePipeline | RemoteImages, rows: Sequence[Record], options: Record
 ) -> Iterator[RowResult]:
     """Generate the images of checked `rows`, in order; there are no options."""
     bodies = [_body(row) for row in rows]
-    for body, answer in zip(bodies, pipeline.map(list(map(_call, bodies))), strict=True):
+    if isinstance(pipeline, RemoteImages):
+        answers = in_order(partial(_ask, pipeline), rows, _NUM_AT_ONCE)
+    else:
+        answers = pipeline.map(list(map(_call, bodies)))
+    for body, answer in zip(bodies, answers, strict=True):
         if isinstance(answer, TriptychError):
             yield RowResult.failed(answer)
         else:
             yield _generated(answer, body)
+
+
+def _ask(remote: RemoteImages, row: Record) -> list[GeneratedImage]:
+    """Generate the images of a row on a server. Files are encoded here, from lossless images."""
+    fields = {name: value for name, value in row.items() if name not in _OWN_FORMAT}
+    found = [each.image for each in remote.follow(GENERATIONS, fields) if each.image is not None]
+    return sorted(found, key=lambda image: image.index)
 
 
 def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:

@@ -10,36 +10,56 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
-from triptych.core.bulk.run import add_cluster_options, read_cluster
+from triptych.core.bulk.cluster_options import add_cluster_options, read_cluster
+from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import report_write_errors
+from triptych.core.process.lazy import load
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind
-from triptych.modalities.diffusion.api.pipeline import (
+from triptych.modalities.diffusion.api.results import (
     GeneratedImage,
     GenerateOptions,
     GenerationProgress,
-    ImagePipeline,
-    checking,
     kind_of,
 )
 from triptych.modalities.diffusion.api.terminal import DISPLAYS, ImageStrip, choose_display
 from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size
+from triptych.modalities.diffusion.modality import IMAGES
 from triptych.modalities.diffusion.wire import StepCache
-from triptych.modalities.pipeline import Check
+
+if TYPE_CHECKING:
+    from triptych.core.options.config import Config
+    from triptych.core.weights.resolve import ResolvedModel
+    from triptych.modalities.pipeline import Check
 
 _STDIO = "-"
 _NUM_PREVIEWS = 3
 _DEFAULT_QUALITY = 95
+_WANTED = Wanted(
+    task=IMAGES.task[0],
+    default=IMAGES.default,
+    pipeline="triptych.modalities.diffusion.api.pipeline:ImagePipeline",
+    remote="triptych.modalities.diffusion.api.remote:RemoteImages",
+)
+
+
+class _GeneratesImages(Protocol):
+    """An image model of this process or of a server."""
+
+    def stream(
+        self, prompt: str, *, num_previews: int, **options: Unpack[GenerateOptions]
+    ) -> Iterator[GenerationProgress]:
+        """Generate, and yield progress."""
 
 
 def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +115,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         const="off",
         help="show only the progress bar",
     )
+    add_server_options(parser)
     add_cluster_options(parser)
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
     sections = ("models", "device", "images")
@@ -131,7 +152,7 @@ def run_imagine(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     display = choose_display(args.preview, console, os.environ)
     num_previews = 0 if display == "off" else _NUM_PREVIEWS
-    with _open_pipeline(args, checking(prompt, **options)) as pipeline:
+    with _open_pipeline(args, _checking(prompt, options)) as pipeline:
         stream = pipeline.stream(prompt, num_previews=num_previews, **options)
         with _shown(console, ImageStrip(max(1, args.num_images), display)) as show:
             for progress in stream:
@@ -142,8 +163,24 @@ def run_imagine(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_pipeline(args: argparse.Namespace, check: Check | None = None) -> ImagePipeline:
-    return ImagePipeline.from_arguments(args, check=check)
+def _open_pipeline(
+    args: argparse.Namespace, check: Check | None = None
+) -> AbstractContextManager[_GeneratesImages]:
+    is_variation = bool(args.image) and not args.prompt
+    only_here = "A variation (an image without a prompt)" if is_variation else ""
+    opened: AbstractContextManager[_GeneratesImages]
+    opened = open_model(args, _WANTED, only_here=only_here, check=check)
+    return opened
+
+
+def _checking(prompt: str, options: GenerateOptions) -> Check:
+    """The check of a call before a model is loaded in this process."""
+
+    def check(resolved: ResolvedModel, config: Config) -> None:
+        place = "triptych.modalities.diffusion.api.pipeline:checking"
+        load(place)(prompt, **options)(resolved, config)
+
+    return check
 
 
 def _read_prompt(args: argparse.Namespace) -> str:

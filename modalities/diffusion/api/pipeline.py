@@ -5,135 +5,47 @@ Owns the `ImagePipeline` object: the same engine and image service as the server
 
 from __future__ import annotations
 
-import io
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
+from dataclasses import replace
+from typing import Any, ClassVar, Unpack
 
 from PIL import Image
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.engine_api.pixels import Pixels
-from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
+from triptych.core.errors import TriptychError
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind, encode_image
 from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.results import (
+    PROMPT_CUT,
+    GeneratedImage,
+    GenerateOptions,
+    GenerationProgress,
+    image_file,
+    mask_file,
+    source_images,
+)
 from triptych.modalities.diffusion.api.service import (
     ImageCall,
     ImageFile,
     ImageGeneration,
     ImageService,
-    Quality,
     check_call,
 )
 from triptych.modalities.diffusion.modality import IMAGES
 from triptych.modalities.diffusion.wire import (
     AUTO,
     AdapterUse,
-    CacheName,
     ImageDelta,
     ImageRequest,
     StepCache,
 )
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Check, Pipeline
-
-ImageInput: TypeAlias = Image.Image | str | Path | bytes
-"""A source image or mask: a PIL image, the path of a file, or the bytes of a file."""
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Options of generation; the model's defaults apply to those left out.
-
-    `image`: one or several images to begin from or refer to. `mask`: white (or transparent) where
-    the first image may change. `strength`: how much it may change, 0 to 1. `cache`: a step cache
-    or its name. `adapters`: scales of LoRA files by name.
-    """
-
-    negative_prompt: str
-    size: tuple[int, int] | None
-    num_images: int
-    quality: Quality
-    num_steps: int | None
-    guidance_scale: float | None
-    sampler: str
-    seed: int | None
-    cache: StepCache | CacheName
-    adapters: Mapping[str, float]
-    image: ImageInput | Sequence[ImageInput] | None
-    mask: ImageInput | None
-    strength: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GeneratedImage:
-    """A finished image, the `index`-th of its call.
-
-    The same call with `seed` generates it again. Of `num_steps` steps `num_computed` ran the model;
-    `elapsed_s` is the time from the call to the finished image.
-    """
-
-    image: Image.Image
-    index: int
-    seed: int
-    num_steps: int
-    num_computed: int
-    elapsed_s: float
-
-    def encode(self, kind: ImageKind = "png", *, quality: int = 95) -> bytes:
-        """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
-        width, height = self.image.size
-        pixels = Pixels(width=width, height=height, rgb=self.image.convert("RGB").tobytes())
-        return encode_image(pixels, kind=kind, compression=quality)
-
-    def save(self, path: str | Path, *, kind: ImageKind | None = None, quality: int = 95) -> None:
-        """Write a file, in the format of its suffix unless `kind` is given.
-
-        Raises `ConfigError` for an unknown suffix.
-        """
-        Path(path).write_bytes(self.encode(kind or kind_of(path), quality=quality))
-
-    def _repr_png_(self) -> bytes:
-        """The PNG file that a notebook shows."""
-        return self.encode()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GenerationProgress:
-    """Progress of one image of a call. `preview` is a small image of the expected result.
-
-    `image` is set once it is finished. While the call waits, `queue_position` is the number of
-    calls ahead of it; afterwards it is -1.
-    """
-
-    index: int
-    step: int
-    num_steps: int
-    num_computed: int
-    queue_position: int = -1
-    preview: Image.Image | None = None
-    image: GeneratedImage | None = None
-
-
-PROMPT_CUT = "The prompt is longer than the model reads: its end was cut off."
-
-
-def kind_of(path: str | Path) -> ImageKind:
-    """The format of a file name's suffix. Raises `ConfigError` if it is unknown."""
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    for kind in MEDIA_TYPES:
-        if suffix == kind or (suffix, kind) == ("jpg", "jpeg"):
-            return kind
-    raise ConfigError(
-        f"{Path(path).name} has no suffix of a known format: use .{', .'.join(MEDIA_TYPES)}, or"
-        " name the format."
-    )
 
 
 class ImagePipeline(Pipeline[ImageService]):
@@ -251,11 +163,7 @@ def image_call(
 ) -> ImageCall:
     """Build a call of the service. Raises `ConfigError` for an image that cannot be read."""
     rest: dict[str, Any] = dict(options)
-    images, mask = rest.pop("image", None), rest.pop("mask", None)
-    if images is None:
-        images = ()
-    elif isinstance(images, Image.Image | str | Path | bytes):
-        images = (images,)
+    images, mask = source_images(rest.pop("image", None)), rest.pop("mask", None)
     quality = rest.pop("quality", "auto")
     cache, adapters = rest.pop("cache", "auto"), rest.pop("adapters", {})
     width, height = rest.pop("size", None) or (AUTO, AUTO)
@@ -272,8 +180,8 @@ def image_call(
     return ImageCall(
         request=request,
         quality=quality,
-        sources=tuple(ImageFile(_file(image)) for image in images),
-        mask=None if mask is None else ImageFile(_mask_file(mask)),
+        sources=tuple(ImageFile(image_file(image)) for image in images),
+        mask=None if mask is None else ImageFile(mask_file(mask)),
     )
 
 
@@ -309,43 +217,3 @@ def _progress(
         preview=shown if is_preview else None,
         image=image,
     )
-
-
-def _file(image: ImageInput) -> bytes:
-    """Encode or read an image file; the service decodes it like an uploaded file."""
-    if isinstance(image, bytes):
-        return image
-    if isinstance(image, Image.Image):
-        return _png(image)
-    try:
-        return Path(image).expanduser().read_bytes()
-    except OSError as error:
-        name = Path(image).name
-        raise ConfigError(f"The image {name} cannot be read ({error.strerror}).") from error
-
-
-_HALF_OPAQUE = 128
-
-
-def _mask_file(mask: ImageInput) -> bytes:
-    """Encode a mask as OpenAI's are: transparent where the image may change.
-
-    An opaque mask is white where the image may change, and is converted.
-    """
-    data = _file(mask)
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            alpha = image.convert("RGBA").getchannel("A")
-            if image.has_transparency_data and any(alpha.histogram()[:_HALF_OPAQUE]):
-                return data
-            grey = image.convert("L")
-    except OSError as error:
-        raise InvalidRequest("The mask cannot be read as an image.", param="mask") from error
-    opaque = grey.point([255] * _HALF_OPAQUE + [0] * (256 - _HALF_OPAQUE))
-    return _png(Image.merge("LA", (grey, opaque)))
-
-
-def _png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "png")
-    return file.getvalue()

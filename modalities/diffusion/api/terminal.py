@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
-import numpy as np
 from PIL import Image
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -126,10 +125,11 @@ class ImageStrip:
 
 
 def half_blocks(image: Image.Image) -> Iterator[Segment]:
-    """Render an image with two pixels per cell, one above the other."""
-    colours_HW3 = np.asarray(image).tolist()
-    for above, below in zip(colours_HW3[::2], colours_HW3[1::2], strict=False):
-        for top, bottom in zip(above, below, strict=True):
+    """Render an RGB image with two pixels per cell, one above the other."""
+    rgb, stride = image.tobytes(), 3 * image.width
+    for start in range(0, stride * (image.height // 2 * 2), 2 * stride):
+        for place in range(start, start + stride, 3):
+            top, bottom = rgb[place : place + 3], rgb[place + stride : place + stride + 3]
             style = Style(color=Color.from_rgb(*top), bgcolor=Color.from_rgb(*bottom))
             yield Segment("▀", style)
         yield Segment.line()

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from triptych.core.bulk.cluster_options import add_cluster_options, model_of, read_cluster
 from triptych.core.bulk.results import PrintedResults, ResultFile
 from triptych.core.bulk.rows import BulkRow, assign_keys, read_rows
-from triptych.core.bulk.run import BulkRun, add_cluster_options, model_of, read_cluster
+from triptych.core.bulk.run import BulkRun
 from triptych.core.bulk.work import Cluster, RowWork
+from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import STDIN, count_bar, report_write_errors
-from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
+from triptych.modalities.embedding.modality import EMBEDDING
 
 _BLOCK = 1024  # rows per block sent to an engine of a cluster
+_WANTED = Wanted(
+    task=EMBEDDING.task[0],
+    default=EMBEDDING.default,
+    pipeline="triptych.modalities.embedding.api.pipeline:EmbeddingPipeline",
+    remote="triptych.modalities.embedding.api.remote:RemoteEmbedder",
+)
 
 
 def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +56,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="print texts by similarity to this one, most similar first",
     )
+    add_server_options(parser)
     add_cluster_options(parser)
     add_options(
         parser,
@@ -78,12 +88,17 @@ def run_embed(args: argparse.Namespace) -> int:
     return _bulk(args, options, cluster).run("embedded")
 
 
+def _open_pipeline(args: argparse.Namespace) -> AbstractContextManager[Any]:
+    opened: AbstractContextManager[Any] = open_model(args, _WANTED)
+    return opened
+
+
 def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
     """Write an array of all vectors, or print texts by similarity to one."""
     if _has_rows(args):
         raise ConfigError("JSON Lines input needs JSON Lines output: end --output with .jsonl.")
     texts = _read_texts(args)
-    with EmbeddingPipeline.from_arguments(args) as embed, count_bar(is_transient=True) as bar:
+    with _open_pipeline(args) as embed, count_bar(is_transient=True) as bar:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
         if args.output:
@@ -109,13 +124,13 @@ def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | 
     return BulkRun(
         rows=assign_keys(rows, {"model": model_of(args), "options": options}),
         work=RowWork(
-            pipeline="triptych.modalities.embedding.api.pipeline:EmbeddingPipeline",
+            pipeline=_WANTED.pipeline,
             answer="triptych.modalities.embedding.api.rows:answer_rows",
             options=options,
             num_at_once=_BLOCK,
         ),
         sink=ResultFile(Path(args.output).expanduser()) if args.output else PrintedResults(),
-        open_pipeline=lambda: EmbeddingPipeline.from_arguments(args),
+        open_pipeline=lambda: _open_pipeline(args),
         cluster=cluster,
         is_bar_hidden=args.output is None and sys.stdout.isatty(),
     )

@@ -6,15 +6,17 @@ Owns the fields of a row and of its record.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from triptych.core.bulk.rows import Record, RowFields, RowResult
 from triptych.core.errors import TriptychError
 from triptych.core.limits import MAX_DIMENSIONS
-from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
-from triptych.modalities.embedding.api.service import Floats
+from triptych.modalities.embedding.api.remote import Floats, RemoteEmbedder
+
+if TYPE_CHECKING:
+    from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 
 _NUM_IN_FLIGHT = 256
 
@@ -43,7 +45,7 @@ class EmbedRow(RowFields):
 
 
 def answer_rows(
-    pipeline: EmbeddingPipeline, rows: Sequence[Record], options: Record
+    pipeline: EmbeddingPipeline | RemoteEmbedder, rows: Sequence[Record], options: Record
 ) -> Iterator[RowResult]:
     """The vectors of `rows`, in order; `options` are those of `EmbedCall`."""
     read = list(map(EmbedRow.read, rows))

@@ -12,21 +12,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, Unpack, cast
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import STDIN, read_text, report_write_errors
-from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
-from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.results import SpeakOptions, SpeechPiece, format_of
+from triptych.modalities.tts.modality import SPEECH
 
 PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -37,6 +38,25 @@ PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Programs that play a WAV stream from stdin, and their flags for it."""
+_WANTED = Wanted(
+    task=SPEECH.task[0],
+    default=SPEECH.default,
+    pipeline="triptych.modalities.tts.api.pipeline:SpeechPipeline",
+    remote="triptych.modalities.tts.api.remote:RemoteSpeech",
+)
+
+
+class Speaks(Protocol):
+    """A speech model of this process or of a server; its rate is known from the first piece on."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the sound."""
+
+    def pieces(
+        self, text: str, *, is_live: bool = True, **options: Unpack[SpeakOptions]
+    ) -> Iterator[SpeechPiece]:
+        """Speak a text piece by piece."""
 
 
 def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +76,7 @@ def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="seed of an earlier run",
     )
+    add_server_options(parser)
     sections = ("models", "device", "cache", "schedule", "speech")
     add_options(parser, sections=sections, roles=("speech",))
 
@@ -72,9 +93,7 @@ def run_speak(args: argparse.Namespace) -> int:
     )
     with _open_pipeline(args) as pipeline:
         is_file = args.output not in (None, STDIN)
-        pieces = _report_progress(
-            pipeline.pieces(text, is_live=not is_file, **options), pipeline.sample_rate
-        )
+        pieces = _report_progress(pipeline, pipeline.pieces(text, is_live=not is_file, **options))
         first = next(pieces)  # an invalid request creates no file
         encoder = open_encoder(audio_format, pipeline.sample_rate)
         with _open_sink(args) as sink:
@@ -82,8 +101,9 @@ def run_speak(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
-    return SpeechPipeline.from_arguments(args)
+def _open_pipeline(args: argparse.Namespace) -> AbstractContextManager[Speaks]:
+    opened: AbstractContextManager[Speaks] = open_model(args, _WANTED)
+    return opened
 
 
 def _read_text(args: argparse.Namespace) -> str:
@@ -151,7 +171,7 @@ def _write(
         sink.flush()
 
 
-def _report_progress(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[SpeechPiece]:
+def _report_progress(pipeline: Speaks, pieces: Iterator[SpeechPiece]) -> Iterator[SpeechPiece]:
     """Pass pieces through and report progress on stderr: live on a terminal, else at the end."""
     console = Console(stderr=True)
     bar = Progress(
@@ -168,7 +188,7 @@ def _report_progress(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterato
             elapsed_s = time.monotonic() - started_s
             first_s = first_s or elapsed_s
             num_samples += len(piece.pcm_S)
-            speech_s = num_samples / sample_rate
+            speech_s = num_samples / pipeline.sample_rate
             report = f"{speech_s:.1f} s of speech, {speech_s / elapsed_s:.1f} times real time"
             bar.update(task, description=report)
             yield piece

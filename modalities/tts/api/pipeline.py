@@ -11,15 +11,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypedDict, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
-from triptych.core.media.audio.containers import FORMATS, encode_clip
+from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
 from triptych.core.options.config import Config
@@ -29,7 +28,12 @@ from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import Voice
-from triptych.modalities.tts.api.progress import SpeechPiece, SpeechUsage
+from triptych.modalities.tts.api.results import (
+    SpeakOptions,
+    SpeechPiece,
+    SpeechUsage,
+    format_of,
+)
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -39,19 +43,6 @@ from triptych.schedulers.admission import Admission
 
 MAX_CHARACTERS = 1_000_000
 """Maximum length of a call's text: a thick book."""
-
-
-class SpeakOptions(TypedDict, total=False):
-    """Options of a call, as the fields of `SpeechCall`."""
-
-    voice: str
-    speed: float
-    instructions: str
-    language: str
-    dialect: Literal["us", "uk"] | None
-    acronyms: Literal["spell", "keep"]
-    emoji: Literal["drop", "name"]
-    seed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,18 +73,6 @@ class Speech:
         """An audio player for notebooks."""
         data = base64.b64encode(encode_clip("wav", self.sample_rate, self.audio)).decode()
         return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
-
-
-def format_of(path: str | Path) -> str:
-    """The audio format of a file's extension. Raises `ConfigError` if it is unknown."""
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    audio_format = "opus" if suffix == "ogg" else suffix
-    if audio_format not in FORMATS:
-        raise ConfigError(
-            f"{Path(path).name} has no known audio extension: use .{', .'.join(FORMATS)}, or"
-            " give the format."
-        )
-    return audio_format
 
 
 class SpeechPipeline(Pipeline[SpeechService]):

@@ -6,46 +6,14 @@ Owns merging the deltas of several jobs. Knows nothing of engines.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-
-import msgspec
 
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart
+from triptych.modalities.tts.api.results import SpeechPiece, SpeechUsage
 from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechFinish
-
-
-class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one call so far: prompt phonemes or tokens, and steps of generated speech."""
-
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-
-    def plus(self, delta: SpeechDelta) -> SpeechUsage:
-        """Add the counts of another job."""
-        return SpeechUsage(
-            num_prompt_tokens=self.num_prompt_tokens + delta.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens + delta.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens + delta.num_output_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechPiece:
-    """The sound of one step: samples [S] at the model's rate, full scale -1 to 1.
-
-    The last piece has a `finish_reason`: "stop", or the reason of the first segment that did not
-    end by itself. `coverage` is the spoken share of the text planned so far.
-    """
-
-    pcm_S: Pcm
-    usage: SpeechUsage
-    coverage: float
-    finish_reason: SpeechFinish | None = None
 
 
 class SpeechProgress:

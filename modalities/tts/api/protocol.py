@@ -22,7 +22,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
 )
-from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's

@@ -31,8 +31,8 @@ from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
-from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import AudioDelta, AudioDone, SpeechBody, VoiceId
+from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService, SpeechStream
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService

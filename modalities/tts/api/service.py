@@ -29,7 +29,8 @@ from triptych.core.media.audio.speed import TimeStretch
 from triptych.modalities.service import ModelService
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart, SpeechPlanner
-from triptych.modalities.tts.api.progress import SpeechPiece, SpeechProgress
+from triptych.modalities.tts.api.progress import SpeechProgress
+from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.text.clean import Emoji
 from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import check_spoken, check_text, estimate_seconds

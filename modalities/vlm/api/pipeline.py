@@ -16,6 +16,7 @@ from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.media.fetch import Fetched
 from triptych.core.options.config import Config
+from triptych.core.process.cli_io import read_file
 from triptych.core.process.lazy import load
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import ImageSource
@@ -134,8 +135,4 @@ def image_source(image: ImageInput | None) -> ImageSource:
         raise InvalidRequest(
             "An image must be a PIL image, a path, bytes or a URL.", param="messages"
         )
-    try:
-        return ImageSource(file=Fetched(Path(image).expanduser().read_bytes(), ""))
-    except OSError as error:
-        name = Path(image).name
-        raise ConfigError(f"The image {name} cannot be read ({error.strerror}).") from error
+    return ImageSource(file=Fetched(read_file(image, "image"), ""))

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from triptych.core.bulk.cluster_options import add_cluster_options, read_cluster
 from triptych.core.bulk.results import ResultFile
 from triptych.core.bulk.rows import BulkRow, Record, RowResult, assign_keys, check_unique_stems
-from triptych.core.bulk.run import BulkRun, add_cluster_options, read_cluster
+from triptych.core.bulk.run import BulkRun
 from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError, EngineDown, InvalidRequest
 from triptych.core.options.config import Config

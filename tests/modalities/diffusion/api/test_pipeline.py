@@ -20,8 +20,8 @@ from triptych.modalities.diffusion.api.pipeline import (
     GenerateOptions,
     ImagePipeline,
     image_call,
-    kind_of,
 )
+from triptych.modalities.diffusion.api.results import kind_of
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
 

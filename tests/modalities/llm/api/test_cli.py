@@ -16,7 +16,7 @@ from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.options.config import ModelOptions, ScheduleOptions
 from triptych.core.process import logs
 from triptych.core.process.loop_thread import LoopThread
-from triptych.modalities.llm.api import cli
+from triptych.modalities.llm.api import cli, generate_cli
 from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
@@ -46,25 +46,26 @@ def pipeline(tmp_path: Path) -> Iterator[ChatPipeline]:
         yield opened
 
 
-def runner(command: str, pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(cli, "_open_pipeline", lambda args: pipeline)
+@pytest.fixture
+def generate(pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(generate_cli, "_open_pipeline", lambda args: pipeline)
 
     def run(*argv: str) -> int:
         parser = argparse.ArgumentParser()
-        getattr(cli, f"add_{command}_arguments")(parser)
-        return int(getattr(cli, f"run_{command}")(parser.parse_args(argv)))
+        generate_cli.add_arguments(parser)
+        return generate_cli.run(parser.parse_args(argv))
 
     return run
 
 
 @pytest.fixture
-def generate(pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner("generate", pipeline, monkeypatch)
+def chat(pipeline: ChatPipeline) -> Run:
+    def run(*argv: str) -> int:
+        parser = argparse.ArgumentParser()
+        cli.add_chat_arguments(parser)
+        return cli.run_chat(parser.parse_args(argv), lambda args: pipeline)
 
-
-@pytest.fixture
-def chat(pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner("chat", pipeline, monkeypatch)
+    return run
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -293,7 +294,7 @@ def test_a_log_level_is_honoured_where_it_is_given(
     parser = argparse.ArgumentParser()
     cli.add_chat_arguments(parser)
     argv = ["hi", *(["--log-level", level] if level else [])]
-    assert cli.run_chat(parser.parse_args(argv)) == 0
+    assert cli.run_chat(parser.parse_args(argv), ChatPipeline.from_arguments) == 0
     assert configured == ([level] if level else [])
 
 

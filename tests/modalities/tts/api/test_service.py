@@ -33,7 +33,7 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 
 LONG = "This is a sentence of some length that is spoken. " * 60

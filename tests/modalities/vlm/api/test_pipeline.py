@@ -96,7 +96,7 @@ def opened(see: VisionPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         return Kept(see._service, see._model, see._loop)
 
     monkeypatch.setattr(cli, "_open_pipeline", keep)
-    monkeypatch.setattr(cli.VisionChatPipeline, "from_arguments", keep)
+    monkeypatch.setattr(cli, "_open_chat", keep)
 
 
 @pytest.mark.usefixtures("opened")

@@ -1,0 +1,73 @@
+"""Speech as its callers see it: the pieces of a call, its options, the formats of files.
+
+Owns these types. Knows neither the engine nor HTTP, so a command whose text is spoken by a server
+loads no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import msgspec
+
+from triptych.core.errors import ConfigError
+from triptych.core.media.audio.containers import FORMATS
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish
+
+
+class SpeakOptions(TypedDict, total=False):
+    """Options of a call, as the fields of `SpeechCall`."""
+
+    voice: str
+    speed: float
+    instructions: str
+    language: str
+    dialect: Literal["us", "uk"] | None
+    acronyms: Literal["spell", "keep"]
+    emoji: Literal["drop", "name"]
+    seed: int | None
+
+
+class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one call so far: prompt phonemes or tokens, and steps of generated speech."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    def plus(self, delta: SpeechDelta) -> SpeechUsage:
+        """Add the counts of another job."""
+        return SpeechUsage(
+            num_prompt_tokens=self.num_prompt_tokens + delta.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens + delta.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens + delta.num_output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechPiece:
+    """The sound of one step: samples [S] at the model's rate, full scale -1 to 1.
+
+    The last piece has a `finish_reason`: "stop", or the reason of the first segment that did not
+    end by itself. `coverage` is the spoken share of the text planned so far.
+    """
+
+    pcm_S: Pcm
+    usage: SpeechUsage
+    coverage: float
+    finish_reason: SpeechFinish | None = None
+
+
+def format_of(path: str | Path) -> str:
+    """The audio format of a file's extension. Raises `ConfigError` if it is unknown."""
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    audio_format = "opus" if suffix == "ogg" else suffix
+    if audio_format not in FORMATS:
+        raise ConfigError(
+            f"{Path(path).name} has no known audio extension: use .{', .'.join(FORMATS)}, or"
+            " give the format."
+        )
+    return audio_format
