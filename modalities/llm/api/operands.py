@@ -7,7 +7,6 @@ a misspelled name is an error, so that no model is asked about the name of anoth
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,12 +14,12 @@ from pathlib import Path
 from triptych.core.client.choice import served_names
 from triptych.core.errors import ConfigError
 from triptych.core.process.lazy import load
+from triptych.core.process.suggestions import nearest
 
 _NAME = re.compile(r"(?=.*[\d-])[A-Za-z][\w.:-]*")
 """Names of models have a digit or a hyphen; plain words belong to prompts."""
 _PART = r"[\w.-]*[A-Za-z][\w.-]*"
 _HUB_ID = re.compile(rf"(?=.*[\d-]){_PART}/{_PART}")
-_LIKENESS = 0.85
 
 
 def split_operands(args: argparse.Namespace) -> tuple[str, Sequence[str]]:
@@ -51,10 +50,9 @@ def known_models() -> list[str]:
 
 def check_spelling(word: str, known: Collection[str]) -> None:
     """Raise `ConfigError` for a word that is nearly the name of a model."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=_LIKENESS)
-    if near:
+    if near := nearest(word, known):
         raise ConfigError(
-            f"There is no model {word!r}; did you mean {near[0]}? To ask {word!r}, name the model"
+            f"There is no model {word!r}; did you mean {near}? To ask {word!r}, name the model"
             " with --model."
         )
 
