@@ -17,6 +17,7 @@ REASONS = {
     "gpu": "needs a GPU",
     "hub": "needs a model that is not part of the embedded set",
     "cluster": "needs several machines, or Ray",
+    "server": "needs a server with other options",
     "client": "needs a program that the tests do not install",
     "long": "takes longer than a test may, or does not end",
     "excerpt": "is a part of a file or of a longer program",
