@@ -93,7 +93,7 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
     with ExitStack() as stack:
         listener = None if options.headless else stack.enter_context(bind(options))
         if listener is not None:
-            stack.enter_context(recorded(url_of(listener)))
+            stack.enter_context(recorded(url_of(listener, options)))
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
