@@ -370,15 +370,30 @@ class ScheduleOptions:
         within=SHARE,
         roles=GENERATIVE,
     )
+    long_prefill_token_threshold: int = option(
+        0,
+        "Maximum tokens of one prompt in a step, also while no other prompt waits; 0: half of the"
+        " step while prompts with less work wait, else all of it.",
+        within=BOUND,
+        roles=TOKENS,
+    )
+    max_num_partial_prefills: int = option(
+        0,
+        "Prompts that may be partly computed at once; others begin only if they fit into the rest"
+        " of a step. 0: no limit.",
+        within=BOUND,
+        roles=TOKENS,
+    )
     max_step_s: float = option(
         0.06,
-        "While other models have work, prompt chunks and image batches are cut so that a step"
-        " takes about this long; 0: no time limit.",
+        "While other models or clients have work, prompt chunks and image batches are cut so that"
+        " a step takes about this long; 0: no time limit at all.",
         within=BOUND,
     )
     target_first_token_s: float = option(
         1.0,
-        "Deadline of a prompt after its arrival, used when several models compete.",
+        "Deadline of a prompt after its arrival, used when several models compete. A step with"
+        " prompts takes about a quarter of it.",
         within=DURATION,
         roles=("chat", "vision", "embedding"),  # speech has playback deadlines
     )

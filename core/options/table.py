@@ -23,7 +23,7 @@ from typing import Any
 from triptych.core.errors import ConfigError
 from triptych.core.options import refused
 from triptych.core.options.command import SectionGroup
-from triptych.core.options.config import Config, ImageOptions, ServerOptions
+from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.options.served_names import ServedNames
@@ -432,6 +432,19 @@ def _check_together(config: Config) -> None:
             f"--root-path {server.root_path}: begin it with a slash and end it without, as in /llm."
         )
     _check_caches(config.images)
+    _check_chunks(config.schedule)
+
+
+def _check_chunks(schedule: ScheduleOptions) -> None:
+    """Check that limits of prompt chunks come with chunks."""
+    names = ("long_prefill_token_threshold", "max_num_partial_prefills")
+    idle = [name for name in names if getattr(schedule, name)]
+    if idle and not schedule.enable_chunked_prefill:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise ConfigError(
+            f"{flags} {'limit' if idle[1:] else 'limits'} prompt chunks, of which"
+            " --no-enable-chunked-prefill makes none: leave one of them out."
+        )
 
 
 def _check_tls(server: ServerOptions) -> None:

@@ -26,9 +26,10 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
-from triptych.schedulers.tokens.policy import TokenLimits, TokenStep, choose_step
+from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
+from triptych.schedulers.tokens.step import TokenLimits, TokenStep
 
 COUNTERS = (
     "prompt_tokens_total",

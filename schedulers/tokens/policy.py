@@ -18,8 +18,9 @@ would do, and booking does exactly that. The rules, in the order they are applie
 5. Prompts fill what the token budget leaves, those begun first, then waiting ones. While rows are
    being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
    that they take half of it at most: neither can starve the other (`add_prompts`).
-6. The first prompt that takes more than half of the rest leaves that to shorter ones; what they do
-   not need goes to it, and then to other long ones (`_defer`, `_fill_rest`).
+6. The first prompt that would take more than half of that is long: it takes half, and prompts with
+   clearly less work left take the other half, shortest first. What they do not need goes to the
+   long one, and then to the others (`_fill_rest`, `prompt_order`).
 7. A waiting prompt whose next page a running row is computing, or that is on its way from another
    engine, waits for that page (`_find_awaited`).
 8. A waiting prompt for which there is no room may be overtaken by later ones, but only
@@ -30,74 +31,20 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
-from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.shares import none_running, round_robin
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
+from triptych.schedulers.tokens.prompt_order import split_by_work
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
-from triptych.schedulers.tokens.step_shares import StepTurn
+from triptych.schedulers.tokens.step import UNLIMITED, AdmittedRow, TokenLimits, TokenStep
 
 _MAX_OVERTAKEN = 16  # times that later prompts overtake a waiting one
 _MAX_BLOCKED = 8  # prompts without room that later ones may overtake in one step
 _MAX_PRIORITIZED = 8  # waiting prompts for which rows are preempted in one step
 _MAX_LOOKAHEAD = 128  # waiting prompts considered for one step
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedRow:
-    """A waiting row that starts with `num_cached` cached pages and will hold `num_pages`."""
-
-    row: SequenceState
-    num_cached: int
-    num_pages: int
-
-
-def _never_cut_earlier(row: SequenceState, start: int, end: int) -> int:
-    return end
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLimits:
-    """The rows that their owner keeps out of a step, and the size of the step.
-
-    Rows with these `names`, or of these `clients`, take no part, waiting or running; prompts take
-    `max_prompt_tokens` at most, and `max_answering` rows decode a token, those of all clients in
-    turn. `chunk_end` returns where a chunk of a row's prompt that begins at `start`, with room up
-    to `end`, has to end: at `start` if it has to wait, beyond `end` where it cannot be cut earlier.
-    A retry after an OutOfMemory is not limited.
-    """
-
-    names: frozenset[str] = frozenset()
-    max_prompt_tokens: int = sys.maxsize
-    max_answering: int = sys.maxsize
-    chunk_end: Callable[[SequenceState, int, int], int] = _never_cut_earlier
-    clients: frozenset[str] = frozenset()
-
-    def excludes(self, row: SequenceState) -> bool:
-        """Whether a row takes no part."""
-        return row.name in self.names or row.client in self.clients
-
-
-UNLIMITED = TokenLimits()
-
-
-@dataclass(slots=True, kw_only=True)
-class TokenStep(ScheduledStep):
-    """A token step, and the changes that booking it makes. Decode rows come first."""
-
-    kind: str = "prefill"
-    rows: list[Any] = field(default_factory=list)
-    victims: list[SequenceState] = field(default_factory=list)
-    admissions: list[AdmittedRow] = field(default_factory=list)
-    overtaken: list[SequenceState] = field(default_factory=list)
-    awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
-    is_retry: bool = False
-    turn: StepTurn | None = None
 
 
 def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep:
@@ -145,6 +92,7 @@ class _TokenPolicy:
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
         self._num_prompts = 0
+        self._num_partial = 0
         self._long_prompt: ScheduledRow | None = None
         self._half = 0
         self._deferred: list[SequenceState] = []
@@ -241,55 +189,78 @@ class _TokenPolicy:
             return
         budget.num_tokens = min(budget.num_tokens, limits.max_prompt_tokens)
         self._half = budget.num_tokens // 2
-        self._add_waiting(self._prioritized, blocked=self._blocked)
-        if not self._add_begun(self._state.shares.in_turn(self._begun)):
+        self._count_partial()
+        blocked = list(self._blocked)
+        for row in self._prioritized:
+            if not self._add(row, blocked):
+                break
+        if not self._add_in_turn(self._state.shares.in_turn(self._begun)):
             return
         if self._state.waiting and not budget.is_short and self._has_rows():
             waiting = self._state.shares.in_turn(self._state.waiting)
             prioritized = set(self._prioritized)
             rows = (row for row in waiting if row not in prioritized)
-            self._add_waiting(islice(rows, _MAX_LOOKAHEAD))
-        self._fill_rest()
+            self._add_in_turn(islice(rows, _MAX_LOOKAHEAD))
+        if self._long_prompt is not None:
+            self._fill_rest(self._long_prompt)
 
     def _has_rows(self) -> bool:
         """Whether a waiting prompt can get a slot."""
         return self._budget.num_rows > 0 or any(map(self._is_idle, self._state.running))
 
-    def _add_begun(self, rows: Iterable[SequenceState]) -> bool:
-        """Add chunks of begun prompts; false if the step is full."""
+    def _add_in_turn(self, rows: Iterable[SequenceState]) -> bool:
+        """Add chunks of prompts up to a long one, and defer the rest; false if the step is full."""
+        blocked: list[SequenceState] = []
         for row in rows:
-            if self._can_step(row):
-                if not self._has_tokens(row.num_remaining) or not self._has_context(row):
-                    return False
-                if not self._defer(row, row.num_remaining):
-                    self._add_chunk(row, row.num_booked)
+            if self._long_prompt is not None:
+                self._deferred.append(row)
+            elif not self._add(row, blocked):
+                return False
         return True
 
-    def _fill_rest(self) -> None:
-        """Give the rest of the step to the long prompts, in order."""
+    def _fill_rest(self, long: ScheduledRow) -> None:
+        """Give the rest of the step to shorter prompts, then to the long one, then to others."""
+        self._half = sys.maxsize
+        shorter, others = split_by_work(long, self._deferred, self._num_left)
+        blocked: list[SequenceState] = []
+        may_begin = self._add_all(shorter, blocked)
+        self._extend(long)
+        self._add_all([row for row in others if may_begin or row.lease is not None], blocked)
+
+    def _add_all(self, rows: Iterable[SequenceState], blocked: list[SequenceState]) -> bool:
+        """Add chunks of prompts in any order; false if no other prompt may begin."""
+        may_begin = True
+        for row in rows:
+            if may_begin or row.lease is not None:
+                may_begin &= self._add(row, blocked)
+        return may_begin
+
+    def _extend(self, piece: ScheduledRow) -> None:
+        """Enlarge a chunk by what is left of the step."""
         budget = self._budget
-        piece, self._long_prompt, self._half = self._long_prompt, None, sys.maxsize
-        if piece is not None and budget.num_tokens > 0:
+        if budget.num_tokens > 0:
             budget.num_tokens += piece.num_tokens
             piece.num_tokens = self._chunk_size(piece.unit, piece.start)
             piece.is_sampled = piece.start + piece.num_tokens == piece.unit.num_tokens
+            self._num_partial -= piece.is_sampled
             budget.num_tokens -= piece.num_tokens
-        deferred, self._deferred = self._deferred, []
-        begun = [row for row in deferred if row.lease is not None]
-        if self._add_begun(begun) and not budget.is_short:
-            self._add_waiting(row for row in deferred if row.lease is None)
 
-    def _defer(self, row: SequenceState, num_remaining: int) -> bool:
-        """Defer a prompt in favor of shorter ones, if the step has a long one; whether it did.
+    def _num_left(self, row: SequenceState) -> int:
+        """The number of positions to compute for the next token of `row`."""
+        if row.lease is not None:
+            return row.num_remaining
+        page_size = self._pool.page_size
+        return row.num_tokens - len(self._pool.peek(row.lookup_keys(page_size))) * page_size
 
-        Prompts of a lower priority than the long one are deferred in any case.
-        """
-        if self._long_prompt is None:
-            return False
-        is_deferred = num_remaining > self._half or row.rank[0] > self._long_prompt.unit.rank[0]
-        if is_deferred:
-            self._deferred.append(row)
-        return is_deferred
+    def _add(self, row: SequenceState, blocked: list[SequenceState]) -> bool:
+        """Add a chunk of a prompt that was begun, or begin it; false if the step is full."""
+        if row.lease is None:
+            return self._begin(row, blocked)
+        if self._can_step(row):
+            if not self._has_tokens(row.num_remaining) or not self._has_context(row):
+                return False
+            self._add_chunk(row, row.num_booked)
+        return True
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether the running `row` may take part."""
@@ -358,34 +329,46 @@ class _TokenPolicy:
             self._preempt(victim)
         return victim is not None
 
-    def _add_waiting(
-        self, rows: Iterable[SequenceState], blocked: Iterable[SequenceState] = ()
-    ) -> None:
-        blocked = list(blocked)
-        for row in rows:
-            if len(blocked) == _MAX_BLOCKED:
-                return
-            if not self._can_begin(row) or any(self._blocks(other, row) for other in blocked):
-                continue
-            found = self._pool.peek(row.lookup_keys(self._pool.page_size))
-            awaited = self._find_awaited(row, len(found))
-            if awaited is not None:
-                self.step.awaited.append((row, awaited))
-                continue
-            start = len(found) * self._pool.page_size
-            if not self._has_tokens(row.num_tokens - start):
-                return
-            if self._defer(row, row.num_tokens - start) or not self._chunk_size(row, start):
-                continue
-            if not self._budget.num_rows and not self._preempt_idle():
-                return
-            if self._has_context(row) and self._try_admit(row, found):
-                overtaken = (other for other in blocked if self._counts_overtaking(other, row))
-                self.step.overtaken += overtaken
-            elif self._blocks_all(row):
-                return
-            else:
-                blocked.append(row)
+    def _begin(self, row: SequenceState, blocked: list[SequenceState]) -> bool:
+        """Begin a waiting prompt if it can; false if no other may begin after it."""
+        if len(blocked) == _MAX_BLOCKED:
+            return False
+        if not self._can_begin(row) or any(self._blocks(other, row) for other in blocked):
+            return True
+        found = self._pool.peek(row.lookup_keys(self._pool.page_size))
+        awaited = self._find_awaited(row, len(found))
+        if awaited is not None:
+            self.step.awaited.append((row, awaited))
+            return True
+        return self._begin_after(found, row, blocked)
+
+    def _begin_after(
+        self, found: list[int], row: SequenceState, blocked: list[SequenceState]
+    ) -> bool:
+        """Begin a waiting prompt after its cached pages, as `_begin` does."""
+        start = len(found) * self._pool.page_size
+        num_left = row.num_tokens - start
+        if not self._has_tokens(num_left):
+            return False
+        if not self._may_begin_with(self._chunk_size(row, start), num_left):
+            return True
+        if not self._budget.num_rows and not self._preempt_idle():
+            return False
+        if self._has_context(row) and self._try_admit(row, found):
+            overtaken = (other for other in blocked if self._counts_overtaking(other, row))
+            self.step.overtaken += overtaken
+            return True
+        blocked.append(row)
+        return not self._blocks_all(row)
+
+    def _may_begin_with(self, num_tokens: int, num_left: int) -> bool:
+        """Whether a prompt may begin with a chunk of so many of its tokens."""
+        most = self._options.max_num_partial_prefills
+        return num_tokens == num_left or (num_tokens > 0 and not 0 < most <= self._num_partial)
+
+    def _count_partial(self) -> None:
+        """Count the prompts that are begun before this step and stay so."""
+        self._num_partial = sum(row not in self.step.victims for row in self._begun)
 
     def _counts_overtaking(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether it counts for `row` that `other` overtakes it.
@@ -474,7 +457,8 @@ class _TokenPolicy:
         num_remaining = row.num_tokens - start
         room = num_remaining
         if self._options.enable_chunked_prefill:
-            room = min(num_remaining, self._budget.num_tokens)
+            most = self._options.long_prefill_token_threshold or sys.maxsize
+            room = min(num_remaining, self._budget.num_tokens, most)
             if self._long_prompt is None and room > self._half:
                 room = max(1, self._half)
         num_tokens = self._limits.chunk_end(row, start, start + room) - start
@@ -489,6 +473,7 @@ class _TokenPolicy:
         self._num_prompts += 1
         self._budget.context_tokens += self._budget.rounded_context(row)
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
+        self._num_partial += (row.lease is None) - piece.is_sampled
         if self._long_prompt is None and num_remaining > self._half:
             self._long_prompt = piece
         self.step.rows.append(piece)

@@ -6,7 +6,6 @@ other models run. Knows no tensors.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,12 +24,15 @@ from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
-from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+from triptych.schedulers.tokens.step import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
 _LEAST_TOKENS = 32  # of prompts in a step whose time counts as a measurement of them
 _USUAL_TOKENS = 256  # the prompt length for which the seconds of a token are reported
+_STEP_PART = 0.25
+"""The longest step with prompts, as a part of the target for first tokens: a prompt waits for the
+step that runs when it arrives, and shares its own steps with others."""
 _CHUNK = "prompt_chunk"  # the kind of work counted by prompt tokens alone
 
 
@@ -150,12 +152,13 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _choose_step(self, now_s: float) -> TokenStep | None:
         limits, turn = self.limits, None
         options = self._options
-        is_cut = options.enable_chunked_prefill and options.max_step_s > 0
-        budget_s = self._step_budget_s
+        budget_s = min(self._step_budget_s, _STEP_PART * options.target_first_token_s)
         if self._state.shares.is_contended:
-            budget_s = min(budget_s, options.max_step_s)
-            turn = self._step_shares.turn(self._answering())
-        if is_cut and math.isfinite(budget_s):
+            answering = self._answering()
+            if answering:
+                budget_s = min(budget_s, options.max_step_s)
+            turn = self._step_shares.turn(answering)
+        if options.enable_chunked_prefill and options.max_step_s > 0:
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens(budget_s))
             limits = replace(limits, max_prompt_tokens=most)
         step = self._choose_in_turn(limits, turn)

@@ -50,25 +50,48 @@ def chunks_of(
     sampling = SamplingParams(max_tokens=1)
     world.submit("a", TokenRequest(prompt_ids=tuple(range(num_tokens)), sampling=sampling))
     sizes = []
-    while plan := world.book():
-        sizes.append(plan.num_tokens)
-        _, result = world.in_flight.pop()
-        world.in_flight.append((plan, replace(result, elapsed_s=token_s * plan.num_tokens)))
-        world.commit()
+    while size := timed_step(world, token_s):
+        sizes.append(size)
     return sizes
+
+
+def timed_step(world: World, token_s: float) -> int:
+    """The tokens of the next step, which takes `token_s` for each; 0 if there is none."""
+    plan = world.book()
+    if plan is None:
+        return 0
+    _, result = world.in_flight.pop()
+    world.in_flight.append((plan, replace(result, elapsed_s=token_s * plan.num_tokens)))
+    world.commit()
+    return plan.num_tokens
 
 
 def test_prompt_is_cut_so_that_no_step_is_long() -> None:
     assert chunks_of(900, 1e-3) == [128, 200, 200, 200, 172]
 
 
-def test_prompt_of_the_only_model_at_work_is_cut_by_tokens_alone() -> None:
-    assert chunks_of(900, 1e-3, budget_s=math.inf) == [512, 388]
+def test_prompt_of_the_only_model_at_work_leaves_other_prompts_their_first_token() -> None:
+    assert chunks_of(900, 1e-3, budget_s=math.inf) == [128, 250, 250, 250, 22]
+    assert chunks_of(900, 1e-3, budget_s=math.inf, target_first_token_s=8.0) == [128, 512, 260]
+    assert chunks_of(900, 1e-3, budget_s=math.inf, max_step_s=0) == [512, 388]
 
 
 def test_fast_device_is_bounded_by_tokens_alone() -> None:
     assert chunks_of(900, 1e-6) == [128, 512, 260]
-    assert chunks_of(900, 1e-3, budget_s=math.inf) == [512, 388]
+    assert chunks_of(900, 1e-4, budget_s=math.inf) == [128, 512, 260]
+
+
+def test_steps_are_cut_for_the_tokens_of_other_clients_only_while_there_are_any() -> None:
+    world = World(num_pages=256, max_length=1000, max_batch_input_tokens=512, max_step_s=0.1)
+    sizes = {}
+    for name, num_tokens, max_tokens in (("a", 900, 1), ("b", 900, 1), ("c", 1, 40)):
+        prompt = tuple((ord(name) * 7 + i) % 4000 for i in range(num_tokens))
+        request = TokenRequest(prompt_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens))
+        world.submit(name, request, client=name)
+        for _ in range(2):  # the first is of the size that was right before
+            sizes[name] = timed_step(world, 1e-3)
+    assert sizes["b"] == 250
+    assert sizes["c"] == 100 + 1
 
 
 def test_prompts_that_must_stay_whole_do() -> None:

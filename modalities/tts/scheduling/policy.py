@@ -33,8 +33,8 @@ from triptych.modalities.tts.wire import VoiceClip
 from triptych.schedulers.batcher import ScheduledStep, Unit
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import TokenProgress
+from triptych.schedulers.tokens.step import TokenLimits, TokenStep
 
 CUSHION_ROUNDS = 3.0
 """Rounds of a full token step and a full audio step that a stream's first chunk must last, in

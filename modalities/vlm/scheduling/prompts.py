@@ -30,9 +30,9 @@ from triptych.modalities.vlm.scheduling.fetching import ImageExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.executors import Post
-from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState
+from triptych.schedulers.tokens.step import TokenLimits, TokenStep
 
 _ENCODE = "encode"
 _MAX_WAITING_JOBS = 8  # jobs not begun whose images are encoded ahead

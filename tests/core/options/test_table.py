@@ -191,6 +191,15 @@ def test_environment_reads_lists_and_switches() -> None:
         (("--headless", "--external-engine"), "exclude each other"),
         (("--headless",), "--headless needs --zmq-endpoint-base"),
         (
+            ("--no-enable-chunked-prefill", "--long-prefill-token-threshold", "64"),
+            "--long-prefill-token-threshold limits prompt chunks",
+        ),
+        (
+            ("--no-enable-chunked-prefill", "--max-num-partial-prefills", "2"),
+            "--max-num-partial-prefills limits prompt chunks",
+        ),
+        (("--max-long-partial-prefills", "1"), "one after the other"),
+        (
             (
                 "--model",
                 "a",
@@ -335,7 +344,7 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 @given(st.data())
 @settings(deadline=None, max_examples=25)
 def test_json_round_trip(data: st.DataObject) -> None:
-    skipped = {"headless", "external_engine"}  # exclude each other
+    skipped = {"headless", "external_engine", "enable_chunked_prefill"}  # exclude others
     skipped |= {"served_model_name", "log_module_level", "root_path"}
     skipped |= {"teacache", "first_block_caching", "taylorseer"}
     skipped |= {name for name in declared() if name.startswith("ssl_")}

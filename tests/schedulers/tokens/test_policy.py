@@ -2,8 +2,8 @@
 
 from support.token_world import World, token_request
 from triptych.core.engine_api.plan import TokenPlan
-from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits
 from triptych.schedulers.tokens.state import TokenProgress
+from triptych.schedulers.tokens.step import UNLIMITED, TokenLimits
 
 
 def _world(*prompts: int, **options: object) -> World:
