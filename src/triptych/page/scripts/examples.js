@@ -21,14 +21,14 @@ export const DRAW = [
   "a penguin next to a house",
   "a red apple",
   "two green frogs",
-  "a rainbow",
+  "a sunflower",
   "a rocket",
-  "a blue car on a yellow background",
+  "a blue car",
 ];
 
 /** Return the path of a picture that `triptych-images` drew for an example. */
 export const pictureOf = (prompt) => `/page/pictures/${PICTURES[DRAW.indexOf(prompt)]}.webp`;
-const PICTURES = ["penguin", "apple", "frogs", "rainbow", "rocket", "car"];
+const PICTURES = ["penguin", "apple", "frogs", "sunflower", "rocket", "car"];
 
 export const STYLES = [
   "watercolor",

@@ -8,6 +8,9 @@ const STORES = ["chats", "pictures"];
 
 let opening = null;
 
+/** Return an id that sorts by time; `crypto.randomUUID` is for secure pages only. */
+export const newId = () => `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+
 /** Whether the user wants things kept. */
 export const isKeeping = () => pref("keep", true);
 
@@ -55,10 +58,6 @@ class Collection {
 
   remove(id) {
     return run(this.name, "readwrite", (store) => store.delete(id));
-  }
-
-  clear() {
-    return run(this.name, "readwrite", (store) => store.clear());
   }
 }
 

@@ -5,6 +5,8 @@
 
 import { call, events } from "../api.js";
 
+const MIN_RATED_S = 0.05; // a shorter time gives no rate: events may arrive together
+
 export const userTurn = (text, images = []) => ({ role: "user", text, images });
 
 export const assistantTurn = (model) => ({
@@ -97,12 +99,11 @@ function statsOf(before, usage, elapsedMs) {
   if (!num) return before;
   const first = before ?? { firstMs: elapsedMs, numFirst: num };
   const elapsedS = (elapsedMs - first.firstMs) / 1000;
-  const isLater = num > (before?.numTokens ?? 0);
+  const isLater = num > (before?.numTokens ?? 0) && elapsedS > MIN_RATED_S;
   return {
     ...first,
     numTokens: num,
     numPrompt: usage?.prompt_tokens ?? before?.numPrompt,
-    perSecond:
-      isLater && elapsedS > 0 ? (num - first.numFirst) / elapsedS : (before?.perSecond ?? 0),
+    perSecond: isLater ? (num - first.numFirst) / elapsedS : (before?.perSecond ?? 0),
   };
 }

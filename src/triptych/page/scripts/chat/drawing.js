@@ -3,11 +3,13 @@
 import { errorBox, isAborted } from "../api.js";
 import { byId, el, iconButton } from "../dom.js";
 import { asDataUrl, blobOfDataUrl } from "../images.js";
-import { ImageView } from "../images/gallery.js";
+import { ImageView, pictureButtons } from "../images/gallery.js";
 import { generateInto, randomSeed } from "../images/request.js";
 import { openViewer } from "../images/viewer.js";
+import { spokenText } from "./aloud.js";
 
 const MAX_PROMPT_CHARS = 200;
+const BARE = { hasButtons: false }; // they are below the turn
 
 export const drawingTurn = (prompt, seed = randomSeed()) => ({
   role: "drawing",
@@ -23,7 +25,7 @@ export function promptFrom(element) {
   const selection = getSelection();
   const isInside = selection.rangeCount && element.contains(selection.anchorNode);
   const chosen = isInside ? selection.toString().trim() : "";
-  const [first] = (chosen || element.textContent.trim()).split(/(?<=[.!?])\s|\n/);
+  const [first] = spokenText(element).split(/(?<=[.!?])\s/);
   return (chosen || first).replace(/\s+/g, " ").slice(0, MAX_PROMPT_CHARS);
 }
 
@@ -66,7 +68,7 @@ export class DrawingView {
   #restore() {
     const { prompt, seed, size, url } = this.turn;
     const picture = { prompt, seed, size, blob: blobOfDataUrl(url) };
-    this.#show(ImageView.of(picture, this.#pictureActions()));
+    this.#show(ImageView.of(picture, this.#pictureActions(), BARE));
   }
 
   #pictureActions() {
@@ -84,13 +86,14 @@ export class DrawingView {
     this.foot.replaceChildren(
       ...(this.actions.ask ? [ask] : []),
       iconButton("again", "Draw again", again),
+      ...pictureButtons(view.picture, {}),
     );
   }
 
   /** Draw the picture of the turn. */
   async run(signal) {
     const { turn } = this;
-    const view = new ImageView(turn.prompt, "", this.#pictureActions());
+    const view = new ImageView(turn.prompt, "", this.#pictureActions(), BARE);
     this.element.setAttribute("aria-busy", "true");
     this.figure.replaceChildren(view.element);
     const { prompt, model, seed } = turn;

@@ -2,7 +2,7 @@
 
 import { byId, el, icon, show } from "../dom.js";
 import { attachMenu } from "../menu.js";
-import { chats, isKeeping, pictures, setKeeping } from "../store.js";
+import { chats, isKeeping, setKeeping } from "../store.js";
 import { toast } from "../toast.js";
 import { fileName, saveAsJson, saveAsMarkdown } from "./export.js";
 
@@ -130,7 +130,6 @@ export class History {
         run: () => saveAsJson(this.list, "triptych-chats"),
       },
       { name: "bin", label: "Delete all chats", run: () => this.#delete([...this.list], text) },
-      { name: "bin", label: "Forget all pictures", run: () => this.#forgetPictures() },
     ];
   }
 
@@ -173,11 +172,6 @@ export class History {
         this.#show();
       },
     });
-  }
-
-  async #forgetPictures() {
-    await pictures.clear().catch(() => {});
-    toast("The pictures are gone after the next reload.");
   }
 }
 

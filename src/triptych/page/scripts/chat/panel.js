@@ -6,6 +6,7 @@ import { byId, show } from "../dom.js";
 import { LOOK } from "../examples.js";
 import { chooseModel, seesImages, setModel } from "../models.js";
 import { sayWhileWaiting } from "../server.js";
+import { newId } from "../store.js";
 import { stopReading } from "./aloud.js";
 import { Attachments } from "./attachments.js";
 import { answer, assistantTurn, isWaiting, requestOf, userTurn } from "./conversation.js";
@@ -139,7 +140,7 @@ class ChatPanel {
   #save() {
     if (!this.turns.length) return;
     const updatedMs = Date.now();
-    this.chat ??= { id: `${updatedMs}-${Math.random().toString(36).slice(2)}`, updatedMs };
+    this.chat ??= { id: newId() };
     const { chat } = this;
     if (!chat.isNamed) chat.title = titleOf(this.turns);
     Object.assign(chat, { updatedMs, model: this.model.value, turns: this.turns.map(plain) });

@@ -66,7 +66,8 @@ export class AssistantView {
       this.reasoning,
     );
     this.calls = el("div", { class: "calls" });
-    this.extra = el("div", { class: "turn-extra" });
+    this.player = el("div", { class: "turn-extra" }); // while the answer is read aloud
+    this.drawing = el("div", { class: "turn-extra" }); // the form for the prompt of a picture
     this.foot = el("div", { class: "turn-foot" });
     this.element = el(
       "article",
@@ -74,7 +75,8 @@ export class AssistantView {
       this.reasoningFold,
       this.text,
       this.calls,
-      this.extra,
+      this.player,
+      this.drawing,
       this.foot,
     );
     this.text.append(
@@ -130,8 +132,8 @@ export class AssistantView {
   #links() {
     const { canSpeak, draw } = this.actions;
     const openForm = () => {
-      this.extra.replaceChildren(promptForm(promptFrom(this.text), draw));
-      this.extra.querySelector("input").select();
+      this.drawing.replaceChildren(promptForm(promptFrom(this.text), draw));
+      this.drawing.querySelector("input").select();
     };
     if (canSpeak) this.reading = iconButton("aloud", "Read aloud", () => this.#toggleReading());
     return [canSpeak && this.reading, draw && iconButton("draw", "Draw this", openForm)].filter(
@@ -151,7 +153,7 @@ export class AssistantView {
       this.reading.setAttribute("aria-pressed", String(isOn));
       relabel(this.reading, isOn ? "stop" : "aloud", isOn ? "Stop reading aloud" : "Read aloud");
     };
-    readAloud(this.text, this.extra, () => mark(false));
+    readAloud(this.text, this.player, () => mark(false));
     mark(true);
   }
 

@@ -11,10 +11,10 @@ export class ImageView {
   /** `place` is shown if a request has several images: "2 of 4".
    *
    * `actions` are the handlers of the buttons, called with the picture: `open`, and any of `ask`,
-   * `useSeed`, `edit`.
+   * `useSeed`, `edit`, `remove`. Without `hasButtons`, the caller shows them.
    */
-  constructor(prompt, place, actions) {
-    Object.assign(this, { prompt, place, actions });
+  constructor(prompt, place, actions, { hasButtons = true } = {}) {
+    Object.assign(this, { prompt, place, actions, hasButtons });
     this.image = el("img", { alt: `Preview: ${prompt}`, hidden: true });
     this.bar = el("progress", { max: "1", "aria-label": "Steps done" });
     this.note = el("figcaption", { class: "note" }, "Waiting");
@@ -23,8 +23,8 @@ export class ImageView {
   }
 
   /** Show a picture of an earlier visit. */
-  static of(picture, actions) {
-    const view = new ImageView(picture.prompt, "", actions);
+  static of(picture, actions, options) {
+    const view = new ImageView(picture.prompt, "", actions, options);
     view.#show(picture.blob);
     view.#complete(picture);
     return view;
@@ -84,8 +84,9 @@ export class ImageView {
     this.note.replaceChildren(
       el("span", { class: "of-prompt", title: prompt }, prompt),
       el("span", {}, about.join(" · ")),
-      el("span", { class: "buttons" }, ...pictureButtons(picture, this.actions)),
     );
+    if (this.hasButtons)
+      this.note.append(el("span", { class: "buttons" }, ...pictureButtons(picture, this.actions)));
   }
 
   /** Remove an unfinished image. */
@@ -96,13 +97,14 @@ export class ImageView {
 
 /** Create the buttons below a picture. */
 export function pictureButtons(picture, actions) {
-  const { ask, useSeed, edit } = actions;
+  const { ask, useSeed, edit, remove } = actions;
   const { seed } = picture;
   return [
     ask && iconButton("eye", "Ask about this picture", () => ask(picture)),
     useSeed && iconButton("seed", `Use seed ${seed} again`, () => useSeed(picture)),
     edit && iconButton("edit", "Edit this image", () => edit(picture)),
     saveLink(picture),
+    remove && iconButton("bin", "Delete", () => remove(picture)),
   ].filter(Boolean);
 }
 

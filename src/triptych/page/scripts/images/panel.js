@@ -7,7 +7,8 @@ import { DRAW, pictureOf, STYLES } from "../examples.js";
 import { bitmapOf } from "../images.js";
 import { chooseModel } from "../models.js";
 import { keepField, resetFields } from "../prefs.js";
-import { isKeeping, pictures } from "../store.js";
+import { isKeeping, newId, pictures } from "../store.js";
+import { toast } from "../toast.js";
 import { ImageView } from "./gallery.js";
 import { MaskPainter } from "./mask.js";
 import { generateInto, randomSeed } from "./request.js";
@@ -44,6 +45,7 @@ class ImagesPanel {
       ask: links.ask,
       useSeed: ({ seed, prompt }) => this.#useSeed(seed, prompt),
       edit: ({ blob }) => this.#open(blob),
+      remove: (picture) => this.#remove([picture]),
     };
     this.#listen();
     this.#fillExamples();
@@ -61,6 +63,7 @@ class ImagesPanel {
     byId("image-source-drop").addEventListener("click", () => this.#leaveEdit());
     byId("mask-clear").addEventListener("click", () => this.painter.clear());
     byId("image-reset").addEventListener("click", () => resetFields(RESET.map(byId)));
+    byId("image-clear").addEventListener("click", () => this.#remove(this.#pictures()));
     byId("image-code").addEventListener("click", () =>
       showCode([{ task: "image", fields: this.#fields() }]),
     );
@@ -104,8 +107,31 @@ class ImagesPanel {
     return this.views.map((view) => view.picture).filter(Boolean);
   }
 
+  /** Delete pictures, until the user wants them back. */
+  #remove(gone) {
+    const before = this.views;
+    const views = before.filter(({ picture }) => gone.includes(picture));
+    this.views = before.filter((view) => !views.includes(view));
+    for (const { element, picture } of views) {
+      element.remove();
+      pictures.remove(picture.id).catch(() => {});
+    }
+    this.#showEmpty();
+    const text = gone.length === 1 ? "The picture is deleted." : "The pictures are deleted.";
+    toast(text, { label: "Undo", run: () => this.#putBack(views, before) });
+  }
+
+  /** Put back `views`, in the order of `before`, below what came later. */
+  #putBack(views, before) {
+    this.views = [...this.views.filter((view) => !before.includes(view)), ...before];
+    this.results.replaceChildren(...this.views.map((view) => view.element));
+    for (const { picture } of views) pictures.put(picture).catch(() => {});
+    this.#showEmpty();
+  }
+
   /** Show examples while there are no pictures. */
   #showEmpty() {
+    show(byId("image-clear"), this.views.length > 0);
     this.results.querySelector(".invitation")?.remove();
     if (this.views.length) return;
     const tiles = DRAW.map((prompt) => this.#tile(prompt));
@@ -205,9 +231,8 @@ class ImagesPanel {
   }
 
   #keep({ picture }, { model }) {
-    const createdMs = Date.now();
-    const id = `${createdMs}-${Math.random().toString(36).slice(2)}`;
-    pictures.put({ ...picture, id, model, createdMs }).catch(() => {}); // a full disk: not kept
+    Object.assign(picture, { id: newId(), model, createdMs: Date.now() });
+    pictures.put(picture).catch(() => {}); // a full disk: not kept
   }
 
   #fields() {

@@ -1,6 +1,7 @@
 // A lane of the timeline for each model: its name, state and steps.
 
 import { color, el, sharp } from "../dom.js";
+import { stateText } from "../server.js";
 
 const DELAY_S = 0.35; // steps arrive four times a second; the delay keeps the motion smooth
 const LABEL_PX = 46;
@@ -51,9 +52,8 @@ export class Lane {
 
   /** Show the model's state. */
   update({ state, progress, num_running: running, num_waiting: waiting, pages }) {
-    const loading = state === "loading" ? ` ${Math.round(progress * 100)} %` : "";
     this.note.textContent =
-      state === "ready" ? `${running} running, ${waiting} waiting` : state + loading;
+      state === "ready" ? `${running} running, ${waiting} waiting` : stateText({ state, progress });
     this.element.classList.toggle("asleep", state !== "ready");
     this.pages.hidden = !pages;
     if (!pages) return;
