@@ -42,6 +42,7 @@ from triptych.core.http.models import ModelCard, Task, handle_unknown_model, mod
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests
+from triptych.core.http.tracing import TraceRequests, Tracing
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.options.config import Config, ServerOptions
@@ -93,11 +94,12 @@ def create_app(
     `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `models_by_task`, `routes` and empty `user_files`.
+    `upload_budget`, `tasks`, `models_by_task`, `routes`, `tracing` and empty `user_files`.
     Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics(card.id for card in cards)
     recent = RecentRequests()
+    tracing = Tracing.to_endpoint(config.server.otlp_traces_endpoint)
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server)
     app = _App(
@@ -115,6 +117,7 @@ def create_app(
                 dialects=dialects,
                 is_logged=config.server.access_log,
             ),
+            *([Middleware(TraceRequests, tracing=tracing)] if tracing is not None else []),
             *_layers(config.server, in_flight, keyring, _public(routers)),
         ],
         exception_handlers={
@@ -124,6 +127,7 @@ def create_app(
         },
     )
     app.state.options = config.server
+    app.state.tracing = tracing
     app.state.dialects = tuple(dialects)
     app.state.metrics = metrics
     app.state.in_flight = in_flight
@@ -137,6 +141,8 @@ def create_app(
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     client.journal.follow(metrics.observe_job)
+    if tracing is not None:
+        client.journal.follow(tracing.add_job)
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
     explained = explain_router(client, recent)

@@ -179,6 +179,12 @@ class ServerOptions:
     access_log: bool = option(
         True, "Write a log line for each request, at level info.", is_for_server=True
     )
+    otlp_traces_endpoint: str = option(
+        "",
+        "URL of an OpenTelemetry collector that gets a trace of each request, over HTTP:"
+        " http://localhost:4318. Traces have no prompts and no answers.",
+        is_for_server=True,
+    )
     log_format: str = option("text", "Format of log lines.", choices=("text", "json"))
     log_prompts: bool = option(
         False,

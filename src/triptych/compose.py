@@ -139,6 +139,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     if config.server.page:
         routers.append(PagesRouter(read_pages(_PAGES)))
     app = create_app(config, client, routers, listed, tasks, dialects)
+    if app.state.tracing is not None:
+        exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files
     batches.serve(app)
     exit_stack.push_async_callback(batches.close)

@@ -8,42 +8,12 @@ from typing import Any
 
 import httpx
 
-from support.http import FakeEngine, chat, in_process, make_app
-from triptych.core.engine_api.job_report import BusyWith, JobReport, JobSpan
+from support.accounts import REPORT, ReportingEngine
+from support.http import chat, in_process, make_app
 from triptych.core.engine_api.journal import JobJournal
 from triptych.core.http.recent_requests import RecentRequests
 from triptych.core.router.client import ReplicatedClient
 from triptych.core.router.request import RouteChoice, RoutedRequest
-
-REPORT = JobReport(
-    state="finished",
-    arrival_s=50.0,
-    length_s=4.0,
-    first_output_s=2.5,
-    jobs_ahead=3,
-    waits={"queue": 1.0, "preempted": 0.5},
-    behind=(BusyWith(model="other", kind="denoise", busy_s=1.25),),
-    sat_out={"cache_pages": 2},
-    spans=(
-        JobSpan(stage="prefill", start_s=1.0, end_s=2.0, busy_s=0.75, num_steps=3),
-        JobSpan(stage="decode", start_s=2.0, end_s=4.0, busy_s=1.5, num_steps=9, num_shared=4),
-    ),
-    counts={"prompt_tokens": 20, "cached_tokens": 16},
-    skipped={0: [1, 2]},
-)
-
-
-@dataclass
-class ReportingEngine(FakeEngine):
-    """An engine client that has an account of every job that has ended."""
-
-    async def submit(self, model: str, request: Any, *, job_id: str, **about: Any) -> Any:  # type: ignore[override]
-        self.journal.open(job_id, model)
-        async for output in super().submit(model, request, job_id=job_id, **about):
-            if output.is_final:
-                self.journal.end(job_id)
-                self.journal.add_report(job_id, REPORT)
-            yield output
 
 
 class ReplicatedEngine(ReportingEngine, ReplicatedClient):
