@@ -384,7 +384,7 @@ class Engine:
 
     def _admit(self, loaded: LoadedModel, job: Job) -> None:
         """Submit a job to its loaded model's scheduler."""
-        job.recorder.wait(QUEUE, self.clock())
+        job.recorder.wait(QUEUE, self.clock())  # the wait for a load is over
         try:
             loaded.scheduler.submit(job)
         except TriptychError as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.job_report import LOAD
 from triptych.core.engine_api.reports import ModelState, ModelStatus
 from triptych.core.errors import (
     InternalError,
@@ -134,6 +135,7 @@ class ModelManager:
             self._hooks.admit(entry.loaded, job)
             return
         self._check_can_load(entry)
+        job.recorder.wait(LOAD, self._clock())
         entry.waiting[job.job_id] = job
         self._enqueue(job.model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sys
 import threading
 from collections.abc import Collection
 from dataclasses import replace
@@ -209,3 +210,18 @@ async def test_a_response_behind_the_proxy_has_one_request_id(tmp_path: Path) ->
     async with in_process(proxy) as http:
         answer = await http.get("/v1/models")
     assert answer.headers.get_list("x-request-id") == ["a33c908d-5f0c"]
+
+
+def test_the_end_of_a_cluster_prints_nothing_of_rays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = []
+
+    def shut_down(*given: object) -> None:
+        print("(raylet) Task failed. There are infinite retries remaining")
+        ended.append(given)
+
+    serve = SimpleNamespace(delete=shut_down, shutdown=shut_down)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve, shutdown=shut_down))
+    launch._end()
+    assert (ended, capsys.readouterr().out) == ([("triptych",), (), ()], "")

@@ -102,7 +102,7 @@ class JobRecorder:
         self._counts: dict[str, int] = {}
         self._skipped: dict[int, list[int]] = {}
         self._last_step: StepTime | None = None
-        self._wait = _Wait(LOAD, arrival_s, dict(busy))
+        self._wait = _Wait(QUEUE, arrival_s, dict(busy))
         self._is_waiting = True
         self._is_closed = False
 

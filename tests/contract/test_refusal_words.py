@@ -129,12 +129,17 @@ FOREIGN = {
     "--cacert": "curl",
     "--environments": "samples/clients/run.py",
     "--output-schema": "codex exec",
+    "--from-file": "kubectl",
+    "--from-literal": "kubectl",
+    "--gpus": "docker run",
     "--head": "ray start",
     "--index-url": "pip",
     "--mm-encoder-tp-mode": "vLLM",
     "--no": "a prefix, in words",
     "--no-deps": "pip",
+    "--now": "systemctl",
     "--requests": "samples/benchmarks",
+    "--time": "docker stop",
 }
 """Flags of other programs, in messages and docs."""
 

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 from support.denoise_world import FakeImageRunner, measure, request_of
-from support.engine_seams import FakeLoader
+from support.engine_seams import FakeLoader, FakeRunner
+from support.load_bench import LoadBench
 from support.virtual_engine import Chat, World, ask, prompt_of
+from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.job_report import MAX_SPANS, JobRecorder, JobReport, StepTime
 from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.core.engine_api.reports import StepRecord, StepReport
-from triptych.core.options.config import ScheduleOptions
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.modalities.diffusion.plan import DenoisePlan
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 STEP_S = 0.01
 
@@ -181,6 +184,25 @@ def test_a_job_that_is_cancelled_or_fails_has_an_account() -> None:
         assert report.state == state
         assert 0 < sum(span.busy_s for span in report.spans) <= report.length_s + 1e-9
     assert (world.report("none").state, world.report("none").spans) == ("failed", ())
+
+
+def test_a_job_whose_model_is_loaded_for_it_says_how_long_that_took() -> None:
+    chat = Chat()
+
+    def make() -> tuple[TokenScheduler, FakeRunner]:
+        bench.clock.advance(2.0)
+        return chat.scheduler, chat.runner
+
+    config = Config(models=ModelOptions(load="first-use"))
+    bench = LoadBench(FakeLoader("chat", make), config=config)
+    for job_id in ("first", "second"):
+        job = Job(job_id=job_id, model="chat", request=ask(prompt_of(1), 2), sink=bench.outputs)
+        job.arrival_s = bench.clock()
+        bench.engine.submit(job)
+        bench.finish(job_id)
+    waits = {job_id: bench.outputs[job_id][-1].report.waits for job_id in ("first", "second")}
+    assert waits["first"]["load"] == pytest.approx(2.0)
+    assert "load" not in waits["second"]
 
 
 def test_a_slow_reader_is_no_wait_for_the_device() -> None:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     """Serve `plan`; returns the exit code. Raises `SetupError` in one actionable line."""
     ray = import_ray()
-    from ray import serve
-
     options = resolved.config.server
     logs.configure(options)
     startup = Startup(options)
@@ -50,8 +48,7 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
         _stay()
         _log.info("shutting down: finishing requests in flight")
         _drain(options.drain_timeout_s)
-        serve.delete(APPLICATION)
-        serve.shutdown()
+        _end()
     finally:
         ray.shutdown()
     return 0
@@ -135,6 +132,20 @@ def _drain(timeout_s: float) -> None:
         serve.get_app_handle(APPLICATION).drain.remote().result(timeout_s=timeout_s + _GOODBYE_S)
     except Exception as error:  # shutdown goes on after any error
         _log.warning("the ingress did not drain: %s", type(error).__name__)
+
+
+def _end() -> None:
+    """End the application and the cluster.
+
+    Ray prints to standard output that its calls to the actors that it ends fail and are retried.
+    """
+    import ray
+    from ray import serve
+
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        serve.delete(APPLICATION)
+        serve.shutdown()
+        ray.shutdown()
 
 
 def _count(plan: ReplicaPlan) -> str:
