@@ -79,6 +79,7 @@ class _Resolver:
 
     def resolve(self, reference: str, name: str, bundle: Bundle | None) -> ResolvedModel:
         """The model of `reference`, from `bundle` if its copy is valid."""
+        self.progress.begin(name)
         promised = bundle.model(place_of(reference)) if bundle else None
         if bundle is None or promised is None:
             return self._resolve_outside(reference, name)

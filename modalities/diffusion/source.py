@@ -44,7 +44,7 @@ def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path
     def build(folder: Path) -> None:
         load(_SPLIT_CHECKPOINT)(place, folder, options)
 
-    progress.start(f"Reading {place.name}", place.stat().st_size)
+    progress.start("Reading", place.stat().st_size)
     identity = f"whole checkpoint {CONVERTER_VERSION} {sha256_file(place, progress)}"
     return convert_once(place.name, identity, build, options, progress)
 

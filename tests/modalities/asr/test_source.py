@@ -88,7 +88,7 @@ class Registry:
         self.members = members
         self.asked: list[str] = []
 
-    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         self.asked.append(command[-1])
         folder = Path(command[command.index("--dest") + 1])
         folder.mkdir()

@@ -28,7 +28,7 @@ class Index:
         self.members = dict(members)
         self.asked: list[str] = []
 
-    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         self.asked.append(command[-1])
         target = Path(command[command.index("--dest") + 1])
         target.mkdir()

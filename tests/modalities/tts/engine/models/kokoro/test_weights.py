@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def resolve(reference: str, cache: Path, run: object = None) -> tuple[Path, str]:
-    def nothing(_: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def nothing(_: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         raise AssertionError("nothing is fetched here")
 
     model = resolve_model(
@@ -77,7 +77,9 @@ def test_the_hubs_repository_is_fetched_with_the_files_it_needs(
 ) -> None:
     asked: dict[str, object] = {}
 
-    def snapshot(repository: str, **kwargs: object) -> str:
+    def snapshot(repository: str, *, dry_run: bool = False, **kwargs: object) -> object:
+        if dry_run:
+            return []
         asked.update(kwargs, repository=repository)
         return str(hub)
 
@@ -278,7 +280,7 @@ class FakeNpm:
         self.archives = archives
         self.asked: list[str] = []
 
-    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: Sequence[str], temporary: Path) -> subprocess.CompletedProcess[str]:
         requirement, folder = command[-1], command[command.index("--pack-destination") + 1]
         self.asked.append(requirement)
         name = requirement.replace("@", "-") + ".tgz"
