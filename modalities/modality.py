@@ -73,6 +73,11 @@ class Modality:
     pipelines: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[Command] = ()
 
+    @property
+    def kind(self) -> str:
+        """The kind of its models in one word; a vision model is a chat model in `task`."""
+        return self.task[0] if self.role == "asr" else self.role
+
     def load_sources(self) -> list[Source]:
         """Load the models with short names."""
         return [load(place) for place in self.sources]

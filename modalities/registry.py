@@ -18,6 +18,7 @@ from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.vlm.modality import VISION
 
 if TYPE_CHECKING:
+    from triptych.core.options.config import ModelOptions
     from triptych.core.options.declaration import Role
     from triptych.core.options.table import Resolved
     from triptych.core.weights.progress import Progress
@@ -35,6 +36,23 @@ def known_sources() -> list[Source]:
 def default_models() -> tuple[str, ...]:
     """Return the default models: one of each kind that has one, chat first."""
     return tuple(each.default for each in reversed(MODALITIES) if each.default)
+
+
+def expected_models(options: ModelOptions) -> list[tuple[str, str]]:
+    """Return the names of the configured models, and the kinds of those with short names."""
+    from triptych.core.bundle.resolve import named_references
+    from triptych.core.weights.resolve import EMBEDDED_NAME, EMBEDDED_REFERENCE, place_of
+
+    kinds = {EMBEDDED_REFERENCE: CHAT.kind, EMBEDDED_NAME: CHAT.kind}
+    for modality in MODALITIES:
+        kinds |= dict.fromkeys((source.name for source in modality.load_sources()), modality.kind)
+    named = named_references(options, default_models())
+    return [(name, kinds.get(place_of(reference), "")) for reference, name in named]
+
+
+def kind_of(model: ResolvedModel) -> str:
+    """Return the kind of `model` in one word."""
+    return modality_of(model, MODALITIES).kind
 
 
 def role_of(model: ResolvedModel) -> Role:

@@ -102,6 +102,7 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
+        self.device = ""  # in words
         self.on_steps: Callable[[StepReport], None] = lambda report: None
         self.on_turn: Callable[[], None] = lambda: None
         self._executors = executors if executors is not None else ThreadExecutors(clock)
@@ -160,6 +161,11 @@ class Engine:
     def watch(self, is_on: bool) -> None:
         """Start or stop reporting steps to `on_steps`."""
         self._executors.post(partial(self._step_log.switch, is_on))
+
+    def leave_start_to(self, on_beat: Callable[[Heartbeat], None]) -> None:
+        """Show the start by beats: its loads are log lines at level debug only."""
+        self.on_beat = on_beat
+        self._models.is_start_shown = True
 
     def warm(self) -> None:
         """On the loop's thread: start the preparations that a first request would wait for."""

@@ -92,6 +92,7 @@ class ModelManager:
         self._active: str | None = None
         self._at_start: set[str] = set()
         self._has_news = False
+        self.is_start_shown = False  # by another output than the log
         self.ready: dict[str, LoadedModel] = {}
         self._costs: dict[str, CostModel] = {}
 
@@ -180,7 +181,7 @@ class ModelManager:
         """Cancel queued loads and release every model, after the steps in flight."""
         self._queue.clear()
         for name in tuple(self.ready):
-            self._unload(name, "shutting down")
+            self._unload(name, "shutting down", logging.DEBUG)
 
     def _entry(self, name: str) -> _ModelEntry:
         if name not in self._entries:
@@ -208,8 +209,12 @@ class ModelManager:
         self._has_news = True
         if self._active is None and self._queue and not self._is_unloading():
             name = self._active = self._queue.popleft()
-            _log.info("model %s: loading", name)
+            _log.log(self._level(name), "model %s: loading", name)
             self._executors.load(partial(self._load, name, self._entries[name], self._clock()))
+
+    def _level(self, name: str, usual: int = logging.INFO) -> int:
+        """The level of news about a load, which is lower where the start's output has them."""
+        return logging.DEBUG if self.is_start_shown and name in self._at_start else usual
 
     def _is_unloading(self) -> bool:
         """Whether some model is being unloaded, so that memory will be free afterwards."""
@@ -246,7 +251,7 @@ class ModelManager:
 
     def _finish(self, name: str, loaded: LoadedModel, started_s: float) -> None:
         now_s = self._clock()
-        _log.info("model %s: ready after %.1f s", name, now_s - started_s)
+        _log.log(self._level(name), "model %s: ready after %.1f s", name, now_s - started_s)
         self._hooks.metrics.add("triptych_model_loads_total", model=name)
         entry = self._entries[name]
         entry.state, entry.progress, entry.loaded, entry.last_used_s = "ready", 1.0, loaded, now_s
@@ -276,7 +281,8 @@ class ModelManager:
             self._unload(victim, f"evicted for {name}")
             self._load_again(name)
         elif self.ready:
-            _log.warning("model %s: no room now: %s", name, error.message)
+            level = self._level(name, logging.WARNING)
+            _log.log(level, "model %s: no room now: %s", name, error.message)
             self._fail_load(
                 name,
                 Overloaded(
@@ -316,9 +322,11 @@ class ModelManager:
         for job in waiting.values():
             self._hooks.refuse(job, error)
         was_at_start = name in self._at_start
-        self._notify(name, error)
         if is_final:
-            _log.error("model %s: failed to load: %s", name, error.message)
+            is_shown = isinstance(error, ModelTooLarge)  # at the start, which goes on
+            level = self._level(name, logging.ERROR) if is_shown else logging.ERROR
+            _log.log(level, "model %s: failed to load: %s", name, error.message)
+        self._notify(name, error)
         if isinstance(error, ModelTooLarge):
             self._raise_if_none_fits(error)
         elif is_final and was_at_start:
@@ -339,9 +347,9 @@ class ModelManager:
         for done in listeners:
             done(error)
 
-    def _unload(self, name: str, why: str) -> None:
+    def _unload(self, name: str, why: str, level: int = logging.INFO) -> None:
         """Unload a model from the device, between steps."""
-        _log.info("model %s: unloading (%s)", name, why)
+        _log.log(level, "model %s: unloading (%s)", name, why)
         self._hooks.metrics.add("triptych_model_unloads_total", model=name)
         entry = self._entries[name]
         loaded = self.ready.pop(name)

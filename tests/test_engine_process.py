@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from triptych.core.engine_api.reports import Heartbeat, ModelState, ModelStatus
 from triptych.core.errors import ModelTooLarge, WeightsError, to_info
 from triptych.core.ledger import Ledger
-from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready, StartFacts
+from triptych.core.process.metrics import DEVICE_BYTES, series
+from triptych.core.transport.control import (
+    Beat,
+    ControlLine,
+    FromChild,
+    ModelNote,
+    Phase,
+    Ready,
+    StartFacts,
+)
 from triptych.engine_process import StartReport, keep_budget
 
 
@@ -44,8 +54,28 @@ def test_what_can_wait_begins_once_when_all_is_ready() -> None:
     for _ in range(2):
         report.take(beat("ready"))
     kinds = [type(message) for message in line.sent]
-    assert kinds == [Beat, Beat, Phase, Ready, Beat]
-    assert begun == [4], "after the supervisor knows"
+    assert kinds == [Beat, ModelNote, Beat, ModelNote, Phase, Ready, Beat]
+    assert begun == [6], "after the supervisor knows"
+
+
+def test_a_model_s_state_is_sent_when_it_changes_with_its_memory() -> None:
+    line = Line()
+    report = StartReport(line, lambda: None)
+    loading = ModelStatus(model="chat", state="loading", progress=0.31)
+    held = {
+        series(DEVICE_BYTES, owner="chat/weights"): 100.0,
+        series(DEVICE_BYTES, owner="chat/kv"): 20.0,
+        series(DEVICE_BYTES, owner="chat/more/kv"): 7.0,
+    }
+    for status in (loading, structs.replace(loading, progress=0.33)):
+        report.take(structs.replace(beat("loading"), models=(status,), gauges=held))
+    report.take(structs.replace(beat("ready"), gauges=held))
+    notes = [note for note in line.sent if isinstance(note, ModelNote)]
+    assert [(note.status.state, note.status.progress) for note in notes] == [
+        ("loading", 0.3),
+        ("ready", 0.0),
+    ]
+    assert [note.memory_bytes for note in notes] == [0, 120], "of this model, once it is loaded"
 
 
 @pytest.mark.parametrize("state", ["failed", "ready"])
@@ -55,7 +85,7 @@ def test_a_start_that_ends_was_never_ready(state: ModelState) -> None:
     report = StartReport(line, lambda: None)
     report.take(beat("loading"))
     report.take(beat(state, phase="stop"))
-    assert [type(message) for message in line.sent] == [Beat, Beat]
+    assert [type(message) for message in line.sent] == [Beat, ModelNote, Beat]
 
 
 def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:

@@ -45,13 +45,9 @@ def resolve_all(
 
     Raises `ConfigError` if names clash, `WeightsError` if a model is invalid or unreachable.
     """
-    references = options.model or tuple(defaults)
-    served = ServedNames.read(options)
-    names = [
-        served.own[i] if i < len(served.own) else served_name(reference)
-        for i, reference in enumerate(references)
-    ]
-    served.check(names)
+    pairs = named_references(options, defaults)
+    references, names = ([each[i] for each in pairs] for i in (0, 1))
+    ServedNames.read(options).check(names)
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
@@ -59,13 +55,21 @@ def resolve_all(
             )
     bundle = find_bundle(options, [place_of(reference) for reference in references])
     resolver = _Resolver(options, progress, install, sources)
-    pairs = zip(references, names, strict=True)
     resolved = tuple(resolver.resolve(reference, name, bundle) for reference, name in pairs)
     if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
         raise ConfigError(
             "--model-override is for parts of image models, but no image model is served."
         )
     return resolved
+
+
+def named_references(options: ModelOptions, defaults: Sequence[str]) -> list[tuple[str, str]]:
+    """Every `--model`, or the `defaults` if none is given, with its served name."""
+    references, own = options.model or tuple(defaults), ServedNames.read(options).own
+    return [
+        (reference, own[i] if i < len(own) else served_name(reference))
+        for i, reference in enumerate(references)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -15,19 +15,23 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import ModelStatus
+from triptych.core.errors import from_info
+from triptych.core.http.errors import to_public
 
 
 class ModelHealth(BaseModel):
-    """The state of one model: loading progress and error code."""
+    """The state of one model: loading progress, and code and text of its error."""
 
     model: str
     state: str
     progress: float
     error: str | None
+    message: str | None
 
 
 class Health(BaseModel):
-    """The state of the server. `reason` says why it is not ready.
+    """The state of the server. `reason` says why it is not ready, or not for all models.
 
     With API keys, `models` is empty for requests without a key.
     """
@@ -87,10 +91,11 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
 
 
 def _describe(now: EngineStatus, *, is_ok: bool, is_draining: bool) -> Health:
-    reason = now.reason or ("draining" if is_draining else "not ready yet")
+    reason = _missing(now.models) if is_ok else now.reason
+    reason = reason or ("" if is_ok else "draining" if is_draining else "not ready yet")
     return Health(
         status="ok" if is_ok else "unavailable",
-        reason="" if is_ok else reason,
+        reason=reason,
         is_alive=now.is_alive,
         is_ready=now.is_ready,
         is_draining=is_draining,
@@ -102,7 +107,15 @@ def _describe(now: EngineStatus, *, is_ok: bool, is_draining: bool) -> Health:
                 state=model.state,
                 progress=model.progress,
                 error=model.error.code if model.error else None,
+                message=to_public(from_info(model.error)).message if model.error else None,
             )
             for model in now.models
         ],
     )
+
+
+def _missing(models: Sequence[ModelStatus]) -> str:
+    """How many models can be served, if not all."""
+    num_able = sum(model.error is None for model in models)
+    is_all = num_able == len(models)
+    return "" if is_all else f"{num_able} of {len(models)} models can be served"

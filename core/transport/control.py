@@ -1,10 +1,10 @@
 """The control line between a supervisor and one child: a socket pair as the child's standard input.
 
 Owns the messages. The supervisor sends the configuration (one line of JSON) and the drain command;
-the child sends start-up phases, cache hits and misses (`core.process.lookups`), beats, facts for
-later starts, and the reason of a failed start, one JSON object per line. A closed connection means
-that the other end is dead. The child obeys only this line and ignores SIGINT and SIGTERM, so that a
-signal to the whole group or container still drains in order.
+the child sends start-up phases, cache hits and misses (`core.process.lookups`), beats, states of
+models, facts for later starts, and the reason of a failed start, one JSON object per line. A closed
+connection means that the other end is dead. The child obeys only this line and ignores SIGINT and
+SIGTERM, so that a signal to the whole group or container still drains in order.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NoReturn, Self
 
 import msgspec
 
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import SetupError, TriptychError
 from triptych.core.process.lookups import Lookup
 
@@ -63,7 +64,14 @@ class StartFacts(msgspec.Struct, frozen=True, tag=True):
     fields: dict[str, int]
 
 
-FromChild = Phase | Beat | Ready | Failed | StartFacts | Lookup
+class ModelNote(msgspec.Struct, frozen=True, tag=True):
+    """The state of a model in the engine has changed; `memory_bytes` are its own on the device."""
+
+    status: ModelStatus
+    memory_bytes: int = 0
+
+
+FromChild = Phase | Beat | Ready | Failed | StartFacts | ModelNote | Lookup
 
 
 class ControlLine:

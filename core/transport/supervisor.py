@@ -44,7 +44,7 @@ DRAIN_SLACK_S = 5.0
 class ChildSpec:
     """How to start one child: `config` is one line of JSON, sent over its control line.
 
-    `env` is its whole environment; `None`: that of this process.
+    `env` is its whole environment, `stderr` its error output; `None`: that of this process.
     """
 
     name: str
@@ -52,6 +52,7 @@ class ChildSpec:
     config: bytes
     pass_fds: tuple[int, ...] = ()
     env: Mapping[str, str] | None = None
+    stderr: int | None = None
 
     def with_fields(self, fields: Mapping[str, int]) -> ChildSpec:
         """A copy with `fields` added to its configuration, a JSON object."""
@@ -220,6 +221,7 @@ class _SupervisedProcess:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=theirs.fileno(),
+                stderr=spec.stderr,
                 pass_fds=spec.pass_fds,
                 env=spec.env,
                 process_group=0,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
 from triptych.core.weights.progress import Progress
 
@@ -30,15 +30,15 @@ def missing_bytes(download: Callable[..., Any]) -> int:
     return sum(file.file_size or 0 for file in files if file.will_download)
 
 
-class _Silent(tqdm):  # type: ignore[misc, type-arg] # the library has no types
+class _Silent(tqdm):
     """A bar that shows nothing."""
 
     def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **(kwargs | {"disable": True}))
+        super().__init__(*args, **(kwargs | {"disable": True}))  # type: ignore[no-untyped-call]
         self.counts_bytes = name == _BYTES
 
 
-def bars_of(progress: Progress) -> type[tqdm]:
+def bars_of(progress: Progress) -> type[_Silent]:
     """The class of bars that report to `progress`; they may run on several threads."""
     lock = threading.Lock()
 

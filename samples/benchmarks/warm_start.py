@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import signal
 import statistics
@@ -36,7 +35,6 @@ from triptych.modalities.llm.api.bench.report import machine
 TRIPTYCH = (sys.executable, "-m", "triptych")
 FIRST, SECOND, WARM = "first start, empty cache", "later start", "from a moved bundle"
 MAKE = "`triptych warm-cache` after a start"
-_PHASE = re.compile(r"^ +(\S.*?) +(\d+\.\d\d) s  (.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,15 @@ class Start:
 
 def start(*options: str) -> Start:
     """Start a server, wait until it is ready, and stop it."""
-    argv = [*TRIPTYCH, "serve", "--port", "0", *options]
+    argv = [*TRIPTYCH, "serve", "--port", "0", "--log-format", "json", *options]
     started_s, phases = time.perf_counter(), dict[str, float]()
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         with watch_neighbours(process.pid) as others:
             for line in process.stderr:
-                if match := _PHASE.match(line):
-                    phases[match[1]] = phases.get(match[1], 0.0) + float(match[2])
+                record = json.loads(line) if line.startswith("{") else {}
+                if phase := record.get("phase"):
+                    phases[phase] = phases.get(phase, 0.0) + record["elapsed_s"]
                 if "ready" in phases:
                     break
         seconds, total_s = time.perf_counter() - started_s, busy_s(process.pid)

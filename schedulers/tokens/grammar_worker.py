@@ -227,7 +227,7 @@ class GrammarWorker:
             started_s = self._clock()
             self._compiler = GrammarCompiler(self._open_vocabulary())
             elapsed_s = round(self._clock() - started_s, 3)
-            _log.info("grammar compiler ready", extra=fields(elapsed_s=elapsed_s))
+            _log.debug("grammar compiler ready", extra=fields(elapsed_s=elapsed_s))
         return self._compiler
 
     def _match(self, request: TokenRequest) -> TokenMatcher:

@@ -34,7 +34,7 @@ def main() -> None:
     pause_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
-    logs.configure(setup.config.server)
+    logs.configure(setup.config.server, has_color=setup.has_color)
     return_large_blocks()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor logs the rest
     run_child(line, lambda: asyncio.run(_run(line, setup)), _log)

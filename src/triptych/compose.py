@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from triptych.core.engine_api.client import EngineClient
+    from triptych.core.runtime.devices.device import Device
     from triptych.schedulers.engine import Engine
 
 _PAGES = Path(__file__).with_name("page")
@@ -41,7 +42,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a child process, as JSON. It holds secrets: never on a command line.
 
     `folder` holds the sockets; `listener_fd` is the API's inherited listening socket;
-    `device_budget_bytes` is the memory budget of the engine's first start, set on restarts.
+    `device_budget_bytes` is the memory budget of the engine's first start, set on restarts;
+    `has_color` whether log lines may have colors.
     """
 
     config: Config
@@ -49,6 +51,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     listener_fd: int = -1
     device_budget_bytes: int = 0
+    has_color: bool = False
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:
@@ -79,7 +82,17 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     ]
     engine = Engine(loaders, config=config, ledger=ledger)
     engine.metrics.gauges[series(DEVICE_INFO, device=device.name)] = 1
+    engine.device = _describe(device)
     return engine
+
+
+def _describe(device: Device) -> str:
+    """The device in the head of a start."""
+    if not device.is_cpu:
+        return device.name
+    num_threads = load("torch:get_num_threads")()
+    levels = load("triptych.core.runtime.kernels.native.build:processor_levels")()
+    return f"CPU, {num_threads} threads" + (f" ({levels[0]})" if levels else "")
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:

@@ -8,20 +8,30 @@ framework.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from msgspec import structs
 
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge
-from triptych.core.ledger import Ledger, mib
+from triptych.core.ledger import Ledger, mib, model_of
 from triptych.core.options.config import Config
 from triptych.core.process import logs
 from triptych.core.process.collector import pause_collector, resume_collector
 from triptych.core.process.lookups import listen_to_lookups
+from triptych.core.process.metrics import DEVICE_BYTES, labelled_series
 from triptych.core.process.typed import decode_json
-from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
+from triptych.core.transport.control import (
+    Beat,
+    ControlLine,
+    ModelNote,
+    Phase,
+    Ready,
+    StartFacts,
+    run_child,
+)
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.weights.manifest import verify_in_background
 from triptych.core.weights.resolve import ResolvedModel
@@ -36,7 +46,7 @@ def main(build: BuildEngine = build_engine) -> None:
     pause_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
-    logs.configure(setup.config.server)
+    logs.configure(setup.config.server, has_color=setup.has_color)
     with listen_to_lookups(line.send):
         run_child(line, lambda: _run(line, setup, build), _log)
 
@@ -46,7 +56,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
         verify_in_background(Path(model.folder) for model in setup.models)
     engine = build(setup.config, setup.models)
     keep_budget(line, engine.ledger, setup.device_budget_bytes)
-    line.send(Phase("engine", _library_note()))
+    line.send(Phase("engine", engine.device))
     server = EngineServer(engine, Path(setup.folder), build_codec())
     report = StartReport(line, engine.warm)
 
@@ -54,7 +64,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
         server.send_beat(beat)
         report.take(beat)
 
-    engine.on_beat = on_beat
+    engine.leave_start_to(on_beat)
     line.on_drain(engine.drain)
     try:
         engine.run()
@@ -83,18 +93,21 @@ class StartReport:
     def __init__(self, line: ControlLine, warm: Callable[[], None]) -> None:
         self._line = line
         self._warm = warm
-        self._loaded: set[str] = set()
+        self._noted: dict[str, ModelNote] = {}
         self._is_ready = False
 
     def take(self, beat: Heartbeat) -> None:
-        """Report the beat, the first load of each model, and when all models are ready."""
+        """Report the beat, each change of a model's state, and when all models are ready."""
         self._line.send(Beat(beat.stall_budget_s))
         if self._is_ready or beat.phase == "stop":  # a failed start never becomes ready
             return
         for status in beat.models:
-            if status.state == "ready" and status.model not in self._loaded:
-                self._loaded.add(status.model)
-                self._line.send(Phase("load", status.model))
+            self._report(
+                ModelNote(
+                    structs.replace(status, progress=round(status.progress, 1)),
+                    _memory(beat, status),
+                )
+            )
         served = [status for status in beat.models if not _is_too_large(status)]
         if served and all(status.state in ("ready", "unloaded") for status in served):
             self._is_ready = True
@@ -102,15 +115,26 @@ class StartReport:
             self._line.send(Ready())
             self._warm()
 
+    def _report(self, note: ModelNote) -> None:
+        """Send a model's state and memory if they have changed."""
+        if self._noted.get(note.status.model) != note:
+            self._noted[note.status.model] = note
+            self._line.send(note)
+            if note.status.state == "ready":
+                self._line.send(Phase("load", note.status.model))
+
+
+def _memory(beat: Heartbeat, status: ModelStatus) -> int:
+    """The device memory of a model, once it is loaded."""
+    if status.state != "ready":
+        return 0
+    owned = labelled_series(beat.gauges, DEVICE_BYTES)
+    return int(sum(value for labels, value in owned if model_of(labels["owner"]) == status.model))
+
 
 def _is_too_large(status: ModelStatus) -> bool:
     """Whether a model is refused for its size while others are served."""
     return status.error is not None and status.error.code == ModelTooLarge.code
-
-
-def _library_note() -> str:
-    torch = sys.modules.get("torch")
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else ""
 
 
 if __name__ == "__main__":

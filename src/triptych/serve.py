@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -41,16 +42,18 @@ from triptych.core.process import logs
 from triptych.core.process.lazy import load
 from triptych.core.process.logs import fields
 from triptych.core.process.lookups import Lookup, listen_to_lookups
-from triptych.core.transport.control import FromChild, Phase, Ready
+from triptych.core.transport.control import FromChild, ModelNote, Phase, Ready, StartFacts
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
 from triptych.core.weights.manifest import skip_weight_files
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.registry import resolve_models
+from triptych.modalities.registry import expected_models, kind_of, resolve_models
 from triptych.replicas.plan import ReplicaPlan
-from triptych.startup import Startup
+from triptych.startup.child_lines import ChildLines
+from triptych.startup.show import Startup, has_table
+from triptych.startup.table import Address
 
 ENGINE = "engine"
 API = "api"
@@ -94,7 +97,7 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         listener = None if options.headless else stack.enter_context(bind(options))
         if listener is not None:
             stack.enter_context(recorded(url_of(listener, options)))
-        startup = Startup(options)
+        startup = stack.enter_context(Startup(options))
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
         # Models that are loaded later are verified now: later they could not be recreated.
@@ -123,10 +126,16 @@ def _supervise(
         models=models,
         folder=str(folder),
         listener_fd=listener.fileno() if listener else -1,
+        has_color=logs.can_color(sys.stderr),
     )
-    url = url_of(listener, config.server) if listener else "headless"
-    with closing(_Watcher(startup, folder, listener, url)) as watcher:
-        specs = _specs(setup, programs)
+    url = url_of(listener, config.server) if listener else ""
+    address = Address.of(config.server, url)
+    lines = ChildLines() if has_table(config.server) else None
+    with (
+        closing(lines) if lines else nullcontext(),
+        closing(_Watcher(startup, folder, listener, address)) as watcher,
+    ):
+        specs = _specs(setup, programs, lines.fd if lines else None)
         watcher.expect(spec.name for spec in specs)
         policy = Policy(drain_timeout_s=config.server.drain_timeout_s)
         return asyncio.run(Supervisor(specs, policy, watcher).run())
@@ -141,6 +150,7 @@ def _resolve(
 ) -> tuple[ResolvedModel, ...]:
     """Fetch the models. Unless it `reads_weights`, the engine must verify them."""
     started_s = time.monotonic()
+    startup.expect(expected_models(resolved.config.models))
     progress = startup.progress()
     reading = nullcontext() if reads_weights else skip_weight_files()
     try:
@@ -148,28 +158,28 @@ def _resolve(
             models = resolve_models(resolved, progress)
     finally:
         progress.stop()
-    names = ", ".join(model.name for model in models)
-    startup.phase("resolve", time.monotonic() - started_s, names)
+    startup.state.set_kinds((model.name, kind_of(model)) for model in models)
+    startup.phase("resolve", time.monotonic() - started_s)
     return models
 
 
-def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
+def _specs(setup: ChildSetup, programs: Programs, stderr: int | None = None) -> list[ChildSpec]:
     """Return the children in the order of draining: the API finishes while the engine runs."""
     options = setup.config.server
     # A child gets its options from `setup`; an environment variable may hold a key.
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
-    specs = []
+    child, specs = partial(ChildSpec, env=env, stderr=stderr), []
     if not options.headless:
         models = replace(setup.config.models, hf_token="")  # the API fetches nothing
         front = msgspec.structs.replace(setup, config=replace(setup.config, models=models))
         config, fds = msgspec.json.encode(front), (setup.listener_fd,)
-        specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds, env=env))
+        specs.append(child(name=API, argv=programs.api, config=config, pass_fds=fds))
     if not options.external_engine:
         # The engine needs no keys.
         server = replace(options, api_key=(), api_key_file="", ssl_keyfile_password="")
         bare = msgspec.structs.replace(setup, config=replace(setup.config, server=server))
         config = msgspec.json.encode(bare)
-        specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config, env=env))
+        specs.append(child(name=ENGINE, argv=programs.engine, config=config))
     return specs
 
 
@@ -177,11 +187,11 @@ class _Watcher:
     """Shows the progress of the start, and reports crashes of the engine to the API process."""
 
     def __init__(
-        self, startup: Startup, folder: Path, listener: socket.socket | None, url: str
+        self, startup: Startup, folder: Path, listener: socket.socket | None, address: Address
     ) -> None:
         self._startup = startup
         self._listener = listener
-        self._url = url
+        self._address = address
         self._codec = build_codec()
         self._dealer = connect_dealer(folder, SUPERVISOR)
         self._waiting: set[str] = set()
@@ -198,12 +208,18 @@ class _Watcher:
             now_s = time.monotonic()
             self._startup.phase(note.name, now_s - self._since_s[child], note.note)
             self._since_s[child] = now_s
+            if note.name == ENGINE:
+                self._startup.state.device = note.note
+        elif isinstance(note, ModelNote):
+            self._startup.on_model(note.status, note.memory_bytes)
+        elif isinstance(note, StartFacts):
+            self._startup.state.budget_bytes = note.fields["device_budget_bytes"]
         elif isinstance(note, Lookup):
             self._startup.take(note)
         elif isinstance(note, Ready) and child in self._waiting:
             self._waiting.discard(child)
             if not self._waiting:
-                self._startup.ready(self._url)
+                self._startup.ready(self._address)
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """Log the loss of a child, and report that of the engine to the API process."""

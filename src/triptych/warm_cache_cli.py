@@ -41,7 +41,7 @@ from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, place_of
 from triptych.modalities.registry import default_models, resolve_models
-from triptych.startup import Startup, summarize
+from triptych.startup.phases import PhaseLines, summarize
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -106,12 +106,12 @@ class _WarmCache:
 
     resolved: Resolved
     targets: tuple[CompileTarget, ...]
-    startup: Startup = field(init=False)
+    lines: PhaseLines = field(init=False)
     phases: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = self.resolved.config
-        self.startup = Startup(config.server)
+        self.lines = PhaseLines(config.server)
         self.folder = bundle_folder(config.models, [place_of(each) for each in self._references()])
         # Never start from an earlier bundle: its contents may be out of date.
         self.config = replace(config, models=replace(config.models, bundle=NONE))
@@ -128,7 +128,7 @@ class _WarmCache:
             self._show_memory(manifest.memory)
         num_bytes = sum(seal.num_bytes for seal in manifest.files.values())
         note = f"{self.folder} ({decimal(num_bytes)} in addition to the weights)"
-        self.startup.phase("bundle", time.monotonic() - started_s, note)
+        self.lines.phase("bundle", time.monotonic() - started_s, note)
 
     def _show_memory(self, memory: MemoryProfile) -> None:
         """Print the planned memory of each model and the memory used by all."""
@@ -138,7 +138,7 @@ class _WarmCache:
             planned[model] = planned.get(model, 0) + num_bytes
         shares = ", ".join(f"{model} {decimal(size)}" for model, size in planned.items())
         note = f"{decimal(memory.taken_bytes)} used; planned, including caches: {shares}"
-        self.startup.phase("memory", self.phases["load"], note)
+        self.lines.phase("memory", self.phases["load"], note)
 
     def _weights(self) -> tuple[ResolvedModel, ...]:
         """Fetch, convert and verify all models."""
@@ -210,7 +210,7 @@ class _WarmCache:
         self.phases[name] = time.monotonic() - started_s
         found = {lookup.phase: summarize(lookups, lookup.phase) for lookup in lookups}
         notes = (text if phase == name else f"{phase}: {text}" for phase, text in found.items())
-        self.startup.phase(name, self.phases[name], "; ".join(notes))
+        self.lines.phase(name, self.phases[name], "; ".join(notes))
 
 
 def _bar() -> Progress:

@@ -180,7 +180,7 @@ def test_a_second_signal_ends_at_once(start):
 
 def test_sigterm_during_the_start_exits_0(start):
     server = start()
-    eventually(lambda: "resolve" in server.output)
+    eventually(lambda: "start models=" in server.output)
     eventually(server.children)
     server.signal()
     assert server.wait_exit() == 0

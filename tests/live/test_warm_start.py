@@ -35,18 +35,16 @@ def bundle(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def started(gguf: Path, bundle: Path, here: Path) -> Iterator[Server]:
     """A server on a machine with an empty cache."""
-    options = ("--bundle", str(bundle), "--cache-dir", str(here / "cache"))
+    options = ("--bundle", str(bundle), "--cache-dir", str(here / "cache"), "--log-level", "debug")
     with Server("--model", str(gguf), *options, engine="real", log=here / "log") as server:
         server.wait_ready()
-        eventually(lambda: re.search(r"^ *(?:\S )?ready ", server.output, re.MULTILINE))
+        eventually(lambda: "phase=ready" in server.output)
         yield server
 
 
 def counts(server: Server, phase: str) -> tuple[int, int]:
     """Hits and misses of a phase, as the start showed them."""
-    line = re.search(
-        rf"^ *(?:\S )?{phase} .* hits (\d+), misses (\d+)", server.output, re.MULTILINE
-    )
+    line = re.search(rf'phase="?{phase}"? .*hits (\d+), misses (\d+)', server.output)
     assert line is not None, server.output
     return int(line[1]), int(line[2])
 

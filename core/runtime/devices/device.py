@@ -179,11 +179,11 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
     num_threads = options.threads or cores.count
     torch.set_num_threads(num_threads)  # the native kernels use the same number
     reason = f"--threads; {cores}" if options.threads else str(cores)
-    _log.info("threads to compute with: %d (%s)", num_threads, reason)
+    _log.debug("threads to compute with: %d (%s)", num_threads, reason)
     device = Device.open(rank_device(options, 0))
     free_bytes = device.free_bytes()
     ledger = Ledger(int(free_bytes * options.device_memory_utilization), free_bytes)
-    _log.info(
+    _log.debug(
         "device %s: %s of %s free for models (--device-memory-utilization %g)",
         device.name,
         mib(ledger.capacity_bytes),

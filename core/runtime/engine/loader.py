@@ -231,7 +231,7 @@ class TokenLoader(DeviceLoader):
         """Create the runner over a cache of `num_pages`. On a GPU all graphs are captured now."""
         num_pages += graphs is not None
         schedule = self._config.schedule
-        _log.info(
+        _log.debug(
             "%s: steps of up to %d rows (--max-batch-size) and %d tokens"
             " (--max-batch-input-tokens)",
             *(self.name, schedule.max_batch_size, schedule.max_batch_input_tokens),

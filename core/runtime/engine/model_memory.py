@@ -17,6 +17,7 @@ from triptych.core.bundle.store import Bundle
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge
 from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.options.config import Config
+from triptych.core.process.logs import fields
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.memory_table import memory_table
 from triptych.core.runtime.graphs.captured import CapturedSteps
@@ -149,8 +150,12 @@ class ModelMemory:
         """
         if self.is_sketch:
             raise SizesTaken
-        for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
-            _log.info("memory: %s", line)
+        if not _log.isEnabledFor(logging.DEBUG):
+            return
+        for model, sizes in memory_table(self._ledger.by_owner()).items():
+            _log.debug("memory", extra=fields(model=model, **sizes))
+        left_mib = round(self._ledger.available_bytes / 2**20, 1)
+        _log.debug("memory left", extra=fields(left_mib=left_mib))
 
     @property
     def _num_shares(self) -> int:

@@ -21,9 +21,10 @@ from triptych.core.errors import SetupError
 from triptych.core.options.config import Config, ServerOptions
 from triptych.core.options.table import Resolved
 from triptych.core.process import logs
-from triptych.modalities.registry import resolve_models
+from triptych.modalities.registry import expected_models, kind_of, resolve_models
 from triptych.replicas.plan import ReplicaPlan
-from triptych.startup import Startup
+from triptych.startup.show import Startup
+from triptych.startup.table import Address
 
 APPLICATION = "triptych"
 _GOODBYE_S = 5.0  # after the drain timeout, for final errors
@@ -38,7 +39,8 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     options = resolved.config.server
     logs.configure(options)
     startup = Startup(options)
-    _resolve(resolved, startup)
+    with startup:
+        _resolve(resolved, startup)
     _join(plan, resolved, startup)
     try:
         _on_signals(_exit)  # Ray has set its own; there is nothing to drain yet
@@ -74,13 +76,14 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 def _resolve(resolved: Resolved, startup: Startup) -> None:
     """Resolve the models, so that missing ones are reported before the deployment."""
     started_s = time.monotonic()
+    startup.expect(expected_models(resolved.config.models))
     progress = startup.progress()
     try:
         models = resolve_models(resolved, progress)
     finally:
         progress.stop()
-    names = ", ".join(model.name for model in models)
-    startup.phase("resolve", time.monotonic() - started_s, names)
+    startup.state.set_kinds((model.name, kind_of(model)) for model in models)
+    startup.phase("resolve", time.monotonic() - started_s)
 
 
 def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
@@ -121,7 +124,7 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
     except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
         raise SetupError(f"The replicas did not start: {error}") from error
     startup.phase("deploy", time.monotonic() - started_s, _count(plan))
-    startup.ready(_url(options))
+    startup.ready(Address.of(options, _url(options)))
 
 
 def _drain(timeout_s: float) -> None:

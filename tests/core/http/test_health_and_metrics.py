@@ -47,7 +47,20 @@ async def test_probes_are_truthful(
     assert bool(reason) == (ready == 503)
 
 
-async def test_health_lists_models_with_error_codes_only(tmp_path: Path) -> None:
+async def test_a_server_without_one_of_its_models_is_ready_and_says_so(tmp_path: Path) -> None:
+    large = ErrorInfo(code="model_too_large", message="m can never fit: give --max-length 9.")
+    failed = ModelStatus(model="m", state="failed", error=large)
+    engine = FakeEngine(state=replace(READY, models=(*READY.models, failed)))
+    num_models = len(READY.models) + 1
+    async with in_process(make_app(tmp_path, engine)) as client:
+        reply = await client.get("/readyz")
+    health = reply.json()
+    assert (reply.status_code, health["is_ready"]) == (200, True)
+    assert health["reason"] == f"{num_models - 1} of {num_models} models can be served"
+    assert health["models"][-1]["message"] == large.message
+
+
+async def test_health_lists_models_with_errors_that_name_no_path(tmp_path: Path) -> None:
     failed = ModelStatus(
         model="m", state="failed", error=ErrorInfo(code="weights_error", message="/secret/path")
     )
@@ -55,8 +68,14 @@ async def test_health_lists_models_with_error_codes_only(tmp_path: Path) -> None
     async with in_process(make_app(tmp_path, engine)) as client:
         models = (await client.get("/health")).json()["models"]
     assert models == [
-        {"model": "tiny", "state": "loading", "progress": 0.5, "error": None},
-        {"model": "m", "state": "failed", "progress": 0.0, "error": "weights_error"},
+        {"model": "tiny", "state": "loading", "progress": 0.5, "error": None, "message": None},
+        {
+            "model": "m",
+            "state": "failed",
+            "progress": 0.0,
+            "error": "weights_error",
+            "message": "The model cannot be served right now; see the server's log.",
+        },
     ]
 
 

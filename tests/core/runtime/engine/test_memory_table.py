@@ -19,9 +19,7 @@ def test_models_in_rows_and_what_they_take_in_columns() -> None:
         ("org/draw/images", 10),
     ):
         ledger.reserve(owner, size * MIB)
-    assert memory_table(ledger.by_owner(), ledger.available_bytes) == [
-        "model       weights     caches  activations",
-        "chat      270.0 MiB  100.0 MiB     20.0 MiB",
-        "org/draw  250.0 MiB   10.0 MiB      0.0 MiB",
-        "left                              350.0 MiB",
-    ]
+    assert memory_table(ledger.by_owner()) == {
+        "chat": {"weights_mib": 270.0, "caches_mib": 100.0, "activations_mib": 20.0},
+        "org/draw": {"weights_mib": 250.0, "caches_mib": 10.0, "activations_mib": 0.0},
+    }

@@ -1,4 +1,4 @@
-"""Output of a starting server: one line per phase, with seconds and cache hits.
+"""The phases of a command that prepares a start, one line each, and the hits of their lookups.
 
 Owns the format: colored on a terminal, plain elsewhere, log records if logs are JSON. Knows nothing
 of the work in a phase.
@@ -7,8 +7,6 @@ of the work in a phase.
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -18,30 +16,23 @@ from triptych import __version__
 from triptych.core.options.config import ServerOptions
 from triptych.core.process.logs import fields
 from triptych.core.process.lookups import Lookup
-from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("triptych.start")
 
 
-class Startup:
+class PhaseLines:
     """Prints phases as they end."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._is_json = options.log_format == "json"
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._started_s = time.monotonic()
-        self._lookups: list[Lookup] = []
         if not self._is_json:
             self._console.print(Text.assemble(("triptych ", "bold"), __version__))
-
-    def progress(self) -> Progress:
-        """Return the progress bar of downloads and conversions, silent without a terminal."""
-        return RichProgress() if sys.stderr.isatty() and not self._is_json else SilentProgress()
 
     def phase(self, name: str, elapsed_s: float, note: str = "") -> None:
         """Print a finished phase."""
         if self._is_json:
-            _log.info("phase", extra=fields(phase=name, elapsed_s=round(elapsed_s, 3), note=note))
+            log_phase(logging.INFO, name, elapsed_s, note)
             return
         mark = ("\u2713 ", "green") if self._console.is_terminal else "  "
         seconds = f"{elapsed_s:7.2f} s"
@@ -49,23 +40,10 @@ class Startup:
             Text.assemble(mark, f"{name:<14}", (seconds, "cyan"), "  ", (note, "dim"))
         )
 
-    def take(self, lookup: Lookup) -> None:
-        """Record a cache hit or miss."""
-        self._lookups.append(lookup)
 
-    def restart(self) -> None:
-        """Restart the clock, since a child has to start again."""
-        self._started_s = time.monotonic()
-
-    def ready(self, note: str) -> None:
-        """Print readiness with the seconds since the start."""
-        seconds: dict[str, float] = {}
-        for lookup in self._lookups:
-            seconds[lookup.phase] = seconds.get(lookup.phase, 0.0) + lookup.seconds
-        for phase, elapsed_s in seconds.items():
-            self.phase(phase, elapsed_s, summarize(self._lookups, phase))
-        self._lookups.clear()
-        self.phase("ready", time.monotonic() - self._started_s, note)
+def log_phase(level: int, name: str, elapsed_s: float, note: str) -> None:
+    """Log a finished phase."""
+    _log.log(level, "phase", extra=fields(phase=name, elapsed_s=round(elapsed_s, 3), note=note))
 
 
 def summarize(lookups: Iterable[Lookup], phase: str) -> str:
