@@ -52,6 +52,76 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2-moe": ("Qwen2Moe", {"num_experts": 4, "moe_intermediate_size": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 7}),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            "head_dim": 8,
+            "sliding_window": 7,
+            "num_hidden_layers": 5,
+            "num_kv_shared_layers": 2,
+            "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
+            "intermediate_size": [48] * 5,
+            "activation_sparsity_pattern": [0.0] * 5,
+            "laurel_rank": 4,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 97,
+        },
+    ),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "sliding_window": 7,
+            "num_hidden_layers": 5,
+            "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 97,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "phi-moe, a window in the mask": (
+        "Phimoe",
+        {"sliding_window": 7, "num_local_experts": 4},
+    ),
+    "deepseek-v3, keys wider than values": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 6,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "llama4, within a chunk": (
+        "Llama4Text",
+        {
+            "head_dim": 8,
+            "attention_chunk_size": 96,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 48,
+        },
+    ),
 }
 
 
@@ -99,31 +169,10 @@ def check(row: Row, reference: Any) -> None:
         torch.testing.assert_close(logits_V, expected_TV[position - 1], atol=1e-4, rtol=1e-4)
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "soft caps": ("Gemma2", {"head_dim": 8}),
-    "sinks": ("GptOss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
-}
-
-
-@pytest.mark.parametrize(("family", "extra"), REFUSED.values(), ids=REFUSED)
-def test_attention_of_another_kind_is_refused(
-    tmp_path: Path, family: str, extra: dict[str, Any]
-) -> None:
-    save(tmp_path, family, extra)
-    with pytest.raises(WeightsError, match="soft caps, sinks"):
-        load(tmp_path)
-
-
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
     "biases in the mask": ("Doge", {"num_experts": 48}, "biases"),
-    "window in the mask": (
-        "Phimoe",
-        {"sliding_window": 7, "num_local_experts": 4},
-        "window is in its mask alone",
-    ),
     "sees what comes after": ("Ernie", {}, "own positions or masks"),
     "counts positions otherwise": ("RobertaPreLayerNorm", {"is_decoder": True}, "positions"),
-    "layers not alike": ("Gemma4Text", {"head_dim": 8}, "layers are not alike"),
 }
 
 

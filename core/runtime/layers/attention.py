@@ -9,7 +9,7 @@ Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N page
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,25 +31,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvLayout:
-    """The shape of one model's cache. `num_heads` are the query heads that read it."""
+class KvShape:
+    """The cells of one layer: `num_heads` query heads read them.
 
-    num_layers: int
+    `is_plain`: every layer that reads them weighs by scale and window alone, as CPU kernels do.
+    """
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    is_plain: bool = True
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a token's key and value."""
+        return 2 * self.num_kv_heads * head_bytes(self.head_dim, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """The shape of one model's cache: `shapes` has an entry for each layer that stores cells."""
+
+    shapes: tuple[KvShape, ...]
     page_size: int
     dtype: torch.dtype
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: keys and values of all layers."""
-        num_heads = self.num_layers * self.page_size * self.num_kv_heads
-        return 2 * num_heads * head_bytes(self.head_dim, self.dtype)
+        return self.page_size * sum(shape.token_bytes(self.dtype) for shape in self.shapes)
+
+    @property
+    def widest(self) -> KvShape:
+        """The layer with the most values."""
+        return max(self.shapes, key=lambda shape: shape.num_kv_heads * shape.head_dim)
+
+    def __str__(self) -> str:
+        """The same text for equal layouts: runs of layers that are alike are counted."""
+        runs = (f"{len(list(run))} x {shape}" for shape, run in groupby(self.shapes))
+        return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}"
 
 
 class KvCache:
-    """Keys and values of all layers, allocated once: `pages` has an entry for each.
+    """Keys and values of all layers, allocated once: `pages` has an entry for each shape.
 
     Holds one page more than requested: the null page (see `core.runtime.kernels.paged_attention`).
     On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
@@ -65,11 +88,12 @@ class KvCache:
         device: torch.device,
         native: NativeKernels | None = None,
     ) -> None:
-        shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
         self.layout = layout
-        is_held = native is not None and native.can_hold(layout.num_heads, shape[1:], layout.dtype)
-        self.native = native if is_held else None
-        self.pages = [KvPages.empty(shape, layout.dtype, device) for _ in range(layout.num_layers)]
+        self.native = native if native is not None and _can_hold(native, layout) else None
+        self.pages = [
+            KvPages.empty((num_pages + 1, *_cells(layout, shape)), layout.dtype, device)
+            for shape in layout.shapes
+        ]
         for tensor in self.tensors:
             tensor[-1].zero_()
 
@@ -82,6 +106,18 @@ class KvCache:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that store the pages, along their first axis."""
         return tuple(chain.from_iterable(pages.tensors for pages in self.pages))
+
+
+def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
+    """Whether the kernels read and write the cells of every layer."""
+    return all(
+        shape.is_plain and native.can_hold(shape.num_heads, _cells(layout, shape), layout.dtype)
+        for shape in set(layout.shapes)
+    )
+
+
+def _cells(layout: KvLayout, shape: KvShape) -> tuple[int, int, int]:
+    return layout.page_size, shape.num_kv_heads, shape.head_dim
 
 
 @dataclass(slots=True)

@@ -16,7 +16,13 @@ import torch
 
 from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.layers.attention import Attention, AttentionConfig, KvLayout, PagedStep
+from triptych.core.runtime.layers.attention import (
+    Attention,
+    AttentionConfig,
+    KvLayout,
+    KvShape,
+    PagedStep,
+)
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 from triptych.core.runtime.layers.norm import RMSNorm
@@ -58,15 +64,15 @@ class DecoderConfig:
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        first = self.attention[0]
-        return KvLayout(
-            num_layers=len(self.attention),
-            num_heads=max(layer.num_heads for layer in self.attention),
-            num_kv_heads=first.num_kv_heads,
-            head_dim=first.head_dim,
-            page_size=page_size,
-            dtype=dtype,
+        shapes = tuple(
+            KvShape(
+                num_heads=layer.num_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+            )
+            for layer in self.attention
         )
+        return KvLayout(shapes=shapes, page_size=page_size, dtype=dtype)
 
 
 class Mlp:

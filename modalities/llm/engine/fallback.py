@@ -1,28 +1,26 @@
 """Runs any other causal language model of transformers on our paged cache.
 
-Owns the bridge: transformers' attention interface on one side,
-`core.runtime.kernels.paged_attention` on the other. The rows of a step go through the model as one
-sequence with explicit positions; only attention knows where a row ends. Slower than our decoder,
-with the same server around it.
+Owns the class, its configuration and its weights. The rows of a step go through the model as one
+sequence with explicit positions; only attention (`bridge`) knows where a row ends. Slower than our
+decoder, with the same server around it.
 
 No code of a checkpoint is ever executed: the class comes from the installed transformers by its
 name, the configuration is reduced to that class's fields, weights are safetensors. A model that
-does not fit a plain paged cache is refused: recurrent state, different layouts per layer, attention
-with soft caps, sinks or biases, windows that only the mask has. A first pass compares its hidden
-states with those of the unmodified class.
+keeps other state than keys and values is refused, and so is one whose results on our pages are not
+those of the unmodified class (`proof`).
 
-Shapes: T tokens, R rows of logits, H heads, K key-value heads, D head dim, C hidden, V vocabulary.
+Shapes: T tokens, R rows of logits, C hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -33,21 +31,21 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.paged_attention import (
-    AttentionBatch,
-    AttentionRule,
-    paged_attention,
-    write_pages,
-)
-from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.library_errors import library_errors
-
-ATTENTION = "triptych_paged"
-"""The name of our attention in transformers' registry."""
+from triptych.modalities.llm.engine.bridge import (
+    ATTENTION,
+    STEP,
+    BridgedStep,
+    CachePlan,
+    Tracing,
+    refusal,
+)
+from triptych.modalities.llm.engine.proof import prove
 
 _OTHER_KINDS = (
     (
@@ -73,24 +71,15 @@ _OTHER_KINDS = (
 )
 """Kinds of models in transformers that are not language models, and what to use instead."""
 _LEGACY_FIELDS = frozenset(
-    ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
+    (
+        *("rope_theta", "rope_scaling", "partial_rotary_factor"),
+        *("original_max_position_embeddings", "per_layer_config"),
+    )
 )
+_ARGUMENT = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"')
+_PER_LAYER = "per_layer_config"
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-NUM_PROVED_TOKENS = 16
-_FIRST_PLAIN_ID = 5
-"""After the likely padding ids, which some models do not count as positions."""
-_LARGEST_DIFFERENCE = 0.1
-"""Of a token's hidden state, relative to its norm: far above the effect of rounding, and far below
-the effect of other positions or of attention to later tokens."""
-_UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
-
-
-@dataclass(slots=True)
-class _TracedStep(PagedStep):
-    """A step that records which layers use the cache, and whether any has a window."""
-
-    layers_seen: list[int] = field(default_factory=list)
-    has_window: bool = False
+_SERVED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class FallbackBlueprint:
@@ -108,41 +97,56 @@ class FallbackBlueprint:
         self._kind, self._config = _read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
         self.max_length: int = max_length or stated
+        _check_chunks(self._config, self.max_length)
         self.vocab_size: int = self._config.vocab_size
         self.dtype = dtype
         self._device = device
         self._native = native
 
-    def weight_bytes(self) -> int:
-        """Bytes of weights, counted on a model on the meta device."""
+    @cached_property
+    def _sketch(self) -> Any:
+        """The model on the meta device."""
         with (
             library_errors(f"config.json is not usable as {self._kind.__name__}"),
             torch.device("meta"),
         ):
-            sketch = self._kind(copy.deepcopy(self._config))
-        num_values: int = sum(parameter.numel() for parameter in sketch.parameters())
+            return self._kind(copy.deepcopy(self._config)).to(torch.bfloat16).eval()
+
+    @cached_property
+    def plan(self) -> CachePlan:
+        """The cells of every layer, as the class's own forward uses them on the meta device.
+
+        A few old classes read values in their forward, which the meta device has not; their layers
+        are alike, as the configuration says. The proof checks either.
+        """
+        tracing = Tracing()
+        ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+        try:
+            with torch.inference_mode():
+                _body(self._sketch)(
+                    input_ids=ids, position_ids=ids, use_cache=False, **{STEP: tracing}
+                )
+        except (RuntimeError, NotImplementedError):
+            return _stated_plan(self._config)
+        return tracing.plan(self._config.num_hidden_layers)
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights, counted on the meta device."""
+        num_values: int = sum(parameter.numel() for parameter in self._sketch.parameters())
         return num_values * self.dtype.itemsize
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """A generous estimate: transformers fuses nothing."""
         config = self._config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        inner = max(inner) if isinstance(inner, Sequence) else inner
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
         return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The layout in the configuration; the first pass checks it."""
-        config = self._config
-        num_heads = config.num_attention_heads
-        with library_errors(refusal("its layers are not alike")):
-            return KvLayout(
-                num_layers=config.num_hidden_layers,
-                num_heads=num_heads,
-                num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-                head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-                page_size=page_size,
-                dtype=dtype,
-            )
+        """The shape of the model's cache."""
+        with library_errors(refusal("its first pass fails")):
+            return self.plan.layout(page_size, dtype)
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, check completeness, and try some tokens."""
@@ -153,8 +157,8 @@ class FallbackBlueprint:
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
         pack_linears(model.to(self._device), self._native)
-        built = FallbackModel(model.eval(), self.vocab_size)
-        built.prove(self.kv_layout(NUM_PROVED_TOKENS, self.dtype), self._device)
+        built = FallbackModel(model.eval(), self.vocab_size, self.plan)
+        prove(built, max_length=self.max_length, dtype=self.dtype, device=self._device)
         report(1.0)
         return built
 
@@ -162,79 +166,45 @@ class FallbackBlueprint:
 class FallbackModel:
     """Implements `core.runtime.engine.token_runner.CausalModel` around a transformers model."""
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
+    def __init__(self, model: Any, vocab_size: int, plan: CachePlan) -> None:
         self.vocab_size = vocab_size
-        self._body = model.base_model
+        self.plan = plan
+        self.body = _body(model)
         # The same head with a body that returns its input, so that scales and caps are applied.
         self._head = copy.copy(model)
-        self._head._modules = dict(model._modules)
         self._given = _GivenHidden()
-        self._head._modules[model.base_model_prefix] = self._given
+        self._head._modules = {
+            name: self._given if module is self.body else module
+            for name, module in model._modules.items()
+        }
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """The last hidden state of every token, normalized: `hidden_TC`."""
-        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
+        bridged = BridgedStep(step, self.plan)
+        return self.run_step(bridged, positions_T, input_ids=token_ids_T.unsqueeze(0))
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""
-        self._given.last_hidden_state = hidden_RC.unsqueeze(0)
-        logits_RV: torch.Tensor = self._head(input_ids=None, use_cache=False).logits[0]
+        self._given.last_hidden_state = hidden_1RC = hidden_RC.unsqueeze(0)
+        logits_RV: torch.Tensor = self._head(inputs_embeds=hidden_1RC, use_cache=False).logits[0]
         return logits_RV
 
-    def prove(self, layout: KvLayout, device: torch.device) -> None:
-        """Run one page of tokens on our cache and with the unmodified class.
-
-        Raises `WeightsError` unless every layer uses the cache once and both results agree.
-        """
-        num_tokens = layout.page_size
-        positions = torch.arange(num_tokens, device=device)
-        ids = (positions + _FIRST_PLAIN_ID) % self.vocab_size
-        batch = AttentionBatch(
-            page_table_BM=positions[:1].view(1, 1),
-            context_lengths_B=positions[-1:] + 1,
-            query_starts_B=positions[:1],
-            write_slots_T=positions,
-            num_decode_rows=0,
-            host_query_lengths_B=np.array([num_tokens]),
-            host_context_lengths_B=np.array([num_tokens]),
-        )
-        step = _TracedStep(KvCache(layout, 1, device), batch)
-        with (
-            torch.inference_mode(),
-            library_errors(refusal("it does not run a step of several rows")),
-        ):
-            hidden_TC = self.forward(ids, positions, step)
-            self.logits(hidden_TC[-1:])
-            own_TC = self._on_its_own(ids)
-        if sorted(step.layers_seen) != list(range(layout.num_layers)):
-            raise WeightsError(refusal("not every layer of it is attention over its own cache"))
-        if _states_window(self._body.config) and not step.has_window:
-            raise WeightsError(refusal("its window is in its mask alone"))
-        difference_T, own_T = (x.float().norm(dim=-1) for x in (hidden_TC - own_TC, own_TC))
-        if 2 * (difference_T <= _LARGEST_DIFFERENCE * own_T).sum() < num_tokens:
-            raise WeightsError(refusal("its own positions or masks change its results"))
-
-    def _on_its_own(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """The `hidden_TC` of transformers' own attention, masks and positions."""
-        config = self._body.config
-        config._attn_implementation = "eager"
-        try:
-            output = self._body(input_ids=ids_T.unsqueeze(0), use_cache=False)
-        finally:
-            config._attn_implementation = ATTENTION
-        hidden_TC: torch.Tensor = output.last_hidden_state[0]
-        return hidden_TC
-
-    def _run(
-        self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
+    def run_step(
+        self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
     ) -> torch.Tensor:
-        output = self._body(
-            position_ids=positions_T.unsqueeze(0), use_cache=False, triptych_step=step, **inputs
+        """Run the body on a step: `hidden_TC`."""
+        output = self.body(
+            position_ids=positions_T.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
         )
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
+
+
+def _body(model: Any) -> Any:
+    """The part of a model that computes hidden states; a few classes misname theirs."""
+    return model.model if model.base_model is model else model.base_model
 
 
 class _GivenHidden(torch.nn.Module):
@@ -253,53 +223,6 @@ class _GivenHidden(torch.nn.Module):
         return None
 
 
-def _attend(
-    module: torch.nn.Module,
-    query_1HTD: torch.Tensor,
-    key_1KTD: torch.Tensor,
-    value_1KTD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Transformers' attention interface on our pages; the batch defines what a row sees.
-
-    No mask is built for our attention, so any mask is the model's own.
-    """
-    step = options.get("triptych_step")
-    if not isinstance(step, PagedStep):
-        raise WeightsError(refusal("it does not hand its arguments down to attention"))
-    is_biased = any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION)
-    if is_biased or attention_mask is not None:
-        raise WeightsError(refusal("its attention has soft caps, sinks or biases"))
-    q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-    layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
-    if isinstance(step, _TracedStep):
-        step.layers_seen.append(layer)
-    layout = step.kv.layout
-    shape = (layout.num_kv_heads, layout.head_dim)
-    if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:
-        raise WeightsError(refusal("its layers cache keys and values of different shapes"))
-    pages = step.kv.pages[layer]
-    write_pages(k_TKD, v_TKD, pages, step.batch)
-    scale, window = options.get("scaling"), options.get("sliding_window")
-    if isinstance(step, _TracedStep) and window:
-        step.has_window = True
-    out_THD = paged_attention(
-        q_THD,
-        pages,
-        step.batch,
-        AttentionRule(
-            scale=1 / math.sqrt(layout.head_dim) if scale is None else scale, window=window
-        ),
-    )
-    return out_THD.unsqueeze(0), None
-
-
-# transformers looks attention up by name, and builds no mask for an implementation without a mask
-# function.
-transformers.AttentionInterface.register(ATTENTION, _attend)
-
-
 def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The model class and its configuration, reduced to the fields that the class declares."""
     family = config.get("model_type")
@@ -309,12 +232,14 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     config_kind = CONFIG_MAPPING[family]
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
-    known = set(config_kind.__dataclass_fields__) | set(config_kind.attribute_map)
-    fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
+    known = _known_fields(config_kind)
+    fields = {k: v for k, v in config.items() if k in known and k[0] != "_"}
+    if layers := fields.get(_PER_LAYER):
+        fields[_PER_LAYER] = _known_per_layer(layers, known)
     with library_errors(f"config.json is not usable as {family}"):
         parsed = config_kind(**fields, attn_implementation=ATTENTION)
     layer_types = set(getattr(parsed, "layer_types", None) or ())
-    is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
+    is_plain = layer_types <= _SERVED_LAYERS and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
         raise WeightsError(
             refusal("it keeps state of another kind, or has parts that are not text")
@@ -326,12 +251,46 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return kind, parsed
 
 
-def _states_window(config: Any) -> bool:
-    """Whether a configuration has a window that is narrower than the context."""
-    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    is_used = getattr(config, "use_sliding_window", True) is not False
-    is_used = is_used and (not kinds or "sliding_attention" in kinds)
-    return bool(window) and is_used and window < config.max_position_embeddings
+def _known_fields(config_kind: Any) -> set[str]:
+    """The fields that a class declares, and older ones that its own code takes as arguments."""
+    own = [kind for kind in config_kind.__mro__ if issubclass(kind, transformers.PreTrainedConfig)]
+    code = [kind.__post_init__ for kind in own[:-1] if "__post_init__" in vars(kind)]
+    older = _ARGUMENT.findall("".join(map(inspect.getsource, code)))
+    declared = {*config_kind.__dataclass_fields__, *config_kind.attribute_map}
+    return declared | _LEGACY_FIELDS | set(older)
+
+
+def _known_per_layer(layers: object, known: set[str]) -> dict[int, dict[str, Any]]:
+    """The exceptions of single layers, reduced to known fields."""
+    if not isinstance(layers, Mapping):
+        raise WeightsError(f"config.json: {_PER_LAYER} is not an object.")
+    return {
+        int(layer): {k: v for k, v in dict(fields).items() if k in known and k[0] != "_"}
+        for layer, fields in layers.items()
+    }
+
+
+def _check_chunks(config: Any, max_length: int) -> None:
+    """Refuse contexts longer than a chunk whose tokens see no other."""
+    if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
+        return
+    num_tokens = getattr(config, "attention_chunk_size", None) or 0
+    if max_length > num_tokens:
+        raise WeightsError(
+            f"config.json: attention in chunks of {num_tokens} tokens is served for contexts of one"
+            f" chunk; give --max-length {num_tokens}."
+        )
+
+
+def _stated_plan(config: Any) -> CachePlan:
+    """The plan in a configuration whose layers are all alike."""
+    num_heads = config.num_attention_heads
+    shape = KvShape(
+        num_heads=num_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+    )
+    return CachePlan.alike(config.num_hidden_layers, shape)
 
 
 def _other_kind(family: Any) -> str:
@@ -385,8 +344,3 @@ def pin_rope(model: torch.nn.Module, max_length: int) -> None:
             init: Any = ROPE_INIT_FUNCTIONS[kind]
             module.inv_freq, module.attention_scaling = init(module.config, None, max_length)
             module.rope_type = "pinned"  # type: ignore[assignment]  # no update rule has this name
-
-
-def refusal(reason: str) -> str:
-    """The message that refuses a model of transformers."""
-    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."

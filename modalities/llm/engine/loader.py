@@ -216,8 +216,10 @@ class LlmLoader(TokenLoader):
         self._attention_backend = self._choose_backend(blueprint, layout)
         num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
         if self._attention_backend != TRITON:
-            shape = layout.num_kv_heads, layout.head_dim
-            num_bytes += gathered_bytes(*shape, layout.dtype, blueprint.dtype)
+            shape = layout.widest
+            num_bytes += gathered_bytes(
+                *(shape.num_kv_heads, shape.head_dim), layout.dtype, blueprint.dtype
+            )
         memory.reserve("activations", num_bytes)
         return layout
 
@@ -234,7 +236,7 @@ class LlmLoader(TokenLoader):
         return choose_backend(
             wanted,
             blueprint.dtype,
-            layout.head_dim,
+            max(shape.head_dim for shape in layout.shapes),
             self._device.torch,
             is_deterministic=self._is_deterministic,
         )

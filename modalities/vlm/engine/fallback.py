@@ -22,16 +22,15 @@ from triptych.core.runtime.layers.attention import PagedStep
 from triptych.core.runtime.layers.decoder_layer import LateInputs
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.modalities.llm.engine.bridge import ATTENTION, BridgedStep, CachePlan, refusal
 from triptych.modalities.llm.engine.fallback import (
-    ATTENTION,
-    NUM_PROVED_TOKENS,
     FallbackBlueprint,
     FallbackModel,
     check_complete,
     load_whole,
     pin_rope,
-    refusal,
 )
+from triptych.modalities.llm.engine.proof import prove
 from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.blueprint import BaseVisionBlueprint
 from triptych.modalities.vlm.engine.encoder import ImageEncoder
@@ -92,8 +91,8 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
         check_complete(info, self._checkpoint)
         pin_rope(model.get_decoder(), self.text.max_length)
         pack_linears(model.to(self._device), self._native)
-        built = FallbackVisionModel(model.eval(), self.text.vocab_size)
-        built.prove(self.text.kv_layout(NUM_PROVED_TOKENS, self.dtype), self._device)
+        built = FallbackVisionModel(model.eval(), self.text.vocab_size, self.text.plan)
+        prove(built, max_length=self.text.max_length, dtype=self.dtype, device=self._device)
         report(1.0)
         return built, self._encoder(model)
 
@@ -101,9 +100,9 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
 class FallbackVisionModel(FallbackModel):
     """Implements `head.VisionTextModel` around a transformers model."""
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
-        super().__init__(model, vocab_size)
-        self._body = model.get_decoder()
+    def __init__(self, model: Any, vocab_size: int, plan: CachePlan) -> None:
+        super().__init__(model, vocab_size, plan)
+        self.body = model.get_decoder()
         self._embedding = model.get_input_embeddings()
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
@@ -120,4 +119,5 @@ class FallbackVisionModel(FallbackModel):
     ) -> torch.Tensor:
         """Run the layers: `hidden_TC`."""
         assert late is None, "models with late features are refused"
-        return self._run(step, positions, inputs_embeds=x_TC.unsqueeze(0))
+        bridged = BridgedStep(step, self.plan)
+        return self.run_step(bridged, positions, inputs_embeds=x_TC.unsqueeze(0))

@@ -14,16 +14,15 @@ from triptych.core.runtime.kernels.kv_pages import (
     write_cells,
 )
 from triptych.core.runtime.kernels.paged_attention import AttentionRule
-from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, KvShape
 
 BFLOAT, FLOAT8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 CPU = torch.device("cpu")
 
 
 def layout(dtype: torch.dtype) -> KvLayout:
-    return KvLayout(
-        num_layers=3, num_heads=9, num_kv_heads=3, head_dim=64, page_size=32, dtype=dtype
-    )
+    shape = KvShape(num_heads=9, num_kv_heads=3, head_dim=64)
+    return KvLayout(shapes=(shape,) * 3, page_size=32, dtype=dtype)
 
 
 def test_bytes_of_a_page_are_those_of_its_tensors() -> None:

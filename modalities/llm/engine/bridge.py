@@ -1,0 +1,211 @@
+"""The bridge from transformers' attention interface to our paged cache.
+
+Owns the name of our attention in transformers' registry, the plan of a model's layers (which cells
+each of them reads and stores), and how that plan is found: the class's own forward runs once on the
+meta device, and its attention calls are recorded. Knows neither configurations nor checkpoints.
+
+Cells are as wide as the wider of key and value; the other is padded with zeros, which change no
+product. Layers that hand on the keys of an earlier layer read that layer's cells.
+
+Shapes: T tokens, H heads, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import pad
+
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.kernels.paged_attention import (
+    AttentionRule,
+    paged_attention,
+    write_pages,
+)
+from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
+
+ATTENTION = "triptych_paged"
+"""The name of our attention in transformers' registry."""
+STEP = "triptych_step"
+"""The argument of the model's forward that reaches every attention call."""
+
+_UNSUPPORTED = ("position_bias", "indices", "head_mask")
+
+
+def refusal(reason: str) -> str:
+    """The message that refuses a model of transformers."""
+    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """The cells of one layer: their index in `CachePlan.shapes`, and whether it stores them.
+
+    `mask_window` is the window of a layer whose class has it in its mask alone.
+    """
+
+    cells: int
+    stores: bool
+    mask_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The layers of a model by their index, and the cells that they share."""
+
+    layers: Mapping[int, LayerPlan]
+    shapes: tuple[KvShape, ...]
+
+    def layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The shape of the model's cache."""
+        return KvLayout(shapes=self.shapes, page_size=page_size, dtype=dtype)
+
+    def with_mask_windows(self, windows: Mapping[int, int]) -> CachePlan:
+        """The plan with windows, by layer, that only masks have."""
+        changed = {
+            layer: replace(self.layers[layer], mask_window=window)
+            for layer, window in windows.items()
+        }
+        return replace(self, layers={**self.layers, **changed})
+
+    @classmethod
+    def alike(cls, num_layers: int, shape: KvShape) -> CachePlan:
+        """The plan of layers that are all alike."""
+        layers = {layer: LayerPlan(layer, stores=True) for layer in range(num_layers)}
+        return cls(layers, (shape,) * num_layers)
+
+
+@dataclass(slots=True)
+class BridgedStep:
+    """A step on its way through the model. `windows` are those that attention was given."""
+
+    step: PagedStep
+    plan: CachePlan
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Store the step's keys and values, and attend to the row's pages: `out_THD`."""
+        plan = self.plan.layers.get(layer)
+        if plan is None:
+            raise WeightsError(refusal("its layers are not those of its first pass"))
+        pages, (q_THD, k_TKD, v_TKD) = self.step.kv.pages[plan.cells], qkv
+        head_dim, value_dim = pages.k_NPKD.shape[-1], v_TKD.shape[-1]
+        if k_TKD.shape[1] != pages.k_NPKD.shape[2] or max(q_THD.shape[2], value_dim) > head_dim:
+            raise WeightsError(refusal("its layers cache keys and values of different shapes"))
+        if plan.stores:
+            keys, values = _widened(k_TKD, head_dim), _widened(v_TKD, head_dim)
+            write_pages(keys, values, pages, self.step.batch)
+        window = self.windows[layer] = options.get("sliding_window")
+        rule = AttentionRule(
+            scale=_scale(options, q_THD.shape[2]),
+            window=window or plan.mask_window,
+            soft_cap=options.get("softcap"),
+            sinks_H=options.get("s_aux"),
+        )
+        out_THD = paged_attention(_widened(q_THD, head_dim), pages, self.step.batch, rule)
+        return out_THD[..., :value_dim]
+
+
+def _scale(options: Mapping[str, Any], head_dim: int) -> float:
+    scale: float | None = options.get("scaling")
+    return head_dim**-0.5 if scale is None else scale
+
+
+def _widened(x_TXD: torch.Tensor, head_dim: int) -> torch.Tensor:
+    missing = head_dim - x_TXD.shape[-1]
+    return pad(x_TXD, (0, missing)) if missing else x_TXD
+
+
+@dataclass(slots=True)
+class Tracing:
+    """The attention calls of one forward pass on the meta device, in order of layers."""
+
+    _layers: dict[int, LayerPlan] = field(default_factory=dict)
+    _shapes: list[KvShape] = field(default_factory=list)
+    _keys: list[torch.Tensor] = field(default_factory=list)
+
+    def record(
+        self,
+        layer: int,
+        key_1KTD: torch.Tensor,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Record a call. Returns an output of the right shape."""
+        if layer in self._layers:
+            raise WeightsError(refusal("a layer of it attends twice in a step"))
+        q_THD, k_TKD, v_TKD = qkv
+        is_plain = options.get("softcap") is None and options.get("s_aux") is None
+        shape = KvShape(
+            num_heads=q_THD.shape[1],
+            num_kv_heads=k_TKD.shape[1],
+            head_dim=max(q_THD.shape[2], v_TKD.shape[2]),
+            is_plain=is_plain,
+        )
+        if q_THD.shape[2] != k_TKD.shape[2] or shape.num_heads % shape.num_kv_heads:
+            raise WeightsError(refusal("its queries do not fit its keys"))
+        owners = [index for index, key in enumerate(self._keys) if key is key_1KTD]
+        if owners:
+            self._share(owners[0], shape)
+        else:
+            self._shapes.append(shape)
+            self._keys.append(key_1KTD)
+        cells = owners[0] if owners else len(self._shapes) - 1
+        self._layers[layer] = LayerPlan(cells, stores=not owners)
+        return q_THD.new_empty((*q_THD.shape[:2], v_TKD.shape[2]))
+
+    def _share(self, cells: int, shape: KvShape) -> None:
+        """Let one more layer read some cells."""
+        owner = self._shapes[cells]
+        self._shapes[cells] = replace(
+            owner,
+            num_heads=max(owner.num_heads, shape.num_heads),
+            is_plain=owner.is_plain and shape.is_plain,
+        )
+
+    def plan(self, num_layers: int) -> CachePlan:
+        """The plan; raises `WeightsError` unless every layer attends once."""
+        if sorted(self._layers) != list(range(num_layers)):
+            raise WeightsError(refusal("not every layer of it is attention over its own cache"))
+        return CachePlan(self._layers, tuple(self._shapes))
+
+
+def _attend(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    value_1KTD: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention interface on our pages; the batch defines what a row sees.
+
+    No mask is built for our attention, so any mask is the model's own.
+    """
+    step = options.get(STEP)
+    if not isinstance(step, (BridgedStep, Tracing)):
+        raise WeightsError(refusal("it does not hand its arguments down to attention"))
+    is_biased = any(options.get(name) is not None for name in _UNSUPPORTED)
+    if is_biased or attention_mask is not None:
+        raise WeightsError(refusal("its attention has biases"))
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
+    q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+    if isinstance(step, Tracing):
+        out_THD = step.record(layer, key_1KTD, (q_THD, k_TKD, v_TKD), options)
+    else:
+        out_THD = step.attend(layer, (q_THD, k_TKD, v_TKD), options)
+    return out_THD.unsqueeze(0), None
+
+
+# transformers looks attention up by name, and builds no mask for an implementation without a mask
+# function.
+transformers.AttentionInterface.register(ATTENTION, _attend)

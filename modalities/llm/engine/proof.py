@@ -1,0 +1,208 @@
+"""The proof that a model of transformers computes on our pages what its class computes.
+
+Owns the comparison at load, over two chunks: first the masks of every layer, which say what a token
+sees, then the hidden states. Windows are narrowed for it, so that a few dozen tokens are more than
+the longest one. A window that only a mask has becomes part of the plan. Knows no checkpoint.
+
+Shapes: T tokens, C hidden, Q queries, S keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.weights.library_errors import library_errors
+from triptych.modalities.llm.engine.bridge import ATTENTION, BridgedStep, CachePlan, refusal
+
+PAGE_SIZE = 16
+_NARROW_WINDOW = 8
+_NUM_TOKENS, _NUM_FIRST = 40, 24
+"""Tokens of the proof, and those of its first chunk."""
+_LONGEST_WINDOW = 512
+"""A window that cannot be narrowed is compared over more tokens than it has, up to this many."""
+_FIRST_PLAIN_ID = 5
+"""After the likely padding ids, which some models do not count as positions."""
+_LARGEST_DIFFERENCE = 0.1
+"""Of a token's hidden state, relative to its norm: far above the effect of rounding, and far below
+the effect of other positions or of attention to later tokens."""
+_HIDDEN_SCORE = -1e4
+"""A score of the mask below which a token does not see a key."""
+
+Masks = Mapping[int, torch.Tensor]
+"""What the tokens of a layer see, `[Q, S]`, by layer."""
+
+
+class BridgedModel(Protocol):
+    """A model of transformers with its body, as `fallback.FallbackModel`."""
+
+    vocab_size: int
+    plan: CachePlan
+    body: Any
+
+    def run_step(self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor) -> Any:
+        """Compute the last hidden states, `hidden_TC`."""
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Compute the scores of the vocabulary, `logits_RV`."""
+
+
+def prove(
+    model: BridgedModel, *, max_length: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Compare a model on our cache with the unmodified class; `model.plan` gets mask windows.
+
+    Raises `WeightsError` where masks or results differ.
+    """
+    with (
+        torch.inference_mode(),
+        library_errors(refusal("it does not run a step of several rows")),
+        _narrowed(model.body) as window,
+    ):
+        num_tokens = min(max(_NUM_TOKENS, _widest(model.body) + PAGE_SIZE), max_length)
+        ids_T = (torch.arange(num_tokens, device=device) + _FIRST_PLAIN_ID) % model.vocab_size
+        own_TC, masks = _on_its_own(model.body, ids_T)
+        hidden_TC, windows = _on_pages(model, ids_T, dtype)
+        narrow = None if window is None else min(window, _NARROW_WINDOW)
+        found, plan = _check_masks(masks, windows, narrow), model.plan
+        if found and narrow is not None:
+            model.plan = plan.with_mask_windows(dict.fromkeys(found, narrow))
+            hidden_TC, _ = _on_pages(model, ids_T, dtype)
+        model.logits(hidden_TC[-1:])
+    if window is not None:
+        model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
+    difference_T, own_T = (x.float().norm(dim=-1) for x in (hidden_TC - own_TC, own_TC))
+    if 2 * (difference_T <= _LARGEST_DIFFERENCE * own_T).sum() < num_tokens:
+        raise WeightsError(refusal("its own positions or masks change its results"))
+
+
+def _on_pages(
+    model: BridgedModel, ids_T: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, dict[int, int | None]]:
+    """The `hidden_TC` of two chunks on our cache, and the windows that attention was given."""
+    num_pages = -(-len(ids_T) // PAGE_SIZE)
+    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), num_pages, ids_T.device)
+    windows: dict[int, int | None] = {}
+    parts = []
+    middle = min(_NUM_FIRST, len(ids_T) - 1)
+    for start, end in ((0, middle), (middle, len(ids_T))):
+        positions = torch.arange(start, end, device=ids_T.device)
+        batch = AttentionBatch(
+            page_table_BM=torch.arange(num_pages, device=ids_T.device).unsqueeze(0),
+            context_lengths_B=positions[-1:] + 1,
+            query_starts_B=positions[:1] - start,
+            write_slots_T=positions,
+            num_decode_rows=0,
+            host_query_lengths_B=np.array([end - start]),
+            host_context_lengths_B=np.array([end]),
+        )
+        step = BridgedStep(PagedStep(kv, batch), model.plan, windows)
+        parts.append(model.run_step(step, positions, input_ids=ids_T[start:end].unsqueeze(0)))
+    return torch.cat(parts), windows
+
+
+def _on_its_own(body: Any, ids_T: torch.Tensor) -> tuple[torch.Tensor, Masks]:
+    """The `hidden_TC` and the masks of transformers' own attention and positions."""
+    config, masks = body.config, dict[int, torch.Tensor]()
+
+    def keep(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        mask = given.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            masks[int(module.layer_idx)] = mask
+
+    config._attn_implementation = "eager"
+    try:
+        with ExitStack() as hooks:
+            for module in body.modules():
+                if _attends(module):
+                    hooks.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
+            output = body(input_ids=ids_T.unsqueeze(0), use_cache=False)
+    finally:
+        config._attn_implementation = ATTENTION
+    num_tokens = len(ids_T)
+    seen = {layer: _seen(mask[..., :num_tokens, :num_tokens]) for layer, mask in masks.items()}
+    return output.last_hidden_state[0], seen
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    """Whether a module is given the mask of one layer."""
+    is_of_layer = isinstance(getattr(module, "layer_idx", None), int)
+    return is_of_layer and "attention_mask" in inspect.signature(module.forward).parameters
+
+
+def _seen(mask: torch.Tensor) -> torch.Tensor:
+    """Which keys each query sees, the same for all heads. Raises `WeightsError` for biases."""
+    seen = mask if mask.dtype is torch.bool else mask > _HIDDEN_SCORE
+    is_biased = mask.dtype is not torch.bool and bool(mask[seen].any())
+    first_QS: torch.Tensor = seen[0, 0]
+    if is_biased or not bool((seen == first_QS).all()):
+        raise WeightsError(refusal("its mask has biases, or differs between heads"))
+    return first_QS
+
+
+def _check_masks(masks: Masks, windows: Mapping[int, int | None], stated: int | None) -> list[int]:
+    """The layers whose window is in their mask alone. Raises `WeightsError` for other masks."""
+    found = []
+    for layer, seen_QS in masks.items():
+        given = windows.get(layer)
+        if bool((seen_QS == _causal(seen_QS, given)).all()):
+            continue
+        if given is None and bool((seen_QS == _causal(seen_QS, stated)).all()):
+            found.append(layer)
+            continue
+        raise WeightsError(refusal("its mask is not that of a causal window"))
+    return found
+
+
+def _causal(like_QS: torch.Tensor, window: int | None) -> torch.Tensor:
+    """The mask of tokens that see themselves and earlier tokens, within a window if given."""
+    ones_QS = torch.ones_like(like_QS, dtype=torch.bool)
+    return ones_QS.tril() if window is None else ones_QS.tril().triu(1 - window)
+
+
+@contextmanager
+def _narrowed(body: torch.nn.Module) -> Iterator[int | None]:
+    """Narrow all windows of a model, if they are those of its configuration, which is yielded.
+
+    Modules that derive another number from the configuration keep theirs.
+    """
+    window = _window(body.config)
+    owners = {id(owner): owner for module in body.modules() for owner in _owners(module)}
+    windowed = [owner for owner in owners.values() if _window(owner) is not None]
+    if window is None or any(_window(owner) != window for owner in windowed):
+        yield None
+        return
+    for owner in windowed:
+        owner.sliding_window = min(window, _NARROW_WINDOW)
+    try:
+        yield window
+    finally:
+        for owner in windowed:
+            owner.sliding_window = window
+
+
+def _owners(module: torch.nn.Module) -> tuple[Any, ...]:
+    return module, getattr(module, "config", None)
+
+
+def _window(owner: Any) -> int | None:
+    window = getattr(owner, "sliding_window", None)
+    return (
+        window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
+    )
+
+
+def _widest(body: torch.nn.Module) -> int:
+    """The widest window of a model. Raises `WeightsError` for one too wide to be compared."""
+    widest = max((_window(module) or 0 for module in body.modules()), default=0)
+    if widest > _LONGEST_WINDOW:
+        raise WeightsError(refusal(f"its windows of {widest} tokens cannot be checked"))
+    return widest
