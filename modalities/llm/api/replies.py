@@ -45,7 +45,7 @@ class UsageReply(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: OutputDetails | None = None
+    completion_tokens_details: OutputDetails
 
 
 class TopLogprob(BaseModel):
@@ -259,15 +259,14 @@ class UsageTotals:
         if image := sum(use.num_image_tokens for use in firsts):
             details.image_tokens = image
             details.cached_images = sum(use.num_cached_images for use in firsts)
-        usage = UsageReply(
+        reasoning = sum(use.num_reasoning_tokens for use in self._last.values())
+        return UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=details,
+            completion_tokens_details=OutputDetails(reasoning_tokens=reasoning),
         )
-        if num_reasoning := sum(use.num_reasoning_tokens for use in self._last.values()):
-            usage.completion_tokens_details = OutputDetails(reasoning_tokens=num_reasoning)
-        return usage
 
 
 def chat_logprob(entry: TokenText) -> ChatLogprob:

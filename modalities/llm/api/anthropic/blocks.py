@@ -28,6 +28,8 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 
 BETWEEN_BLOCKS = "\n\n"
 """Separates two blocks of text that become one text of the prompt."""
+CALL_PREFIX = "toolu_"
+"""The beginning of a call's id. Prompts have the rest: Mistral's templates take nine characters."""
 
 
 class TextBlock(Strict):

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from triptych.modalities.llm.api.anthropic.blocks import (
     BETWEEN_BLOCKS,
+    CALL_PREFIX,
     Block,
     DocumentBlock,
     ImageBlock,
@@ -108,7 +109,7 @@ def _assistant(blocks: Sequence[Block]) -> Fields:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     calls = [
-        call_fields(block.id, block.name, block.input)
+        call_fields(block.id.removeprefix(CALL_PREFIX), block.name, block.input)
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
@@ -129,7 +130,8 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             text = BETWEEN_BLOCKS.join(texts)
             if block.is_error and not text.startswith(_ERROR):
                 text = _ERROR + text
-            named = {"tool_call_id": block.tool_use_id, "name": names[block.tool_use_id]}
+            call_id = block.tool_use_id.removeprefix(CALL_PREFIX)
+            named = {"tool_call_id": call_id, "name": names[block.tool_use_id]}
             yield {"role": "tool", "content": text, **named}
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from triptych.modalities.llm.api.anthropic.blocks import CALL_PREFIX
 from triptych.modalities.llm.api.anthropic.protocol import ShownReasoning
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageReply, new_call_id
@@ -73,24 +74,19 @@ class MessageUsage(BaseModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThinkingTokens | None = None
+    output_tokens_details: ThinkingTokens
 
     @classmethod
     def of(cls, usage: UsageReply) -> MessageUsage:
         """The counts of chat under this API's names."""
         cached = usage.prompt_tokens_details.cached_tokens
-        details = usage.completion_tokens_details
-        reasoning: dict[str, Any] = {}
-        if details is not None:
-            reasoning = {
-                "output_tokens_details": ThinkingTokens(thinking_tokens=details.reasoning_tokens)
-            }
+        thinking = ThinkingTokens(thinking_tokens=usage.completion_tokens_details.reasoning_tokens)
         return cls(
             input_tokens=usage.prompt_tokens - cached,
             cache_creation_input_tokens=0,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
-            **reasoning,
+            output_tokens_details=thinking,
         )
 
 
@@ -261,7 +257,8 @@ class MessageFormatter:
                 if self._shown_reasoning == "whole":
                     yield self._delta(ThinkingPiece(type="thinking_delta", thinking=text))
             case CallStart(name):
-                call = ToolUseReply(type="tool_use", id=new_call_id(), name=name, input={})
+                call_id = CALL_PREFIX + new_call_id()
+                call = ToolUseReply(type="tool_use", id=call_id, name=name, input={})
                 yield from self._next(CallStart, call)
             case CallArguments(text):
                 yield self._delta(InputPiece(type="input_json_delta", partial_json=text))

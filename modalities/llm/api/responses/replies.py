@@ -108,8 +108,7 @@ class ResponseUsage(BaseModel):
     @classmethod
     def of(cls, usage: UsageReply) -> ResponseUsage:
         """The counts of chat under this API's names."""
-        details = usage.completion_tokens_details
-        num_reasoning = 0 if details is None else details.reasoning_tokens
+        num_reasoning = usage.completion_tokens_details.reasoning_tokens
         cached = usage.prompt_tokens_details.cached_tokens
         return cls(
             input_tokens=usage.prompt_tokens,

@@ -35,6 +35,7 @@ async def test_a_chat_answer(client: httpx.AsyncClient) -> None:
         "completion_tokens": len(ANSWER),
         "total_tokens": 21 + len(ANSWER),
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from typing import Any
 
@@ -45,6 +46,7 @@ async def test_an_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 1,
             "output_tokens": len(ANSWER),
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -90,7 +92,8 @@ async def test_an_answer_ends_with_the_context(
     body = (await client.post(PATH, json=message("x" * 3900, max_tokens=32_000))).json()
     assert body["stop_reason"] == "model_context_window_exceeded"
     used = body["usage"]
-    assert sum(count for name, count in used.items()) == 4096
+    assert used.pop("output_tokens_details") == {"thinking_tokens": 0}
+    assert sum(used.values()) == 4096
 
 
 async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient) -> None:
@@ -265,6 +268,25 @@ async def test_a_file_in_a_schema_is_what_it_was(
     (request,) = engine.submitted.values()
     ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
     assert data in (await client.post("/detokenize", json=ids)).json()["prompt"]
+
+
+async def test_ids_of_calls_are_short_in_prompts(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.answer = CALL
+    begun = message(tools=[TOOL])
+    (call,) = (await client.post(PATH, json=begun)).json()["content"]
+    assert re.fullmatch("toolu_[A-Za-z0-9]{9}", call["id"])
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "Sun"}
+    turns = [
+        *begun["messages"],
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    fields = chat_fields(MessagesRequest.model_validate(begun | {"messages": turns}))
+    *_, called, answered = fields["messages"]
+    short = call["id"].removeprefix("toolu_")
+    assert (called["tool_calls"][0]["id"], answered["tool_call_id"]) == (short, short)
 
 
 async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
