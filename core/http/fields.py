@@ -142,18 +142,18 @@ class IgnoresHints(Strict):
 
 
 def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
-    """Yield the paths of ignored fields in a parsed body of type `model`, except null ones.
+    """Yield the paths of ignored fields in a parsed body, except null ones.
 
-    The objects of a list share a path, which is repeated.
+    `model` is the body's type; no member of a union ignores a field that another one reads. The
+    objects of a list share a path, which is repeated.
     """
-    if not isinstance(value, dict) or not isinstance(model, type) or not issubclass(model, Strict):
-        return
-    if issubclass(model, IgnoresHints):
-        yield from (place + name for name in model.ignored if value.get(name) is not None)
-    for name, kind in _fields_with_hints(model):
-        part = value.get(name)
-        for each in part if isinstance(part, list) else (part,):
-            yield from ignored_in(kind, each, f"{place}{name}.")
+    for kind in models_of(model) if isinstance(value, dict) else ():
+        if issubclass(kind, IgnoresHints):
+            yield from (place + name for name in kind.ignored if value.get(name) is not None)
+        for name, inner in _fields_with_hints(kind):
+            part = value.get(name)
+            for each in part if isinstance(part, list) else (part,):
+                yield from ignored_in(inner, each, f"{place}{name}.")
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated
 
 import pytest
@@ -10,8 +11,11 @@ from pydantic import Field, ValidationError
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import (
     INERT,
+    IgnoresHints,
     NullIsAbsent,
     RefusedField,
+    Strict,
+    ignored_in,
     inert,
     type_of,
     unknown_type,
@@ -34,6 +38,36 @@ def test_null_is_absent_where_a_field_may_be() -> None:
         Body.model_validate({"needed": None})
     with pytest.raises(ValidationError, match="Extra inputs"):
         Body.model_validate({"needed": 1, "unknown": None})
+
+
+class Hinted(IgnoresHints):
+    ignored = MappingProxyType({"hint": "nothing reads it"})
+
+    count: int = 0
+
+
+class Outer(Strict):
+    one: Hinted | None = None
+    many: Annotated[list[Hinted] | None, Field(max_length=3)] = None
+    hint: str = ""
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "paths"),
+    [
+        (Hinted, {"hint": 1, "count": 2}, ["hint"]),
+        (Hinted, {"hint": None}, []),
+        (Hinted, [{"hint": 1}], []),
+        (Outer, {"hint": "read"}, []),
+        (Outer, {"one": {"hint": 1}, "many": {}}, ["one.hint"]),
+        (Outer, {"many": [{"hint": 1}, {"count": 1}, 3, {"hint": 0}]}, ["many.hint"] * 2),
+        (Annotated[Body | Hinted, Field()], {"hint": 1}, ["hint"]),
+    ],
+)
+def test_ignored_fields_are_found_by_their_paths(
+    model: object, value: object, paths: list[str]
+) -> None:
+    assert list(ignored_in(model, value)) == paths
 
 
 def test_the_schema_says_so() -> None:
