@@ -28,14 +28,16 @@ def main() -> None:
         print()
 
         print("-- a batch: all prompts share the engine's steps")
-        questions = ["What is 2 + 2?", "Who wrote Hamlet?", "What do bees make?"]
+        countries = ("France", "Italy", "Japan")
+        questions = [f"What is the capital of {country}?" for country in countries]
         for question, answer in zip(
             questions, chat(questions, temperature=0, max_tokens=40), strict=True
         ):
             print(f"{question} {answer.text}")
 
         print("-- three samples of one prompt, repeatable by their seed")
-        reply = chat("Invent a name for a cat.", n=3, seed=7, temperature=1.0, max_tokens=20)
+        request = "Write one sentence about the sea."
+        reply = chat(request, n=3, seed=4, temperature=0.6, max_tokens=60)
         for sample in reply.samples:
             print("*", sample.text)
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from support.samples import SAMPLES, importing_samples
 from triptych.cli import COMMANDS, Command
@@ -44,6 +45,7 @@ OTHERS = frozenset(
     }
 )
 """What recipes, benchmarks and clients need beyond the tests."""
+BLACK = (0, 0, 0)
 PATHS = sorted(SAMPLES.rglob("*.py"))
 
 
@@ -129,3 +131,11 @@ def test_lines_of_a_client_become_a_row() -> None:
     )
     outcome = runner["Outcome"].of(CLIENTS / "with_ollama.py", "\n".join(lines))
     assert outcome.row == "| ollama | 0.6.3 | chat | a | tools |"
+
+
+def test_sheet_has_each_image_above_its_caption() -> None:
+    with importing_samples(SAMPLES):
+        sheet = import_module("see_what_is_drawn").sheet([Image.new("RGB", (8, 8))] * 5, ["a"] * 5)
+    dark = [sheet.getpixel((100, y)) == BLACK for y in range(sheet.height)]
+    assert sum(dark) == 2 * 192, "two rows of images"
+    assert not dark[-1]
