@@ -1,4 +1,4 @@
-"""docs/http.md names every field that is not OpenAI's, inert or refused, and every route."""
+"""docs/http*.md name every field that is not OpenAI's, inert or refused, and every route."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPENAIS = {
     *("max_tokens", "messages", "model", "n", "presence_penalty", "prompt", "seed", "stop"),
     *("stream", "stream_options", "temperature", "top_logprobs", "top_p"),
 }
-PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @cache
@@ -34,8 +34,12 @@ def document() -> dict[str, Any]:
     return build_app(Config(), (), FakeEngine()).openapi()
 
 
-def section(title: str) -> str:
-    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def section(title: str, name: str = "http_text") -> str:
+    return page(name).partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
 def test_every_refused_field_is_named() -> None:
@@ -69,32 +73,33 @@ def test_every_field_in_addition_to_openais_is_named() -> None:
 
 
 def test_every_route_is_named() -> None:
+    text = page("http")
     for path in document()["paths"]:
-        assert path.replace(":path", "") in PAGE
+        assert path.replace(":path", "") in text
 
 
 def test_every_field_of_embeddings_is_named() -> None:
-    text = section("Embeddings")
+    text = page("http_embeddings")
     for name in EmbeddingsRequest.model_fields:
         assert f"`{name}`" in text
     assert f"{limits.MAX_EMBEDDING_INPUTS} texts" in text
 
 
 def test_limits_are_those_of_the_code() -> None:
-    text = section("Limits")
+    text = section("Limits", "http")
     assert f"{limits.MAX_HEAD_BYTES // 1024} KiB" in text
     assert f"{limits.HEAD_TIMEOUT_S:g} s" in text
 
 
 def test_every_field_of_transcriptions_is_named() -> None:
-    text = section("Transcription")
+    text = page("http_transcription")
     names = {field.alias or name for name, field in TranscriptionFields.model_fields.items()}
     for name in names | {name.removesuffix("[]") for name in REFUSED}:
         assert f"`{name}`" in text
 
 
 def test_every_ignored_field_is_named() -> None:
-    text = PAGE.partition("### Fields that are ignored")[2].partition("\n## ")[0]
+    text = section("Fields that are ignored")
     tables = (IGNORED, of_responses.IGNORED, of_anthropic.IGNORED, of_ollama.IGNORED)
     names = {name for table in tables for name in table}
     names |= {f"options.{name}" for name in of_ollama.IGNORED_OPTIONS}

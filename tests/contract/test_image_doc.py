@@ -1,4 +1,4 @@
-"""docs/http.md lists every field of the images API, honoured or refused, and every event."""
+"""docs/http_images.md lists every field of the images API, honoured or refused, and every event."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ from triptych.modalities.diffusion.api.replies import (
     Route,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## Images\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "http_images.md").read_text(encoding="utf-8")
 
 
 def test_every_field_is_named() -> None:
     for model in (GenerationBody, EditFields, VariationFields, CacheFields, LoraUse):
         for name in model.model_fields:
-            assert f"`{name}`" in SECTION
+            assert f"`{name}`" in PAGE
     for name in (*REFUSED, "num_inference_steps", "guidance_scale", "image[]", "mask"):
-        assert f"`{name}`" in SECTION
+        assert f"`{name}`" in PAGE
 
 
 def test_what_comes_back_is_named() -> None:
     for model in (CompletedImage, ImageProgress, ImagesReply, PartialImage, ImageData):
         for name in model.model_fields:
-            assert f"`{name}`" in SECTION
+            assert f"`{name}`" in PAGE
     for event in ("partial_image", "completed", "progress"):
-        assert f"`image_generation.{event}`" in SECTION
+        assert f"`image_generation.{event}`" in PAGE
     for route in get_args(Route):
-        assert f"`{route}." in SECTION
+        assert f"`{route}." in PAGE
 
 
 def test_limits_are_those_of_the_code() -> None:
     limits = ImageLimits()
-    assert f"sides of {limits.min_side} to {limits.max_side} pixels" in SECTION
-    assert f"{limits.max_pixels / 1e6:g} million" in SECTION
-    assert f"{limits.max_bytes // 2**20} MiB" in SECTION
-    assert f"{service.MAX_PROMPT_CHARS:,} characters" in SECTION
-    assert f"1 to {service.MAX_STEPS}," in SECTION
-    assert f"0 to {service.MAX_GUIDANCE:g}:" in SECTION
+    assert f"sides of {limits.min_side} to {limits.max_side} pixels" in PAGE
+    assert f"{limits.max_pixels / 1e6:g} million" in PAGE
+    assert f"{limits.max_bytes // 2**20} MiB" in PAGE
+    assert f"{service.MAX_PROMPT_CHARS:,} characters" in PAGE
+    assert f"1 to {service.MAX_STEPS}," in PAGE
+    assert f"0 to {service.MAX_GUIDANCE:g}:" in PAGE

@@ -326,7 +326,7 @@ def test_no_field_is_refused_and_honoured(kind: type, table: Mapping[str, Refuse
 
 
 def section(title: str) -> str:
-    page = (ROOT / "docs/http.md").read_text("utf-8")
+    page = (ROOT / "docs/http_text.md").read_text("utf-8")
     return re.split(r"\n##+ ", page.partition(f"## {title}\n")[2])[0]
 
 
