@@ -1,8 +1,9 @@
 """What users of other servers send is honoured, ignored by name, or refused with advice.
 
 The names are those of vLLM 0.33.0's requests and routes, of the server of llama.cpp in
-llama-cpp-python 0.3.36, of SGLang's requests (November 2026) and of OpenRouter's. Routes for their
-developers and fields that only they set are left out.
+llama-cpp-python 0.3.36, of SGLang's requests in November 2026, of Ollama's package for Python
+0.6.3, and of the documentation of Ollama and OpenRouter. Routes for developers of a server and
+fields that only they set are left out.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import RefusedField, Strict
 from triptych.modalities.embedding.api import protocol as vectors
 from triptych.modalities.embedding.api import score_routes
+from triptych.modalities.embedding.api.ollama import EmbedBody
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
 from triptych.modalities.embedding.api.score_routes import RerankRequest
 from triptych.modalities.llm.api import unsupported as of_chat
+from triptych.modalities.llm.api.ollama import unsupported as of_ollama
+from triptych.modalities.llm.api.ollama.protocol import (
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaOptions,
+)
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest
 from triptych.modalities.llm.api.responses import unsupported as of_responses
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
@@ -71,6 +79,13 @@ return_prompt_token_ids separate_reasoning stream_reasoning task tool_choice too
 use_audio_in_video
 """
 OPENROUTER = "include_reasoning models plugins provider route top_a transforms usage"
+OLLAMA = "format keep_alive logprobs model options shift stream think top_logprobs truncate"
+OLLAMA_OPTIONS = """
+draft_num_predict embedding_only f16_kv frequency_penalty logits_all low_vram main_gpu min_p
+mirostat mirostat_eta mirostat_tau num_batch num_ctx num_gpu num_keep num_predict num_thread numa
+penalize_newline presence_penalty repeat_last_n repeat_penalty seed stop temperature tfs_z top_k
+top_p typical_p use_mlock use_mmap vocab_only
+"""
 VLLM_VECTORS = """
 add_special_tokens cache_salt mm_processor_kwargs model padding priority request_id
 truncate_prompt_tokens truncation_side user use_activation
@@ -94,6 +109,11 @@ THEIRS: Mapping[type[Strict], str] = {
     RerankRequest: f"""{VLLM_VECTORS}
         chat_template_kwargs documents instruction max_tokens_per_doc max_tokens_per_query query
         top_n""",
+    OllamaOptions: OLLAMA_OPTIONS,
+    OllamaChatRequest: f"{OLLAMA} messages tools",
+    GenerateRequest: f"""{OLLAMA}
+        context height images prompt raw steps suffix system template width""",
+    EmbedBody: "dimensions input keep_alive model options truncate",
 }
 REFUSED: Mapping[type[Strict], Table] = {
     ChatRequest: of_chat.COMMON | of_chat.CHAT,
@@ -101,6 +121,8 @@ REFUSED: Mapping[type[Strict], Table] = {
     ResponseRequest: of_responses.REQUEST,
     EmbeddingsRequest: vectors.OF_VECTORS,
     RerankRequest: score_routes.REFUSED,
+    OllamaOptions: of_ollama.OPTIONS,
+    GenerateRequest: of_ollama.GENERATE,
 }
 LEAST: Mapping[type[Strict], dict[str, Any]] = {
     ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
@@ -108,6 +130,10 @@ LEAST: Mapping[type[Strict], dict[str, Any]] = {
     ResponseRequest: {"model": "m", "input": "hi"},
     EmbeddingsRequest: {"model": "m", "input": "hi"},
     RerankRequest: {"model": "m", "query": "a", "documents": ["b"]},
+    OllamaOptions: {},
+    OllamaChatRequest: {"model": "m"},
+    GenerateRequest: {"model": "m"},
+    EmbedBody: {"model": "m", "input": "a"},
 }
 ROUTES = """
 /apply-template /classify /cohere/v2/chat /completion /detokenize /embedding /health

@@ -88,9 +88,9 @@ class PhonemeFrontEnd(FrontEnd):
 
     def replaces(self, voice: str) -> bool:
         """Whether the default speaks for `voice`, or for a voice of a mixture."""
-        if not voice or not self.mixes_voices:
-            return super().replaces(voice)
-        return any(super(PhonemeFrontEnd, self).replaces(name) for name, _ in parse_mixture(voice))
+        is_mixture = bool(voice) and self.mixes_voices
+        names = [name for name, _ in parse_mixture(voice)] if is_mixture else [voice]
+        return any(map(super().replaces, names))
 
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
