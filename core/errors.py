@@ -72,6 +72,12 @@ class Unauthorized(RequestError):
     status, code = 401, "invalid_api_key"
 
 
+class AdminKeyRequired(RequestError):
+    """The request changes the server, and its key is not one of `--admin-key`."""
+
+    status, code = 403, "admin_key_required"
+
+
 class ForeignSite(RequestError):
     """A web page of another site calls a server without API keys."""
 

@@ -158,6 +158,10 @@ class Engine:
         """Load a model now; `done` receives the outcome, on the loop's thread."""
         self._executors.post(partial(self._load, model, done))
 
+    def unload(self, model: str) -> None:
+        """Unload a model as soon as no job needs it; an unknown one is ignored."""
+        self._executors.post(partial(self._unload, model))
+
     def watch(self, is_on: bool) -> None:
         """Start or stop reporting steps to `on_steps`."""
         self._executors.post(partial(self._step_log.switch, is_on))
@@ -450,6 +454,12 @@ class Engine:
             self._models.load(model, done)
         except TriptychError as error:
             done(error)
+
+    def _unload(self, model: str) -> None:
+        try:
+            self._models.unload(model)
+        except TriptychError as error:
+            _log.debug("nothing to unload: %s", error.message)
 
     def _drain(self) -> None:
         self._is_draining = True

@@ -103,6 +103,10 @@ class LocalClient:
             reason=self._final_error.message if self._final_error is not None else "",
         )
 
+    async def unload(self, model: str) -> None:
+        """Unload a model once no job needs it (`EngineClient.unload`)."""
+        self._engine.unload(model)
+
     async def load(self, model: str) -> None:
         """Load a configured model and wait until it is ready; raises what loading raised."""
         loop = self._bind()

@@ -54,6 +54,7 @@ class _ModelEntry:
     error: TriptychError | None = None
     loaded: LoadedModel | None = None
     is_closing: bool = False
+    is_unwanted: bool = False
     last_used_s: float = 0.0
     last_failed_s: float = -math.inf
     waiting: dict[str, Job] = field(default_factory=dict)
@@ -109,9 +110,15 @@ class ModelManager:
                 state=entry.state,
                 progress=entry.progress,
                 error=to_info(entry.error) if entry.error is not None else None,
+                idle_s=self._idle_s(name, entry),
             )
             for name, entry in self._entries.items()
         )
+
+    def _idle_s(self, name: str, entry: _ModelEntry) -> float:
+        if entry.loaded is None or not self._hooks.is_idle(name):
+            return 0.0
+        return max(0.0, self._clock() - entry.last_used_s)
 
     def take_news(self) -> bool:
         """Whether a state changed since the last call."""
@@ -161,8 +168,16 @@ class ModelManager:
         """Record that a model is in use."""
         self._entries[name].last_used_s = self._clock()
 
+    def unload(self, name: str) -> None:
+        """Unload a model as soon as no job needs it. Raises `NotFound`."""
+        entry = self._entry(name)
+        entry.is_unwanted = entry.state in ("loading", "ready")
+
     def unload_idle(self, now_s: float) -> float:
-        """Unload models idle for `idle_unload_s`; returns when the next one may be due."""
+        """Unload idle models, on request or after `idle_unload_s`; returns when one may be due."""
+        for name in tuple(self.ready):
+            if self._entries[name].is_unwanted and self._hooks.is_idle(name):
+                self._unload(name, "on request")
         limit_s = self._config.models.idle_unload_s
         next_s = float("inf")
         if limit_s <= 0:
@@ -356,6 +371,7 @@ class ModelManager:
         for counter, value in loaded.scheduler.stats().counters.items():  # for its next life
             self._hooks.metrics.add(f"triptych_{counter}", value, model=name)
         entry.state, entry.progress, entry.loaded, entry.is_closing = "unloaded", 0.0, None, True
+        entry.is_unwanted = False
 
         def close() -> None:
             try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from triptych.core.errors import ConfigError, SetupError
 from triptych.core.options.config import Config, DeviceOptions, ServerOptions
+from triptych.core.options.server import without_keys
 
 _COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
 _SETTINGS = {
@@ -46,7 +47,7 @@ def engine_config(config: Config, num_engines: int) -> Config:
     threads = config.device.threads or max(1, (os.cpu_count() or 1) // num_ranks)
     return replace(
         config,
-        server=replace(config.server, api_key=(), api_key_file=""),
+        server=without_keys(config.server),
         device=replace(config.device, threads=threads),
     )
 

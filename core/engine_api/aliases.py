@@ -48,6 +48,10 @@ class AliasClient:
         """Load a model; see `EngineClient`."""
         await self._client.load(self.aliases.get(model, model))
 
+    async def unload(self, model: str) -> None:
+        """Unload a model; see `EngineClient`."""
+        await self._client.unload(self.aliases.get(model, model))
+
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Watch step reports; see `EngineClient`."""
         return self._client.watch(sink)

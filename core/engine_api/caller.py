@@ -16,11 +16,13 @@ class Principal:
 
     `tenant` salts its cache keys, so that no tenant hits an entry of another.
     `owner` owns data that outlives the process, such as voices: it is the same in every run.
+    A caller that `is_admin` may change what the server has loaded.
     """
 
     key: str = ""
     tenant: str = ""
     owner: str = ""
+    is_admin: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

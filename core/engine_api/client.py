@@ -78,6 +78,9 @@ class EngineClient(Protocol):
     async def load(self, model: str) -> None:
         """Load a configured model and wait until it is ready; raises the error of loading."""
 
+    async def unload(self, model: str) -> None:
+        """Ask the engine to unload a model as soon as no job needs it; jobs are never ended."""
+
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Pass every step report to `sink` until the returned function is called.
 

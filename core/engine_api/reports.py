@@ -15,12 +15,13 @@ ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The state of one model in the engine."""
+    """The state of one model in the engine; `idle_s` is how long no job has used it."""
 
     model: str
     state: ModelState
     progress: float = 0.0
     error: ErrorInfo | None = None
+    idle_s: float = 0.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):

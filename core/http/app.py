@@ -32,6 +32,7 @@ from triptych.core.http.browsers import GuardSites
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
+from triptych.core.http.engine_models import engine_models_router
 from triptych.core.http.errors import handle_error
 from triptych.core.http.explain import explain_router
 from triptych.core.http.files.user_files import UserFiles
@@ -146,10 +147,11 @@ def create_app(
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
     explained = explain_router(client, recent)
+    loaded = engine_models_router(client, cards, ServedNames.read(config.models).aliases)
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     app.router.routes.append(Route(INVOCATIONS_ROUTE, Invocations(), methods=["POST"]))
     routes = list(app.routes)
-    own = (health, metrics_router(metrics), events, explained, models_router(cards))
+    own = (health, metrics_router(metrics), events, explained, loaded, models_router(cards))
     for router in (*routers, *own):
         routes += router.routes
         app.include_router(router)

@@ -39,15 +39,26 @@ it."""
 class Keyring:
     """The accepted API keys. Without keys, all requests are accepted as one caller."""
 
-    def __init__(self, keys: Iterable[str], *, is_cache_shared: bool = False) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+    def __init__(
+        self,
+        keys: Iterable[str],
+        *,
+        admin_keys: Iterable[str] = (),
+        is_cache_shared: bool = False,
+    ) -> None:
+        self._admins = frozenset(map(_digest, admin_keys))
+        self._digests = tuple(dict.fromkeys([*map(_digest, keys), *self._admins]))
         self._salt = secrets.token_bytes(32)
         self._is_cache_shared = is_cache_shared
 
     @classmethod
     def from_options(cls, options: ServerOptions) -> Keyring:
-        """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
-        return cls(_configured(options), is_cache_shared=options.share_prefix_across_keys)
+        """Read the keys of the options. Raises `ConfigError`."""
+        return cls(
+            _configured(options),
+            admin_keys=options.admin_key,
+            is_cache_shared=options.share_prefix_across_keys,
+        )
 
     @property
     def has_keys(self) -> bool:
@@ -64,7 +75,7 @@ class Keyring:
     def identify(self, authorization: str) -> Principal:
         """Return the caller of an `Authorization` header. Raises `Unauthorized`."""
         if not self._digests:
-            return Principal()
+            return Principal(is_admin=True)
         scheme, _, key = authorization.partition(" ")
         given = _digest(key.strip())
         is_known = False
@@ -83,6 +94,7 @@ class Keyring:
             key=tenant[:12],
             tenant="" if self._is_cache_shared else tenant,
             owner=_owner(digest),
+            is_admin=digest in self._admins,
         )
 
 
@@ -137,9 +149,9 @@ def _owner(digest: bytes) -> str:
 
 
 def _configured(options: ServerOptions) -> list[str]:
-    keys = [*options.api_key, *_read_keys(options.api_key_file)]
+    keys = [*options.api_key, *_read_keys(options.api_key_file), *options.admin_key]
     if any(not key.strip() for key in keys):
-        raise ConfigError("--api-key: an API key must not be empty.")
+        raise ConfigError("an API key must not be empty.")
     return keys
 
 

@@ -5,7 +5,7 @@ Owns the declarations; `core.http` and `triptych.serve` read them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.core.options.declaration import BOUND, COUNT, DURATION, Range, option
 from triptych.core.process.logs import LEVELS
@@ -25,6 +25,12 @@ class ServerOptions:
     )
     api_key: tuple[str, ...] = option(
         (), "Accepted API key; repeat for several.", is_for_server=True, is_common=True
+    )
+    admin_key: tuple[str, ...] = option(
+        (),
+        "API key that may also unload models; repeat for several. Without any API key, every caller"
+        " may.",
+        is_for_server=True,
     )
     api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)
     cors_origin: tuple[str, ...] = option(
@@ -200,3 +206,8 @@ class ServerOptions:
         aliases=("--watchdog-timeout",),
         within=DURATION,
     )
+
+
+def without_keys(options: ServerOptions) -> ServerOptions:
+    """Return the options for a process that answers no HTTP requests."""
+    return replace(options, admin_key=(), api_key=(), api_key_file="", ssl_keyfile_password="")

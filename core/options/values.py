@@ -15,7 +15,7 @@ from triptych.core.options import refused
 from triptych.core.options.declaration import Option
 from triptych.core.process.typed import convert
 
-SECRETS = frozenset({"api_key", "hf_token", "ssl_keyfile_password"})
+SECRETS = frozenset({"admin_key", "api_key", "hf_token", "ssl_keyfile_password"})
 MASK = "***"
 """Shown in place of a secret."""
 

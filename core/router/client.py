@@ -66,6 +66,9 @@ class Replicas(Protocol):
     async def load(self, model: str) -> None:
         """Load a model on every replica; raises the errors of loading."""
 
+    async def unload(self, model: str) -> None:
+        """Unload a model on every replica, once no job there needs it."""
+
     async def close(self) -> None:
         """Disconnect from the replicas, which keep running."""
 
@@ -125,6 +128,10 @@ class ReplicatedClient:
     async def load(self, model: str) -> None:
         """Load `model` on every replica (`EngineClient.load`)."""
         await self._replicas.load(model)
+
+    async def unload(self, model: str) -> None:
+        """Unload `model` on every replica (`EngineClient.unload`)."""
+        await self._replicas.unload(model)
 
     def explain(self, call_id: str) -> Mapping[str, RoutedRequest]:
         """Return the routing of a recent call's jobs by job id; empty for old calls."""

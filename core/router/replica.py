@@ -89,6 +89,10 @@ class Replica:
         """Load a model; raises the errors of loading."""
         await self._client.load(model)
 
+    async def unload(self, model: str) -> None:
+        """Unload a model once no job needs it."""
+        await self._client.unload(model)
+
     def check(self) -> None:
         """Raise `EngineDown` if this replica must be replaced."""
         status = self._client.status()

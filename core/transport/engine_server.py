@@ -34,6 +34,7 @@ from triptych.core.transport.messages import (
     Outputs,
     SetPaused,
     ToEngine,
+    UnloadModel,
     Watch,
 )
 from triptych.core.transport.remote import engine_identity
@@ -62,6 +63,9 @@ class EngineLoop(Protocol):
 
     def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
         """Load a model; `done` is called on the loop's thread with the error, if any."""
+
+    def unload(self, model: str) -> None:
+        """Unload a model once no job needs it."""
 
     def watch(self, is_on: bool) -> None:
         """Start or stop reporting steps."""
@@ -166,6 +170,8 @@ class EngineServer:
             self._engine.set_paused(message.job_ids, message.is_paused)
         elif isinstance(message, LoadModel):
             self._load(message.model)
+        elif isinstance(message, UnloadModel):
+            self._engine.unload(message.model)
         elif isinstance(message, Watch):
             self._engine.watch(message.is_on)
         elif isinstance(message, Hello):

@@ -46,6 +46,12 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
     model: str
 
 
+class UnloadModel(msgspec.Struct, frozen=True, tag=True):
+    """Unload a model as soon as no job needs it."""
+
+    model: str
+
+
 class Watch(msgspec.Struct, frozen=True, tag=True):
     """Start or stop reporting steps."""
 
@@ -81,7 +87,7 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     restart_in_s: float | None = None
 
 
-ToEngine = Hello | Job[Request] | Cancel | SetPaused | LoadModel | Watch
+ToEngine = Hello | Job[Request] | Cancel | SetPaused | LoadModel | UnloadModel | Watch
 FromEngine = Outputs[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
 
 

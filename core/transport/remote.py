@@ -42,6 +42,7 @@ from triptych.core.transport.messages import (
     Outputs,
     SetPaused,
     ToEngine,
+    UnloadModel,
     Watch,
 )
 from triptych.core.transport.silence_timer import SilenceTimer
@@ -159,6 +160,11 @@ class RemoteClient:
         done: asyncio.Future[None] = self._loop.create_future()
         self._loads.setdefault(model, []).append(done)
         await done
+
+    async def unload(self, model: str) -> None:
+        """Unload `model` once no job needs it; raises `EngineDown`."""
+        if not self._post(UnloadModel(model)):
+            raise self._engine_down()
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Pass every step report to `sink` (`EngineClient.watch`)."""

@@ -28,6 +28,8 @@ _COMMANDS = (
         (
             "triptych bench --concurrency 8 --prompt-tokens 256 --output-tokens 64",
             "triptych bench --rate 4 --num-requests 200 --shared-prefix-tokens 1500",
+            "triptych bench --rate 1,2,4,8 --goodput ttft:500 itl:50 --output sweep.json",
+            "triptych bench --dataset sharegpt.json --concurrency 16",
             "triptych bench --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --repeats 5",
         ),
     ),

@@ -52,14 +52,14 @@ from triptych.modalities.llm.api.bench.client import (
     tokens_per_word,
 )
 from triptych.modalities.llm.api.bench.load import WORDS, Run, Workload, closed_loop
-from triptych.modalities.llm.api.bench.report import (
+from triptych.modalities.llm.api.bench.metrics import (
     Metrics,
     Spread,
-    machine,
     over_repeats,
     spread,
     summarize,
 )
+from triptych.modalities.llm.api.bench.report import machine
 
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"

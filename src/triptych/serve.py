@@ -31,6 +31,7 @@ from triptych.core.http.listener import bind, url_of
 from triptych.core.http.tls import tls_context
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
 from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.options.server import without_keys
 from triptych.core.options.service_links import service_links
 from triptych.core.options.table import (
     Resolved,
@@ -175,8 +176,7 @@ def _specs(setup: ChildSetup, programs: Programs, stderr: int | None = None) -> 
         config, fds = msgspec.json.encode(front), (setup.listener_fd,)
         specs.append(child(name=API, argv=programs.api, config=config, pass_fds=fds))
     if not options.external_engine:
-        # The engine needs no keys.
-        server = replace(options, api_key=(), api_key_file="", ssl_keyfile_password="")
+        server = without_keys(options)  # the engine needs none
         bare = msgspec.structs.replace(setup, config=replace(setup.config, server=server))
         config = msgspec.json.encode(bare)
         specs.append(child(name=ENGINE, argv=programs.engine, config=config))

@@ -257,6 +257,38 @@ def test_an_idle_model_is_unloaded_and_comes_back() -> None:
     assert (chat.num_loads, chat.num_closed) == (2, 1)
 
 
+def test_a_model_is_unloaded_by_hand_once_its_jobs_have_ended() -> None:
+    chat = loader("chat")
+    bench = LoadBench(chat, loader("other"), config=FIRST_USE)
+    bench.submit("job", "chat", num_frames=50)
+    bench.run_for(0.1)
+    bench.engine.unload("chat")
+    bench.engine.unload("nothing")
+    bench.submit("late", "chat")  # it is not lost either
+    bench.run_for(0.1)
+    assert bench.states()["chat"] == "ready"
+    bench.finish("job", "late")
+    bench.run_for(0.1)
+    assert bench.codes("job", "late") == [None, None]
+    assert bench.states() == {"chat": "unloaded", "other": "unloaded"}
+    bench.submit("again", "chat")
+    bench.finish("again")
+    bench.run_for(100.0)
+    assert bench.states()["chat"] == "ready"  # the wish was for once
+    assert (chat.num_loads, chat.num_closed) == (2, 1)
+
+
+def test_an_unloaded_model_stays_and_the_idle_time_is_reported() -> None:
+    bench = LoadBench(loader("chat"), config=FIRST_USE)
+    bench.engine.unload("chat")
+    bench.submit("job", "chat")
+    bench.finish("job")
+    bench.run_for(30.0)
+    (status,) = bench.engine._models.statuses()
+    assert status.state == "ready"
+    assert 29.0 < status.idle_s < 31.0
+
+
 @pytest.fixture
 def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[LoadBench, list[Callable[[], None]]]:
     """`chat` is idle, `image` lacks room beside it; loads and unloads wait for their turn."""

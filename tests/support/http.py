@@ -70,6 +70,7 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
     journal: JobJournal = field(default_factory=JobJournal)
+    unloaded: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         tokenizer = byte_tokenizer()
@@ -127,6 +128,9 @@ class FakeEngine:
         return self.state
 
     async def load(self, model: str) -> None: ...
+
+    async def unload(self, model: str) -> None:
+        self.unloaded.append(model)
 
     async def close(self) -> None: ...
 

@@ -31,6 +31,7 @@ from msgspec import structs
 from triptych.core.engine_api.plan import PendingStep, Plan, RankPlan, Runner
 from triptych.core.errors import DeviceError, ErrorInfo, RankLost, from_info
 from triptych.core.options.config import Config, ServerOptions
+from triptych.core.options.server import without_keys
 from triptych.core.process.typed import decode_msgpack
 from triptych.core.runtime.devices.device import Device, rank_device
 from triptych.core.runtime.devices.rank_group import RankGroup
@@ -342,7 +343,7 @@ def _setup_of(process: RankProcess, setup: RankSetup) -> RankSetup:
         config=replace(
             setup.config,
             device=device,
-            server=replace(server, api_key=(), api_key_file="", stream_timeout_s=patience_s),
+            server=replace(without_keys(server), stream_timeout_s=patience_s),
         ),
         rank=process.rank,
         plans_fd=process.plans_fd,

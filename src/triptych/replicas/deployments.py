@@ -79,6 +79,10 @@ class EngineReplica:
         """Load a model on this replica."""
         await self._replica.load(model)
 
+    async def unload(self, model: str) -> None:
+        """Unload a model on this replica."""
+        await self._replica.unload(model)
+
     def record_routing_stats(self) -> dict[str, Any]:
         """Return the load for routers; called by Serve."""
         found: dict[str, Any] = msgspec.to_builtins(self._replica.load_report())
@@ -179,6 +183,10 @@ class ServeReplicas:
         for answer in await self._ask("load", model, timeout_s=_LOAD_TIMEOUT_S):
             if isinstance(answer, BaseException):
                 raise EngineDown(f"{model} could not be loaded on every replica.") from answer
+
+    async def unload(self, model: str) -> None:
+        """Unload a model on every replica that answers."""
+        await self._ask("unload", model)
 
     async def close(self) -> None:
         """Do nothing: the handle ends with its process."""

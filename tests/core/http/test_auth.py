@@ -12,7 +12,7 @@ from triptych.core.options.config import ServerOptions
 
 
 def test_without_keys_everyone_is_the_same_caller() -> None:
-    assert Keyring(()).identify("") == Principal()
+    assert Keyring(()).identify("") == Principal(is_admin=True)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,12 @@ def test_every_key_is_compared_every_time(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("triptych.core.http.auth.hmac.compare_digest", compare)
     ring.identify("Bearer a")
     assert len(compared) == 3
+
+
+def test_an_admin_key_is_a_key_with_more_rights() -> None:
+    ring = Keyring(("user",), admin_keys=("boss",))
+    assert not ring.identify("Bearer user").is_admin
+    assert ring.identify("Bearer boss").is_admin
+    with pytest.raises(Unauthorized):
+        ring.identify("Bearer other")
+    assert Keyring((), admin_keys=("boss",)).has_keys

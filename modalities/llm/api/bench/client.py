@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
 
 from triptych.core.errors import ConfigError
+
+Prompt: TypeAlias = "str | Sequence[Mapping[str, Any]]"
+"""A text, or the messages of a conversation."""
 
 _EXTRAS: tuple[Mapping[str, Any], ...] = (
     {"stream_options": {"include_usage": True}, "ignore_eos": True},
@@ -40,13 +43,12 @@ class BenchServer:
         """The path of requests."""
         return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
 
-    def request(self, prompt: str, *, max_tokens: int) -> dict[str, Any]:
+    def request(self, prompt: Prompt, *, max_tokens: int) -> dict[str, Any]:
         """The JSON of one request, greedy and streamed."""
-        asked: dict[str, Any] = (
-            {"messages": [{"role": "user", "content": prompt}]}
-            if self.endpoint == "chat"
-            else {"prompt": prompt}
-        )
+        asked: dict[str, Any] = {"prompt": prompt}
+        if self.endpoint == "chat":
+            is_text = isinstance(prompt, str)
+            asked = {"messages": [{"role": "user", "content": prompt}] if is_text else prompt}
         common = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         return {**asked, **common, **self.body}
 
@@ -85,7 +87,7 @@ class RequestRecord:
 
 
 async def measure(
-    client: httpx.AsyncClient, target: BenchServer, prompt: str, *, max_tokens: int
+    client: httpx.AsyncClient, target: BenchServer, prompt: Prompt, *, max_tokens: int
 ) -> RequestRecord:
     """Send one request and follow its stream. Failures end up in the sample, never raised."""
     body = msgspec.json.encode(target.request(prompt, max_tokens=max_tokens))
@@ -171,7 +173,8 @@ async def negotiate(client: httpx.AsyncClient, target: BenchServer) -> BenchServ
         sample = await measure(client, candidate, "Say hello.", max_tokens=2)
         if not sample.error:
             return candidate
-    raise ConfigError(f"{target.label}: a plain request to {target.path} fails: {sample.error}.")
+    name = target.label or target.model
+    raise ConfigError(f"{name}: a plain request to {target.path} fails: {sample.error}.")
 
 
 async def tokens_per_word(

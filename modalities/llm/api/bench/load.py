@@ -12,13 +12,26 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from triptych.modalities.llm.api.bench.client import RequestRecord
 
 WORDS: Sequence[str] = tuple((Path(__file__).parent / "words.txt").read_text("utf-8").split())
 """Common English words, most of them one token in any vocabulary."""
-Send = Callable[[str], Coroutine[Any, Any, RequestRecord]]
+Item = TypeVar("Item")
+Send = Callable[[Item], Coroutine[Any, Any, RequestRecord]]
+"""Sends the request of one prompt, and measures it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests in flight at once, or requests per second."""
+
+    concurrency: int = 0
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        return f"rate {self.rate:g}/s" if self.rate else f"concurrency {self.concurrency}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +42,7 @@ class Run:
     elapsed_s: float
 
 
-async def closed_loop(send: Send, prompts: Sequence[str], *, concurrency: int) -> Run:
+async def closed_loop(send: Send[Item], prompts: Sequence[Item], *, concurrency: int) -> Run:
     """Keep `concurrency` requests in flight until every prompt is answered."""
     waiting = iter(prompts)
     samples: list[RequestRecord] = []
@@ -44,7 +57,7 @@ async def closed_loop(send: Send, prompts: Sequence[str], *, concurrency: int) -
     return Run(samples=tuple(samples), elapsed_s=time.perf_counter() - started_s)
 
 
-async def open_loop(send: Send, prompts: Sequence[str], *, rate: float, seed: int) -> Run:
+async def open_loop(send: Send[Item], prompts: Sequence[Item], *, rate: float, seed: int) -> Run:
     """Send prompts as a Poisson process of `rate` per second, independent of the answers."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     started_s = time.perf_counter()

@@ -1,193 +1,194 @@
-"""From samples to figures, and the output of a benchmark: a table, JSON, an image.
+"""The output of a benchmark: tables, JSON, an image.
 
-Owns the definition of each metric (names end in their unit) and the form of each output. The
-description of the machine names no host and no address.
-
-    ttft      sent to first piece of text
-    itl       between pieces of text, over all requests
-    tpot      first piece to end, per further token, of each request
-    e2e       sent to end
+Owns the form of each, and the words for the metrics of `metrics`. The description of the machine
+names no host and no address.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from triptych.core.errors import ConfigError
 from triptych.core.process.threads import num_usable_cores
 from triptych.core.process.versions import versions
 from triptych.modalities.llm.api.bench.client import BenchServer
-from triptych.modalities.llm.api.bench.load import Run, Workload
-
-PERCENTILES = (50, 90, 99)
-Metrics = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A metric over repeats."""
-
-    median: float
-    low: float
-    high: float
-
-
-def summarize(run: Run) -> Metrics:
-    """Figures of one repeat; latencies are absent where no request succeeded."""
-    good = [sample for sample in run.samples if not sample.error]
-    counts = {"output": [sample.num_output_tokens for sample in good]}
-    if any(sample.num_prompt_tokens for sample in good):  # of servers that report them
-        counts["prompt"] = [sample.num_prompt_tokens for sample in good]
-        counts["cached"] = [sample.num_cached_tokens for sample in good]
-    latencies = {
-        "ttft": [sample.ttft_s for sample in good],
-        "itl": [gap for sample in good for gap in sample.gaps_s],
-        "tpot": [
-            (sample.ended_s - sample.arrivals_s[0]) / (sample.num_output_tokens - 1)
-            for sample in good
-            if sample.num_output_tokens > 1
-        ],
-        "e2e": [sample.e2e_s for sample in good],
-    }
-    return {
-        "output_tokens_per_s": sum(counts["output"]) / run.elapsed_s,
-        "requests_per_s": len(good) / run.elapsed_s,
-        **{
-            f"{name}_p{percent}_s": value
-            for name, values in latencies.items()
-            for percent, value in percentiles(values).items()
-        },
-        **{f"{name}_tokens_mean": statistics.fmean(each) for name, each in counts.items() if each},
-        "elapsed_s": run.elapsed_s,
-        "num_errors": len(run.samples) - len(good),
-    }
-
-
-def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """The `PERCENTILES` of `values`, linearly interpolated; empty for none."""
-    if not values:
-        return {}
-    found = np.percentile(np.asarray(values), PERCENTILES)
-    return dict(zip(PERCENTILES, found.tolist(), strict=True))
-
-
-def over_repeats(repeats: Sequence[Metrics]) -> dict[str, Spread]:
-    """Median, least and greatest of each metric that every repeat has."""
-    names = [name for name in repeats[0] if all(name in repeat for repeat in repeats)]
-    return {name: spread([repeat[name] for repeat in repeats]) for name in names}
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median, least and greatest of `values`."""
-    return Spread(statistics.median(values), min(values), max(values))
-
-
-def ratios(ours: Sequence[Metrics], theirs: Sequence[Metrics]) -> dict[str, Spread]:
-    """`theirs / ours` of each metric, repeat by repeat, so that a drifting machine cancels out."""
-    pairs = list(zip(ours, theirs, strict=True))
-    names = [name for name in ours[0] if all(a.get(name) and b.get(name) for a, b in pairs)]
-    return {name: spread([b[name] / a[name] for a, b in pairs]) for name in names}
-
-
-def count_errors(runs: Sequence[Run]) -> Mapping[str, int]:
-    """How often each kind of error happened."""
-    return Counter(sample.error for run in runs for sample in run.samples if sample.error)
-
-
-_SHOWN = (
-    "output_tokens_per_s",
-    "requests_per_s",
-    "ttft_p50_s",
-    "ttft_p99_s",
-    "itl_p50_s",
-    "itl_p99_s",
-    "tpot_p50_s",
-    "e2e_p50_s",
-    "e2e_p99_s",
-    "prompt_tokens_mean",
-    "cached_tokens_mean",
-    "output_tokens_mean",
-    "num_errors",
+from triptych.modalities.llm.api.bench.load import Load, Run, Workload
+from triptych.modalities.llm.api.bench.metrics import (
+    NO_TARGETS,
+    PERCENTILES,
+    Goodput,
+    Metrics,
+    Spread,
+    count_errors,
+    over_repeats,
+    ratios,
+    summarize,
 )
+
+_TOTALS = {
+    "num_requests": "Requests",
+    "num_errors": "Failed requests",
+    "elapsed_s": "Duration",
+    "requests_per_s": "Requests per second",
+    "goodput_per_s": "Good requests per second",
+    "goodput_share": "Share of good requests",
+    "prompt_tokens": "Input tokens",
+    "output_tokens": "Output tokens",
+    "prompt_tokens_per_s": "Input tokens per second",
+    "output_tokens_per_s": "Output tokens per second",
+    "total_tokens_per_s": "Total tokens per second",
+    "prompt_tokens_mean": "Input tokens of a request",
+    "cached_tokens_mean": "of these, cached",
+    "output_tokens_mean": "Output tokens of a request",
+}
+_LATENCIES = {
+    "ttft": "Time to first token",
+    "itl": "Time between tokens",
+    "tpot": "Time per output token",
+    "e2e": "Whole request",
+}
+_SWEPT = {
+    "requests_per_s": "requests/s",
+    "goodput_share": "good",
+    "output_tokens_per_s": "output tok/s",
+    "total_tokens_per_s": "total tok/s",
+    "ttft_p50_s": "TTFT p50",
+    "ttft_p95_s": "TTFT p95",
+    "itl_p50_s": "ITL p50",
+    "itl_p95_s": "ITL p95",
+    "e2e_p50_s": "request p50",
+    "num_errors": "failed",
+}
+"""The columns of a sweep."""
 _INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 """The CPU features that decide the speed of matrix multiplication, widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Everything measured on one target, one run per repeat."""
+    """Everything measured on one target under one load, one run per repeat."""
 
     target: BenchServer
     runs: tuple[Run, ...]
+    load: Load
+    goodput: Goodput = NO_TARGETS
 
     @property
     def metrics(self) -> list[Metrics]:
         """Figures of each repeat."""
-        return [summarize(run) for run in self.runs]
+        return [summarize(run, self.goodput) for run in self.runs]
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Medians with spread; with two targets or more, ratios to the first."""
+    """Medians with spread, under one load; with two targets or more, ratios to the first."""
     first, *others = results
     titles = [result.target.label for result in results]
     compared = [f"{result.target.label} / {first.target.label}" for result in others]
-    sheet = Table("metric", title=f"median (least to greatest of {len(first.runs)})")
+    num_repeats = len(first.runs)
+    over = f", median (least to greatest) of {num_repeats} repeats" if num_repeats > 1 else ""
+    sheet = Table("", title=f"{first.load}{over}", title_justify="left")
     for title in (*titles, *compared):
         sheet.add_column(title, justify="right")
-    columns: list[tuple[Mapping[str, Spread], str]] = [
-        *((over_repeats(result.metrics), "") for result in results),
-        *((ratios(first.metrics, other.metrics), "x") for other in others),
+    columns: list[tuple[Mapping[str, Spread], bool]] = [
+        *((over_repeats(result.metrics), False) for result in results),
+        *((ratios(first.metrics, other.metrics), True) for other in others),
     ]
-    for name in _SHOWN:
-        cells = [_cell(spreads.get(name), unit or _unit(name)) for spreads, unit in columns]
+    for label, name in _rows():
+        cells = [
+            _cell(spreads.get(name), "x" if is_ratio else _unit(name))
+            for spreads, is_ratio in columns
+        ]
         if any(cells):
-            sheet.add_row(name.removesuffix("_s") if _unit(name) == "s" else name, *cells)
+            sheet.add_row(label, *cells)
+    return sheet
+
+
+def _rows() -> list[tuple[str, str]]:
+    """The label and the metric of each row."""
+    rows = [(label, name) for name, label in _TOTALS.items()]
+    for name, label in _LATENCIES.items():
+        rows.append((f"{label}, mean", f"{name}_mean_s"))
+        rows += [(f"{label}, p{percent}", f"{name}_p{percent}_s") for percent in PERCENTILES]
+    return rows
+
+
+def sweep_table(results: Sequence[Result]) -> Table:
+    """The medians of several loads, one line for each load and target."""
+    has_several = len({result.target.label for result in results}) > 1
+    found = [{n: s.median for n, s in over_repeats(each.metrics).items()} for each in results]
+    names = [name for name in _SWEPT if any(name in metrics for metrics in found)]
+    sheet = Table(*(["server"] if has_several else []), "load", title="medians of each load")
+    for name in names:
+        sheet.add_column(_SWEPT[name], justify="right")
+    for result, metrics in zip(results, found, strict=True):
+        cells = [_number(metrics[name], _unit(name)) if name in metrics else "" for name in names]
+        server = [result.target.label] if has_several else []
+        sheet.add_row(*server, str(result.load), *cells)
     return sheet
 
 
 def failures(results: Sequence[Result]) -> list[str]:
-    """A line for each target with failed requests, counting them by kind."""
-    counted = [(result.target.label, count_errors(result.runs)) for result in results]
+    """A line for each target and load with failed requests, counting them by kind."""
+    counted = [(result, count_errors(result.runs)) for result in results]
     return [
-        f"{label}: " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-        for label, kinds in counted
+        f"{result.target.label}, {result.load}: "
+        + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        for result, kinds in counted
         if kinds
     ]
 
 
 def _unit(name: str) -> str:
-    return "s" if name.endswith("_s") and not name.endswith("_per_s") else ""
+    if name == "goodput_share":
+        return "%"
+    if name == "elapsed_s":
+        return "s"
+    return "ms" if name.endswith("_s") and not name.endswith("_per_s") else ""
 
 
 def _cell(spread: Spread | None, unit: str) -> str:
     if spread is None:
         return ""
-    scale, shown = (1e3, " ms") if unit == "s" else (1.0, unit)
-    median, low, high = (
-        f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-        for value in (scale * spread.median, scale * spread.low, scale * spread.high)
-    )
-    return f"{median}{shown}" + (f" ({low} to {high})" if spread.low != spread.high else "")
+    text = _number(spread.median, unit)
+    if spread.low == spread.high:
+        return text
+    return f"{text} ({_number(spread.low, unit, '')} to {_number(spread.high, unit, '')})"
 
 
-def document(results: Sequence[Result], workload: Workload, load: str) -> dict[str, Any]:
-    """The whole benchmark as plain data."""
-    first, *others = results
+def _number(value: float, unit: str, shown: str | None = None) -> str:
+    """A number in `unit`, which is also shown unless `shown` is given."""
+    scaled = value * {"ms": 1e3, "%": 100}.get(unit, 1)
+    text = f"{scaled:.3g}" if abs(scaled) < 1000 else f"{scaled:,.0f}"
+    space = " " if unit in ("s", "ms", "%") else ""
+    return text + (f"{space}{unit}" if shown is None else shown)
+
+
+def document(
+    results: Sequence[Result], workload: Workload, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole benchmark as plain data; `settings` are the command's."""
+    loads = list(dict.fromkeys(result.load for result in results))
     return {
-        "schema": 1,
+        "schema": 2,
         "versions": versions(),
         "machine": machine(),
-        "workload": {**asdict(workload), "load": load},
+        "settings": dict(settings),
+        "workload": asdict(workload),
+        "loads": [_load(load, [each for each in results if each.load == load]) for load in loads],
+    }
+
+
+def _load(load: Load, results: Sequence[Result]) -> dict[str, Any]:
+    first, *others = results
+    return {
+        "load": str(load),
         "targets": [_target(result) for result in results],
         "ratios": {
             f"{other.target.label} / {first.target.label}": _plain(

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import UnknownModel
-from triptych.core.process.metrics import DEVICE_BYTES, DEVICE_INFO, labelled_series
+from triptych.core.http.engine_models import held_bytes
+from triptych.core.process.metrics import DEVICE_INFO, labelled_series
 from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
@@ -189,7 +190,7 @@ class Catalogue:
         for name in filter(self._models.__contains__, ready):
             listed = await self._list_entry(name)
             files = await asyncio.to_thread(self._files[name])
-            num_bytes = _held(name, gauges)
+            num_bytes = held_bytes(name, gauges)
             held = {
                 "size": num_bytes,
                 "size_vram": num_bytes if _is_gpu(gauges) else 0,
@@ -254,11 +255,6 @@ def _size_text(count: int) -> str:
     """A rounded number of parameters, such as 7.6B; empty if it is unknown."""
     size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), (1, ""))
     return f"{count / size:.4g}{unit}" if count else ""
-
-
-def _held(name: str, gauges: Mapping[str, float]) -> int:
-    owned = labelled_series(gauges, DEVICE_BYTES)
-    return round(sum(held for labels, held in owned if labels["owner"].startswith(f"{name}/")))
 
 
 def _is_gpu(gauges: Mapping[str, float]) -> bool:

@@ -23,6 +23,7 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
+from triptych.core.http.engine_models import may_unload
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.weights.resolve import ResolvedModel
@@ -170,9 +171,13 @@ class _TextRoutes:
     async def _load(
         self, body: AnswerFields, model: str, kind: type[OllamaFormatter], request: Request
     ) -> Response:
-        """Load a model only; a model to unload stays until its memory is needed."""
+        """Load a model only, or unload it; other callers' models are not theirs to unload."""
         self.service.model(model)
-        note_keep_alive(request, body)
+        is_unloading = body.is_unloading and may_unload(request)
+        if is_unloading:
+            await self.service.client.unload(model)
+        else:
+            note_keep_alive(request, body)
         if body.is_unloading:
             timing = Timing(Context.of(request).arrived_s, 0.0)
             return _document(kind(body.model, timing).empty("unload"))

@@ -39,9 +39,9 @@ def test_measures_and_writes(
     out, image = tmp_path / "bench.json", tmp_path / "bench.png"
     argv = ("--url", fake.url, "--repeats", "2", "--concurrency", "3")
     assert _bench(*argv, "--output", str(out), "--plot", str(image)) == 0
-    assert "output_tokens_per_s" in capsys.readouterr().out
+    assert "Output tokens per second" in capsys.readouterr().out
     assert image.read_bytes().startswith(b"\x89PNG")
-    (target,) = _written(out)["targets"]
+    (target,) = _written(out)["loads"][0]["targets"]
     assert target["model"] == "tiny"
     assert target["errors"] == {}
     assert len(target["repeats"]) == 2
@@ -109,8 +109,8 @@ def test_errors_are_counted_and_fail_the_command(
     fake.fail_every, fake.failure = 4, failure
     out = tmp_path / "bench.json"
     assert _bench("--url", fake.url, "--repeats", "1", "--output", str(out)) == 1
-    (target,) = _written(out)["targets"]
-    assert f"server 1: 2 x {kind}" in capsys.readouterr().out
+    (target,) = _written(out)["loads"][0]["targets"]
+    assert f"tiny, concurrency 1: 2 x {kind}" in capsys.readouterr().out
     # Requests 4 and 8 of 8; two of the six measured ones.
     assert target["errors"] == {kind: 2}
     assert target["repeats"][0]["num_errors"] == 2
@@ -125,15 +125,82 @@ def test_two_servers_take_turns_and_are_compared(
         assert _bench(*urls, "--repeats", "2", "--output", str(out)) == 0
         assert fake.requests == other.requests
     assert "theirs / ours" in capsys.readouterr().out
-    ratio = _written(out)["ratios"]["theirs / ours"]["output_tokens_per_s"]
+    ratio = _written(out)["loads"][0]["ratios"]["theirs / ours"]["output_tokens_per_s"]
     assert ratio["low"] <= ratio["median"] <= ratio["high"]
 
 
 def test_poisson_arrivals(fake: FakeServer, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     assert _bench("--url", fake.url, "--repeats", "1", "--rate", "500", "--output", str(out)) == 0
-    assert _written(out)["workload"]["load"] == "rate 500/s"
-    assert _written(out)["targets"][0]["repeats"][0]["num_errors"] == 0
+    (load,) = _written(out)["loads"]
+    assert load["load"] == "rate 500/s"
+    assert load["targets"][0]["repeats"][0]["num_errors"] == 0
+
+
+def test_a_sweep_has_a_line_for_each_load(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    argv = ("--concurrency", "1,3", "--repeats", "1", "--goodput", "ttft:9000", "itl:0.0001")
+    assert _bench("--url", fake.url, *argv, "--output", str(out)) == 0
+    shown = capsys.readouterr().out
+    assert all(f"concurrency {count}" in shown for count in (1, 3))
+    assert "medians of each load" in shown
+    written = _written(out)
+    assert [load["load"] for load in written["loads"]] == ["concurrency 1", "concurrency 3"]
+    assert written["settings"]["concurrency"] == [1, 3]
+    assert "url" not in written["settings"]
+    figures = written["loads"][0]["targets"][0]["repeats"][0]
+    assert (figures["num_requests"], figures["output_tokens"]) == (6, 30)
+    assert figures["goodput_share"] == 0.0  # no gap is that short
+    assert figures["total_tokens_per_s"] > figures["output_tokens_per_s"]
+    prompts = [str(body.get("messages")) for body in fake.requests[2:]]
+    assert len(set(prompts)) == 12
+
+
+def bench_dataset(url: str, path: Path, *argv: str) -> int:
+    few = ("--num-requests", "4", "--repeats", "1", "--warmup", "0")
+    return main(["bench", "--url", url, *few, "--dataset", str(path), *argv])
+
+
+def test_prompts_come_from_json_lines(fake: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "b"}]
+    path.write_text(
+        json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": turns, "max_tokens": 3})
+    )
+    assert bench_dataset(fake.url, path, "--output-tokens", "7") == 0
+    asked = [(body["messages"][0]["content"], body["max_tokens"]) for body in fake.requests[1:]]
+    assert sorted(asked) == [("a", 7), ("a", 7), ("b", 3), ("b", 3)]
+    assert bench_dataset(fake.url, path, "--endpoint", "completions") == 2
+
+
+def test_prompts_come_from_sharegpt(fake: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "hi there"}, {"from": "gpt", "value": "one two three"}]
+    path.write_text(json.dumps([{"id": "x", "conversations": turns}, {"conversations": []}]))
+    fake.has_tokenize = False
+    assert bench_dataset(fake.url, path) == 0
+    asked = [(body["messages"][0]["content"], body["max_tokens"]) for body in fake.requests[1:]]
+    assert asked == [("hi there", 3)] * 4
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"text": "a"}', "[1]"])
+def test_a_dataset_without_prompts_is_refused(
+    fake: FakeServer, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows"
+    path.write_text(content)
+    assert bench_dataset(fake.url, path) == 2
+    assert "--dataset rows" in capsys.readouterr().err
+
+
+def test_servers_of_one_model_are_numbered(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(FakeServer()) as other:
+        assert _bench("--url", fake.url, "--url", other.url, "--repeats", "1") == 0
+    assert "tiny (2) / tiny (1)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +212,12 @@ def test_poisson_arrivals(fake: FakeServer, tmp_path: Path) -> None:
         (("--plot", "/absent/bench.png"), "--plot /absent/bench.png: no file"),
         (("--warmup", "-1"), "--warmup must be at least 0"),
         (("--timeout-s", "0"), "--timeout-s above 0"),
-        (("--rate", "0"), "--rate must be above 0"),
+        (("--rate", "0"), "must be above 0"),
+        (("--rate", "1,x"), "expected numbers"),
+        (("--goodput", "ttft"), "--goodput ttft: write ttft, itl, tpot, e2e"),
+        (("--goodput", "speed:5"), "--goodput speed:5"),
+        (("--dataset", "absent.jsonl"), "--prompt-tokens is for made-up prompts"),
+        (("--rate", "1,2", "--plot", "x.png"), "--plot shows one load"),
         (("--rate", "1", "--concurrency", "2"), "not allowed with"),
         (("--shared-prefix-tokens", "12"), "less than --prompt-tokens"),
         (("--concurrency", "0"), "expected a whole number above 0"),
@@ -166,7 +238,7 @@ def test_a_server_that_refuses_everything_is_named(
 ) -> None:
     fake.fail_every = 1
     assert _bench("--url", fake.url) == 2
-    assert "server 1: a plain request to /v1/chat/completions fails: HTTP 429" in (
+    assert "tiny: a plain request to /v1/chat/completions fails: HTTP 429" in (
         capsys.readouterr().err
     )
 

@@ -7,19 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.modalities.llm.api.bench.client import BenchServer, RequestRecord
-from triptych.modalities.llm.api.bench.load import Run, Workload
-from triptych.modalities.llm.api.bench.report import (
-    Result,
+from triptych.modalities.llm.api.bench.load import Load, Run, Workload
+from triptych.modalities.llm.api.bench.metrics import (
+    Goodput,
     Spread,
     count_errors,
-    document,
-    machine,
     over_repeats,
     percentiles,
     ratios,
     summarize,
-    table,
 )
+from triptych.modalities.llm.api.bench.report import Result, document, machine, table
 
 
 def _sample(
@@ -58,6 +56,31 @@ def test_metrics_of_one_run() -> None:
     assert metrics["prompt_tokens_mean"] == 100
     assert metrics["cached_tokens_mean"] == 50
     assert metrics["num_errors"] == 1
+    assert metrics["ttft_mean_s"] == 2.0
+    assert metrics["itl_p95_s"] == pytest.approx(1.95)
+    assert (metrics["num_requests"], metrics["prompt_tokens"], metrics["output_tokens"]) == (
+        3,
+        200,
+        9,
+    )
+    assert metrics["total_tokens_per_s"] == 209 / 4.5
+    assert "goodput_per_s" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("targets", "num_good"),
+    [
+        (["ttft:1500"], 1),
+        (["ttft:3000"], 2),
+        (["ttft:3000", "itl:1900"], 1),  # the longest gap of the first is 2 s
+        (["e2el:4000"], 1),
+        (["tpot:400"], 1),
+    ],
+)
+def test_good_requests_meet_every_target(targets: list[str], num_good: int) -> None:
+    metrics = summarize(_run(), Goodput.parse(targets))
+    assert metrics["goodput_per_s"] == num_good / 4.5
+    assert metrics["goodput_share"] == num_good / 3
 
 
 def test_a_run_that_only_failed_has_counts_and_no_latencies() -> None:
@@ -103,17 +126,23 @@ def test_ratio_to_zero_is_left_out() -> None:
 
 def test_document_and_table_name_no_address() -> None:
     target = BenchServer(label="ours", base_url="http://secret.example:1", model="/home/me/tiny")
-    result = Result(target=target, runs=(_run(), _run()))
-    other = Result(target=BenchServer(label="theirs", base_url="http://b"), runs=(_run(), _run()))
+    one, runs = Load(concurrency=1), (_run(), _run())
+    result = Result(target=target, load=one, runs=runs)
+    theirs = BenchServer(label="theirs", base_url="http://b")
+    other = Result(target=theirs, load=one, runs=runs)
     workload = Workload(num_requests=3, prompt_tokens=100, output_tokens=8)
-    found = document([result, other], workload, "concurrency 1")
+    found = document([result, other], workload, {})
     assert "secret" not in str(found)
     assert "/home" not in str(found)
-    assert found["targets"][0]["model"] == "tiny"
-    assert found["targets"][0]["errors"] == {"HTTP 429": 2}
-    assert found["ratios"]["theirs / ours"]["ttft_p50_s"] == {"median": 1, "low": 1, "high": 1}
+    assert found["loads"][0]["targets"][0]["model"] == "tiny"
+    assert found["loads"][0]["targets"][0]["errors"] == {"HTTP 429": 2}
+    assert found["loads"][0]["ratios"]["theirs / ours"]["ttft_p50_s"] == {
+        "median": 1,
+        "low": 1,
+        "high": 1,
+    }
     titles = [column.header for column in table([result, other]).columns]
-    assert titles == ["metric", "ours", "theirs", "theirs / ours"]
+    assert titles == ["", "ours", "theirs", "theirs / ours"]
 
 
 def test_machine_is_described_without_its_name() -> None:

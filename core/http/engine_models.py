@@ -1,0 +1,112 @@
+"""`/v1/engine/models`: the models in memory, and unloading one by hand.
+
+Owns the format and who may unload. A model is unloaded once no job needs it, so no request ends
+early; the next request for it loads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.reports import ModelState
+from triptych.core.errors import AdminKeyRequired, UnknownModel
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.fields import Name, Strict
+from triptych.core.http.models import ModelCard
+from triptych.core.process.metrics import DEVICE_BYTES, labelled_series
+
+
+class EngineModel(BaseModel):
+    """A model in the engine: its state, memory, and seconds since its last job.
+
+    `device_bytes` are its weights and caches on the device; `idle_s` is 0 while a job needs it.
+    """
+
+    model: str
+    task: str
+    state: ModelState
+    progress: float
+    error: str | None
+    device_bytes: int
+    idle_s: float
+
+
+class EngineModels(BaseModel):
+    """The models of the engine."""
+
+    models: list[EngineModel]
+
+
+class UnloadRequest(Strict):
+    """The model to unload."""
+
+    model: Name
+
+
+class Unloading(BaseModel):
+    """The state of the model as the request was taken; it becomes `unloaded`."""
+
+    model: str
+    state: ModelState
+
+
+def may_unload(request: Request) -> bool:
+    """Whether the sender of a request may unload models."""
+    return Context.of(request).principal.is_admin
+
+
+def engine_models_router(
+    client: EngineClient, cards: Sequence[ModelCard], aliases: Mapping[str, str]
+) -> APIRouter:
+    """Create the routes. `cards` are the models and aliases that the server lists."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["engine"])
+    tasks = {card.id: card.task for card in cards}
+
+    def states() -> dict[str, ModelState]:
+        return {each.model: each.state for each in client.status().models}
+
+    @router.get("/v1/engine/models")
+    async def list_engine_models() -> EngineModels:
+        """List the models with their state, memory and idle time."""
+        status = client.status()
+        gauges = status.last_beat.gauges if status.last_beat else {}
+        return EngineModels(
+            models=[
+                EngineModel(
+                    model=each.model,
+                    task=tasks.get(each.model, ""),
+                    state=each.state,
+                    progress=each.progress,
+                    error=each.error.message if each.error else None,
+                    device_bytes=held_bytes(each.model, gauges),
+                    idle_s=round(each.idle_s, 1),
+                )
+                for each in status.models
+            ]
+        )
+
+    @router.post("/v1/engine/unload")
+    async def unload(body: UnloadRequest, request: Request) -> Unloading:
+        """Unload a model as soon as no request needs it. With API keys, an admin key is needed."""
+        if not may_unload(request):
+            raise AdminKeyRequired("Only keys of --admin-key may unload models.")
+        name = aliases.get(body.model, body.model)
+        found = states()
+        if name not in found:
+            raise UnknownModel.among(found, body.model)
+        await client.unload(name)
+        return Unloading(model=name, state=found[name])
+
+    return router
+
+
+def held_bytes(model: str, gauges: Mapping[str, float]) -> int:
+    """Return the bytes on the device whose owners are parts of `model`."""
+    owned = labelled_series(gauges, DEVICE_BYTES)
+    return round(sum(held for labels, held in owned if labels["owner"].startswith(f"{model}/")))
