@@ -68,16 +68,18 @@ def _duration(seconds: float) -> str:
 
 def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `triptych stop`."""
-    parser.add_argument("model", nargs="?", help="unload this model; without one, stop the server")
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL", help="unload this model; without one, stop the server"
+    )
     add_server_options(parser)
 
 
 def run_stop(args: argparse.Namespace) -> int:
     """Unload a model of a server, or stop a server; running requests are finished first."""
-    if not args.model:
+    if not args.name:
         return _stop_server(_own_record(args))
     with open_server(args) as server:
-        taken = server.post("/v1/engine/unload", {"model": args.model})
+        taken = server.post("/v1/engine/unload", {"model": args.name})
         name = taken["model"]
         if taken["state"] in ("ready", "loading"):
             with Console(stderr=True).status(f"{name} is unloaded once no request needs it"):

@@ -142,3 +142,15 @@ def test_embed(output: Callable[..., str], tmp_path: Path) -> None:
     output("embed", "w1", "w2", "-o", "v.npy", "--dimensions", "4", "--cut")
     assert np.load(tmp_path / "v.npy").shape == (2, 4)
     assert output("embed", "w1", "--similar-to", "w2") == " 1.000  w1\n"
+
+
+def test_voices(run: Run, output: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "ada.wav").write_bytes(recording())
+    made = output("voices", "add", "Ada", "--audio", "ada.wav", "--consent", "Yes.", "--json")
+    card = json.loads(made)
+    assert card["name"] == "Ada"
+    listed = json.loads(output("voices", "--json"))
+    assert listed[-1] == card
+    assert card["id"] in output("voices")
+    assert output("voices", "delete", card["id"]) == f"{card['id']} is deleted\n"
+    assert run("voices", "delete", card["id"]) == 2

@@ -56,7 +56,7 @@ from triptych.modalities.llm.api.bench.report import (
 
 _SYNTHETIC = {"prompt_tokens": 256, "shared_prefix_tokens": 0}
 """The options of made-up prompts, with their defaults."""
-_PRIVATE = frozenset({"api_key", "url", "output", "plot"})
+_PRIVATE = frozenset({"key", "url", "output", "plot"})
 Prompts = Callable[[int], list[Ask]]
 """Returns the prompts of a repeat."""
 
@@ -72,8 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--label", action="append", help="name of each server in the report [its model or address]"
     )
-    server.add_argument("--model", action="append", help="model of each server [its first]")
-    server.add_argument("--api-key", help="sent as bearer token")
+    server.add_argument(
+        "--model", dest="models", action="append", help="model of each server [its first]"
+    )
+    server.add_argument("--api-key", dest="key", help="sent as bearer token")
     server.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
     server.add_argument(
         "--extra-body", action="append", metavar="JSON", help="fields to add, for each server"
@@ -329,7 +331,7 @@ def _labelled(targets: Sequence[BenchServer]) -> list[BenchServer]:
 
 def _open_client(args: argparse.Namespace) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        headers={"authorization": f"Bearer {args.api_key}"} if args.api_key else {},
+        headers={"authorization": f"Bearer {args.key}"} if args.key else {},
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         timeout=args.timeout_s,
         mounts={"all://127.0.0.1": None, "all://localhost": None},  # never through a proxy
@@ -346,7 +348,7 @@ def _targets(args: argparse.Namespace) -> list[BenchServer]:
     labels = _each(args.label, "--label", [""] * count)
     if args.label and len(set(labels)) < count:
         raise ConfigError("give each server its own --label.")
-    models = _each(args.model, "--model", [""] * count)
+    models = _each(args.models, "--model", [""] * count)
     bodies = map(_read_body, _each(args.extra_body, "--extra-body", ["{}"] * count))
     return [
         BenchServer(label=label, base_url=url, model=model, endpoint=args.endpoint, body=body)

@@ -55,18 +55,17 @@ _LATENCIES = {
     "e2e": "Whole request",
 }
 _SWEPT = {
-    "requests_per_s": "requests/s",
-    "goodput_share": "good",
+    "requests_per_s": "requests /s",
+    "goodput_share": "good %",
     "output_tokens_per_s": "output tok/s",
     "total_tokens_per_s": "total tok/s",
-    "ttft_p50_s": "TTFT p50",
-    "ttft_p95_s": "TTFT p95",
-    "itl_p50_s": "ITL p50",
-    "itl_p95_s": "ITL p95",
-    "e2e_p50_s": "request p50",
+    "ttft_p50_s": "TTFT ms p50",
+    "ttft_p95_s": "TTFT ms p95",
+    "itl_p50_s": "ITL ms p50",
+    "itl_p95_s": "ITL ms p95",
     "num_errors": "failed",
 }
-"""The columns of a sweep."""
+"""The columns of a sweep, to fit into 80 characters."""
 _INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 """The CPU features that decide the speed of matrix multiplication, widest first."""
 
@@ -124,11 +123,15 @@ def sweep_table(results: Sequence[Result]) -> Table:
     has_several = len({result.target.label for result in results}) > 1
     found = [{n: s.median for n, s in over_repeats(each.metrics).items()} for each in results]
     names = [name for name in _SWEPT if any(name in metrics for metrics in found)]
-    sheet = Table(*(["server"] if has_several else []), "load", title="medians of each load")
+    sheet = Table(title="medians of each load", title_justify="left", box=None, pad_edge=False)
+    for title in ("server", "load") if has_several else ("load",):
+        sheet.add_column(title, no_wrap=True)
     for name in names:
         sheet.add_column(_SWEPT[name], justify="right")
     for result, metrics in zip(results, found, strict=True):
-        cells = [_number(metrics[name], _unit(name)) if name in metrics else "" for name in names]
+        cells = [
+            _number(metrics[name], _unit(name), "") if name in metrics else "" for name in names
+        ]
         server = [result.target.label] if has_several else []
         sheet.add_row(*server, str(result.load), *cells)
     return sheet

@@ -1,7 +1,7 @@
-"""`triptych voices`: lists, adds and deletes voices.
+"""`triptych voices`: lists, adds and deletes voices, of a running server or of this machine.
 
-Owns the command's words and tables. It opens the models' front ends without their weights; the
-store on disk is shared with a server that may be running.
+Owns the command's words and tables. Without a server it opens the models' front ends without their
+weights; the store on disk is shared with a server that may be running.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from triptych.core.bundle.resolve import resolve_all
+from triptych.core.client.choice import Wanted, add_server_options, choose_server
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
@@ -30,6 +33,7 @@ from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard
 from triptych.modalities.tts.api.voices.record import VoiceDescription, VoiceRecord, check_name
+from triptych.modalities.tts.api.voices.remote import RemoteVoices
 from triptych.modalities.tts.api.voices.routes import built_in_voices
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -38,6 +42,14 @@ from triptych.modalities.tts.modality import SPEECH
 _OPTIONS = frozenset({"model", "served_model_name", "revision", "cache_dir", "offline"}) | {
     *("api_key", "api_key_file", "max_voices_per_key", "max_voices"),
 }
+
+
+_WANTED = Wanted(
+    task=SPEECH.task[0],
+    default=SPEECH.default,
+    pipeline="triptych.modalities.tts.api.pipeline:SpeechPipeline",
+    remote="triptych.modalities.tts.api.remote:RemoteSpeech",
+)
 
 
 def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,23 +64,37 @@ def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--consent", help="how the speaker agreed to be imitated")
     new.add_argument("--transcript", default="", help="the words of the recording, verbatim")
     new.add_argument("--language", default="", help="a tag such as en-GB")
+    add_server_options(parser)
     declared = {field.name for field in (*fields(ModelOptions), *fields(ServerOptions))}
     add_options(parser, sections=("models", "server"), exclude=declared - _OPTIONS)
 
 
 def run_voices(args: argparse.Namespace) -> int:
     """List, add or delete voices. With an API key, those of that key."""
-    _ACTIONS[args.action](args, resolve(args))
+    config = resolve(args)
+    remote = choose_server(args, _WANTED)
+    with closing(RemoteVoices(remote) if remote else _LocalVoices(config)) as voices:
+        _ACTIONS[args.action](args, voices)
     return 0
 
 
-def _list(args: argparse.Namespace, config: Config) -> None:
+class _Voices(Protocol):
+    """The voices of a server or of this machine."""
+
+    def list_all(self) -> list[VoiceCard]:
+        """Return the built-in voices and the caller's own."""
+
+    def add(self, name: str, data: bytes, args: argparse.Namespace) -> VoiceCard:
+        """Create a voice from a recording."""
+
+    def delete(self, voice_id: str) -> None:
+        """Delete a voice of the caller. Raises `RequestError` or `ConfigError`."""
+
+
+def _list(args: argparse.Namespace, voices: _Voices) -> None:
     if args.names:
         raise ConfigError(f"unexpected argument {args.names[0]!r}; see `triptych voices --help`.")
-    built_in = built_in_voices(_front_ends(config))
-    store = VoiceStore.from_config(config)
-    custom = [record for owner in owners(config.server) for record in store.voices_of(owner)]
-    cards = [*built_in, *map(VoiceCard.of_caller, custom)]
+    cards = voices.list_all()
     if args.json:
         print(json.dumps([card.model_dump() for card in cards], indent=2))
         return
@@ -79,18 +105,52 @@ def _list(args: argparse.Namespace, config: Config) -> None:
     Console().print(table)
 
 
-def _add(args: argparse.Namespace, config: Config) -> None:
+def _add(args: argparse.Namespace, voices: _Voices) -> None:
     if len(args.names) != 1 or not args.audio or not args.consent:
         raise ConfigError("To add a voice, give its name, --audio and --consent.")
-    (owner, *more) = owners(config.server)
-    if more:
-        raise ConfigError("Several API keys are configured; give the one that shall own the voice.")
-    name, data = check_name(args.names[0]), _read(args.audio)
-    fronts = _front_ends(config)
+    name = check_name(args.names[0])
+    card = voices.add(name, _read(args.audio), args)
+    if args.json:
+        print(card.model_dump_json(indent=2))
+    else:
+        Console().print(Text(f"{card.id} speaks with the voice of {name}"), soft_wrap=True)
 
-    async def make() -> VoiceRecord:
+
+def _delete(args: argparse.Namespace, voices: _Voices) -> None:
+    if not args.names:
+        raise ConfigError("Name the voices to delete; `triptych voices list` shows their ids.")
+    for voice_id in args.names:
+        voices.delete(voice_id)
+        Console().print(Text(f"{voice_id} is deleted"), soft_wrap=True)
+
+
+class _LocalVoices:
+    """The voices of this machine."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._owners = owners(config.server)
+
+    def list_all(self) -> list[VoiceCard]:
+        built_in = built_in_voices(_front_ends(self._config))
+        store = VoiceStore.from_config(self._config)
+        custom = [record for owner in self._owners for record in store.voices_of(owner)]
+        return [*built_in, *map(VoiceCard.of_caller, custom)]
+
+    def add(self, name: str, data: bytes, args: argparse.Namespace) -> VoiceCard:
+        (owner, *more) = self._owners
+        if more:
+            raise ConfigError(
+                "Several API keys are configured; give the one that shall own the voice."
+            )
+        return VoiceCard.of_caller(asyncio.run(self._make(owner, name, data, args)))
+
+    async def _make(
+        self, owner: str, name: str, data: bytes, args: argparse.Namespace
+    ) -> VoiceRecord:
+        fronts = _front_ends(self._config)
         pool = DecodePool([decode.__name__])
-        service = VoiceService(VoiceStore.from_config(config), fronts, pool)
+        service = VoiceService(VoiceStore.from_config(self._config), fronts, pool)
         about = VoiceDescription(
             name=name,
             model=service.cloning_model(None).name,
@@ -103,21 +163,13 @@ def _add(args: argparse.Namespace, config: Config) -> None:
         finally:
             await pool.close()
 
-    record = asyncio.run(make())
-    if args.json:
-        print(VoiceCard.of_caller(record).model_dump_json(indent=2))
-    else:
-        Console().print(Text(f"{record.id} speaks with the voice of {name}"), soft_wrap=True)
-
-
-def _delete(args: argparse.Namespace, config: Config) -> None:
-    if not args.names:
-        raise ConfigError("Name the voices to delete; `triptych voices list` shows their ids.")
-    store = VoiceStore.from_config(config)
-    for voice_id in args.names:
-        if not any(store.delete(voice_id, owner) for owner in owners(config.server)):
+    def delete(self, voice_id: str) -> None:
+        store = VoiceStore.from_config(self._config)
+        if not any(store.delete(voice_id, owner) for owner in self._owners):
             raise ConfigError(f"You have no voice {voice_id!r}.")
-        Console().print(Text(f"{voice_id} is deleted"), soft_wrap=True)
+
+    def close(self) -> None:
+        """Do nothing: the store is opened for each action."""
 
 
 def _front_ends(config: Config) -> list[FrontEnd]:
@@ -139,7 +191,7 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"--audio {path}: cannot be read ({error.strerror}).") from error
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace, Config], None]] = {
+_ACTIONS: dict[str, Callable[[argparse.Namespace, _Voices], None]] = {
     "list": _list,
     "add": _add,
     "delete": _delete,
