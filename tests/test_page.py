@@ -368,8 +368,11 @@ def test_settings_stay_until_they_are_reset(
         page.get_by_role("button", name="Settings").click()
         assert page.get_by_label("Max tokens").input_value() == "7"
         assert page.get_by_label("System prompt").input_value() == "Be brief."
+        page.get_by_role("button", name="Creative").click()
+        assert page.get_by_label("Temperature").input_value() == "1.1"
         page.get_by_role("button", name="Reset").click()
         assert page.get_by_label("Max tokens").input_value() == ""
+        assert page.get_by_label("Temperature").input_value() == ""
         page.reload()
         page.get_by_role("button", name="Settings").click()
         assert page.get_by_label("System prompt").input_value() == ""

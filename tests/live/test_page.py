@@ -313,6 +313,14 @@ def test_dictation_writes_at_the_cursor(page: Any, url: str, tmp_path: Path) -> 
     page.get_by_role("button", name="Dictate").wait_for()
 
 
+def test_dictation_opens_a_file_where_there_is_no_microphone(page: Any) -> None:
+    page.evaluate("navigator.mediaDevices.getUserMedia = async () => { throw new Error('no'); }")
+    page.get_by_role("button", name="Dictate").click()
+    assert "choose a recording" in page.get_by_role("alert").inner_text()
+    with page.expect_file_chooser():
+        page.get_by_role("button", name="Dictate").click()
+
+
 def test_pictures_fill_the_screen_and_stay(page: Any) -> None:
     go(page, "images")
     set_fields(page, image_prompt="a red apple", image_steps=4, image_count=2)
@@ -357,6 +365,8 @@ def test_the_python_code_of_each_panel_runs(
         code = page.locator("#quick-code code").inner_text().replace("recording.wav", "speech.wav")
         exec(compile(code, task, "exec"), {})
     assert (tmp_path / "picture.png").stat().st_size > 1000
+    page.get_by_role("button", name="Send").click()  # the embeddings
+    assert "384 numbers" in page.locator(".code-answer code").inner_text()
 
 
 def test_the_reference_names_every_field(page: Any) -> None:

@@ -54,6 +54,11 @@ export function restoreField(field, name = field.id) {
   if (value !== null && value !== valueOf(field)) setValue(field, value);
 }
 
+/** Set the fields of a form that `values` names. */
+export function setFields(form, values) {
+  for (const [name, value] of Object.entries(values)) setValue(form.elements[name], value);
+}
+
 /** Set fields to the page's own values. */
 export function resetFields(fields) {
   for (const field of fields) setValue(field, standardOf(field));

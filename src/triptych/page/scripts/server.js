@@ -60,5 +60,5 @@ function waitText(name) {
   if (known?.state === "loading")
     return `${name} is loading: ${Math.round(known.progress * 100)} %`;
   if (known?.state === "unloaded") return `${name} was asleep and is waking up`;
-  return "";
+  return state && state.status !== "ok" && !known ? `The server waits: ${state.reason}` : "";
 }

@@ -16,6 +16,13 @@ export function homeView({ ask, look, speak, draw }) {
   return el(
     "div",
     { class: "home" },
+    el("img", {
+      class: "home-logo",
+      src: "/page/icon.svg",
+      alt: "Triptych",
+      width: "44",
+      height: "44",
+    }),
     el("p", { class: "hello" }, "What would you like to do?"),
     el("p", { class: "lead" }, "One server for text, vision, speech and images."),
     el("div", { class: "home-cards" }, ...cards),

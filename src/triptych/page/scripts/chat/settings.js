@@ -1,9 +1,14 @@
 // The chat settings: system prompt, sampling, tools, response format.
 
 import { Advice } from "../api.js";
-import { byId, show } from "../dom.js";
-import { keepField, resetFields } from "../prefs.js";
+import { byId, chips, show } from "../dom.js";
+import { keepField, resetFields, setFields } from "../prefs.js";
 
+const PRESETS = {
+  Precise: { temperature: 0, top_p: "" },
+  Balanced: { temperature: 0.7, top_p: 0.9 },
+  Creative: { temperature: 1.1, top_p: 0.95 },
+};
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "repetition_penalty"];
 
 export function openDrawer({ canSpeak }) {
@@ -23,6 +28,9 @@ export function openDrawer({ canSpeak }) {
   form.addEventListener("submit", (event) => event.preventDefault());
   const fields = [...form.elements].filter((field) => field.name);
   fields.forEach(keepField);
+  byId("chat-presets").append(
+    ...chips(Object.keys(PRESETS), (name) => setFields(form, PRESETS[name])),
+  );
   byId("chat-reset").addEventListener("click", () => resetFields(fields));
   show(byId("chat-aloud-field"), canSpeak);
 }

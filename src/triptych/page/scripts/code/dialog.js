@@ -1,7 +1,8 @@
 // Requests as code, in tabs: in a dialog of a panel, and at the top of the API reference.
 
-import { byId, codeBlock, el } from "../dom.js";
+import { byId, codeBlock, el, show } from "../dom.js";
 import { pref, setPref } from "../prefs.js";
+import { canRun, run } from "./run.js";
 import { LANGUAGES } from "./snippets.js";
 
 const TITLES = {
@@ -21,15 +22,23 @@ export function showCode(requests) {
   dialog.showModal();
 }
 
-/** Create tabs of tasks, if there are several, and of languages. */
-export function codeTabs(requests) {
+/** Create tabs of tasks, if there are several, and of languages; `isRunnable` adds a button. */
+export function codeTabs(requests, { isRunnable = false } = {}) {
   const place = el("div", { class: "code-tabs" });
   const shown = { request: requests[0], language: pref("language", LANGUAGES[0][0]) };
   const code = el("div", { role: "tabpanel", "aria-label": "Code" });
+  const answer = el("div", { class: "code-answer" });
+  const send = el(
+    "button",
+    { type: "button", class: "primary", onclick: () => run(shown.request, answer) },
+    "Send",
+  );
   const showIt = () => {
     const [name, write] = LANGUAGES.find(([each]) => each === shown.language) ?? LANGUAGES[0];
     const { task, fields } = shown.request;
     code.replaceChildren(codeBlock(write(task, fields), name));
+    answer.replaceChildren();
+    show(send, isRunnable && canRun(shown.request));
   };
   const languages = tabs(
     "Language",
@@ -46,6 +55,7 @@ export function codeTabs(requests) {
     (title) => ((shown.request = ofTask(title)), showIt()),
   );
   place.append(...(requests.length > 1 ? [choice] : []), languages, code);
+  place.append(el("div", { class: "actions" }, send), answer);
   showIt();
   return place;
 }

@@ -18,7 +18,8 @@ const SDK_FIELDS = {
   image: ["model", "prompt", "n", "size"],
   embedding: ["model", "input"],
 };
-const ROUTES = {
+/** The route of each task. */
+export const ROUTES = {
   chat: "/v1/chat/completions",
   speech: "/v1/audio/speech",
   transcription: "/v1/audio/transcriptions",
@@ -61,7 +62,7 @@ export const LANGUAGES = [
 ];
 
 /** Complete a request for use outside the page. */
-function whole(task, fields) {
+export function whole(task, fields) {
   if (task === "speech") return { voice: "alloy", ...fields, response_format: "wav" };
   if (task === "image") return { ...fields, response_format: "b64_json" };
   return fields;

@@ -3,7 +3,7 @@
 import { call, errorBox, getJson, isAborted } from "../api.js";
 import { codeTabs } from "../code/dialog.js";
 import { byId, codeBlock, el, show } from "../dom.js";
-import { ASK, DRAW, SPEAK } from "../examples.js";
+import { ASK, DRAW, seedOf, SPEAK } from "../examples.js";
 import { showMarkdown } from "../markdown/blocks.js";
 import { markLink, showLinks, watchHealth } from "../rail.js";
 import { curlOf } from "./example.js";
@@ -130,7 +130,7 @@ const EXAMPLES = {
   chat: { messages: [{ role: "user", content: ASK[0] }] },
   speech: { input: SPEAK[0] },
   transcription: {},
-  image: { prompt: DRAW[0] },
+  image: { prompt: DRAW[1], seed: seedOf(DRAW[1]) },
   embedding: { input: ["a cat", "a kitten"] },
 };
 
@@ -141,7 +141,7 @@ function showQuick(models) {
     return model ? [{ task, fields: { model: model.id, ...fields } }] : [];
   });
   if (!requests.length) return;
-  byId("quick-code").replaceChildren(codeTabs(requests));
+  byId("quick-code").replaceChildren(codeTabs(requests, { isRunnable: true }));
   show(byId("quick"));
 }
 

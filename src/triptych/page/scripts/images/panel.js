@@ -3,7 +3,7 @@
 import { errorBox, isAborted } from "../api.js";
 import { showCode } from "../code/dialog.js";
 import { byId, chips, el, onFilePick, onFiles, show } from "../dom.js";
-import { DRAW, pictureOf, STYLES } from "../examples.js";
+import { DRAW, pictureOf, seedOf, STYLES } from "../examples.js";
 import { bitmapOf } from "../images.js";
 import { chooseModel } from "../models.js";
 import { keepField, resetFields } from "../prefs.js";
@@ -188,11 +188,11 @@ class ImagesPanel {
 
   // -- generation -------------------------------------------------------------------------------
 
-  /** Draw `num` pictures of a prompt. */
-  draw(prompt, num = 1) {
+  /** Draw `num` pictures of an example; the first ones with a seed that is known to be good. */
+  draw(prompt, num) {
     this.#leaveEdit();
     byId("image-prompt").value = prompt;
-    return this.generate({ n: num });
+    return this.generate({ n: num, seed: this.views.length ? randomSeed() : seedOf(prompt) });
   }
 
   async generate(more = {}) {

@@ -44,6 +44,7 @@ class Speaker {
     );
     byId("speak-stop").addEventListener("click", () => this.stopping?.abort());
     byId("speak-toggle").addEventListener("click", () => this.player.toggle());
+    byId("speak-sample").addEventListener("click", () => this.#hearVoice());
     byId("speak-speed").addEventListener(
       "input",
       ({ target }) => (byId("speak-speed-shown").textContent = Number(target.value).toFixed(2)),
@@ -65,7 +66,15 @@ class Speaker {
     show(byId("speak-voice-field"), data.length > 1);
   }
 
-  async speak() {
+  /** Let the voice introduce itself. */
+  #hearVoice() {
+    const { text, value } = byId("speak-voice").selectedOptions[0];
+    const name = text.replace(/\(.*\)|^\w\w_/g, "").trim();
+    return this.speak(`Hello, I am ${value ? name : "the voice"}. Nice to meet you.`);
+  }
+
+  /** Speak `input`, or the text of the panel. */
+  async speak(input = byId("speak-text").value) {
     this.stopping?.abort();
     this.player?.close();
     const stopping = (this.stopping = new AbortController());
@@ -75,10 +84,10 @@ class Speaker {
     show(byId("speak-stop"));
     this.status.textContent = "Speaking";
     try {
-      await this.#receive(player, stopping.signal);
+      await this.#receive(player, input, stopping.signal);
     } catch (error) {
       if (isAborted(error)) this.status.textContent = "Stopped.";
-      else this.status.replaceChildren(errorBox(error, () => this.speak()));
+      else this.status.replaceChildren(errorBox(error, () => this.speak(input)));
     }
     if (this.stopping !== stopping) return;
     this.stopping = null;
@@ -87,13 +96,13 @@ class Speaker {
     else show(byId("speak-result"), false);
   }
 
-  async #receive(player, signal) {
+  async #receive(player, input, signal) {
     const stopWaiting = sayWhileWaiting(
       byId("speak-model").value,
       (text) => (this.status.textContent = text || "Speaking"),
     );
     try {
-      const spoken = await speakInto(player, byId("speak-text").value, signal);
+      const spoken = await speakInto(player, input, signal);
       stopWaiting();
       this.status.textContent = summary(player.lengthS, spoken);
     } finally {
