@@ -205,16 +205,19 @@ class Film:
 
     def __init__(self, page: Any) -> None:
         self.frames: list[tuple[float, bytes]] = []
+        self._is_open = True
         self._session = page.context.new_cdp_session(page)
         self._session.on("Page.screencastFrame", self._take)
         self._session.send("Page.startScreencast", {"format": "png"})
 
     def _take(self, frame: dict[str, Any]) -> None:
         self.frames.append((frame["metadata"]["timestamp"], base64.b64decode(frame["data"])))
-        self._session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+        if self._is_open:
+            self._session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
 
     def close(self) -> None:
         """End the recording."""
+        self._is_open = False
         self._session.send("Page.stopScreencast")
         self._session.detach()
 

@@ -309,12 +309,14 @@ def test_dictation_writes_at_the_cursor(page: Any, url: str, tmp_path: Path) -> 
     until(lambda: "train to london" in message.input_value().lower())
     assert message.input_value().startswith("Translate: ")
     page.get_by_role("button", name="Dictate").click()
+    page.get_by_text("Listening").wait_for()
+    page.wait_for_timeout(700)
     page.get_by_role("button", name="Stop dictation").click()  # Chromium's microphone beeps
     page.get_by_role("button", name="Dictate").wait_for()
 
 
 def test_dictation_opens_a_file_where_there_is_no_microphone(page: Any) -> None:
-    page.evaluate("navigator.mediaDevices.getUserMedia = async () => { throw new Error('no'); }")
+    page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => Promise.reject(); }")
     page.get_by_role("button", name="Dictate").click()
     assert "choose a recording" in page.get_by_role("alert").inner_text()
     with page.expect_file_chooser():
