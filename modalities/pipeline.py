@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from triptych.core.bundle.resolve import resolve_all
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, TriptychError, UnknownModel
-from triptych.core.options.config import Config
+from triptych.core.options.config import Config, ScheduleOptions
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
 from triptych.core.process import logs
@@ -34,6 +34,20 @@ Answer = TypeVar("Answer")
 Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
 """Raises `RequestError`s for requests that a model cannot serve, according to its files."""
+
+_PATIENCE_S = 3600.0
+"""The target for first tokens in one process: so long that it cuts no step."""
+
+
+def schedule_in_process(options: Resolved) -> ScheduleOptions:
+    """The options of a pipeline's scheduler: full steps, unless a target for first tokens is set.
+
+    Steps are cut for the prompts of other clients, and a pipeline has none.
+    """
+    schedule, name = options.config.schedule, "target_first_token_s"
+    if options.sources[name] != "default":
+        return schedule
+    return replace(schedule, target_first_token_s=_PATIENCE_S)
 
 
 class Pipeline(ABC, Generic[ServiceT]):
@@ -96,7 +110,8 @@ class Pipeline(ABC, Generic[ServiceT]):
         check_in_process(options)
         # Ranks are processes of their own: they log at the level of this one.
         server = replace(options.config.server, log_level=logs.current_level())
-        config, models = replace(options.config, server=server), options.config.models
+        config = replace(options.config, server=server, schedule=schedule_in_process(options))
+        models = config.models
         if len(models.model) > 1:
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):
