@@ -105,7 +105,7 @@ def test_a_download_is_shown_under_the_model_s_name_with_size_and_speed(terminal
 
 @pytest.mark.parametrize(
     ("total", "done", "shown"),
-    [(0, 5 * MB, "5.0 MB 1.25 MB/s"), (16_100 * MB, 4_300 * MB, "4.3/16.1 GB 1.07 GB/s")],
+    [(0, 5 * MB, "5.0 MB 1.2 MB/s"), (16_100 * MB, 4_300 * MB, "4.3/16.1 GB 1.1 GB/s")],
 )
 def test_sizes_that_are_unknown_or_large(
     terminal: Terminal, total: int, done: int, shown: str
@@ -129,9 +129,24 @@ def test_what_follows_a_download_is_named(terminal: Terminal) -> None:
     progress.advance(50)
     assert "converting 25%" in row(terminal.drawn(), "whisper")
     progress.stop()
+    assert "preparing" in row(terminal.drawn(), "whisper"), "it may have failed"
+    progress.begin("smollm2-135m-instruct")
     assert "on disk" in row(terminal.drawn(), "whisper")
     load_all(terminal.startup)
     assert "ready, 75.0 MB fetched" in row(terminal.drawn(), "whisper")
+
+
+def test_a_download_that_was_interrupted_is_not_complete(log: io.StringIO) -> None:
+    logs.configure(ServerOptions(), stream=log)
+    startup = Startup(ServerOptions(), LogView(), Clock())
+    startup.expect(MODELS)
+    progress = startup.progress()
+    progress.begin("whisper-tiny.en")
+    progress.start("Downloading", 75 * MB)
+    progress.advance(74 * MB)
+    progress.stop()
+    assert "downloaded" not in log.getvalue()
+    assert startup.state.rows["whisper-tiny.en"].downloaded_bytes == 0
 
 
 def test_the_last_lines_fit_eighty_columns_and_say_where_to_go(terminal: Terminal) -> None:

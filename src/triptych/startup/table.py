@@ -24,7 +24,9 @@ from triptych.startup.state import ModelRow, StartState
 _BAR_COLUMNS = 6
 _OTHER_COLUMNS = 56  # of a line, beside the name
 _GIB = 2**30
-_STATES = MappingProxyType({"waiting": "waiting", "found": "on disk", "later": "on first use"})
+_STATES = MappingProxyType(
+    {"waiting": "waiting", "fetching": "preparing", "found": "on disk", "later": "on first use"}
+)
 _REFUSED = MappingProxyType({ModelTooLarge.code: "too large", Overloaded.code: "no room now"})
 _EXAMPLES: Mapping[str, str] = MappingProxyType(
     {
@@ -151,9 +153,9 @@ def _download(row: ModelRow, now_s: float) -> RenderableType:
 
 
 def _speed(bytes_per_s: float) -> str:
-    if bytes_per_s >= 1e9:
-        return f"{bytes_per_s / 1e9:.3g} GB/s"
-    return f"{bytes_per_s / 1e6:.3g} MB/s"
+    unit, scale = ("GB", 1e9) if bytes_per_s >= 1e9 else ("MB", 1e6)
+    amount = bytes_per_s / scale
+    return f"{amount:.{0 if amount >= 100 else 1}f} {unit}/s"
 
 
 def _amount(num_bytes: int, total_bytes: int) -> str:
