@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import shlex
 import struct
 import sys
@@ -19,6 +20,7 @@ import tempfile
 import termios
 from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.text import Text
@@ -27,6 +29,7 @@ TARGET = Path(__file__).parent / "images" / "session.svg"
 COLUMNS, LINES = 80, 40
 LAST = b"Ctrl-C"
 """Of the last line of a start."""
+FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 ERASE = "\x1b[2K"
 
 
@@ -67,7 +70,15 @@ def main() -> None:
     for line in AnsiDecoder().decode(remaining.rstrip()):
         line.rstrip()
         console.print(line)
-    console.save_svg(str(TARGET), title="triptych serve", unique_id="session")
+    console.save_svg(
+        str(TARGET), title="triptych serve", unique_id="session", code_format=own_fonts()
+    )
+
+
+def own_fonts() -> str:
+    """The library's format without fonts of another host, which pages do not load in pictures."""
+    bare = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return bare.replace("Fira Code, monospace", FONTS)
 
 
 if __name__ == "__main__":

@@ -187,11 +187,10 @@ async def _observe(
                     texts[delta.index] += delta.text
                 yield delta
     finally:  # also for a client that left
-        total, record = usage.total(), context.record
-        record.prompt_tokens, record.completion_tokens = (
-            total.prompt_tokens,
-            total.completion_tokens,
-        )
+        total = usage.total()
+        if total.prompt_tokens:  # it was admitted
+            context.record.prompt_tokens = total.prompt_tokens
+            context.record.completion_tokens = total.completion_tokens
     if is_logged:
         _log_text("answer", context, texts.values())
 

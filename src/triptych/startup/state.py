@@ -126,8 +126,10 @@ class StartProgress:
             self._state.notify("fetching", row)
 
     def advance(self, num_bytes: int) -> None:
-        """Add to the task."""
+        """Add to the task; files that are hashed outside a task are none."""
         row, now_s = self._row, self._state.clock()
+        if row.action is None:
+            return
         row.done_bytes += num_bytes
         if now_s - row.reported_s >= REPORT_S:
             row.reported_s = now_s

@@ -12,6 +12,7 @@ import pytest
 from httpx import Client, ReadTimeout
 
 from support.http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
+from triptych.core.errors import Overloaded
 from triptych.core.options.config import ServerOptions
 from triptych.core.process.logs import configure
 
@@ -134,3 +135,13 @@ async def test_the_access_log_alone_can_be_left_out(tmp_path: Path, log: io.Stri
     assert not lines(log, "request")
     assert lines(log, "request failed")
     assert 'route="/v1/chat/completions",status="500"' in counts, "it is counted all the same"
+
+
+async def test_a_refused_request_has_a_model_and_no_tokens(
+    tmp_path: Path, log: io.StringIO
+) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine(error=Overloaded("Full.")))) as client:
+        await client.post("/v1/chat/completions", json=chat())
+    (entry,) = lines(log, "request")
+    assert (entry["status"], entry["model"]) == (503, "tiny")
+    assert "prompt_tokens" not in entry
