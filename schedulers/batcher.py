@@ -259,8 +259,8 @@ class Batcher(ABC, Generic[JobT, StepT, RowT]):
         """Add a step that ended to the accounts of its jobs."""
         end_s = now_s if result.ended_s is None else result.ended_s
         parts = list(self._parts_of(step))
-        num_jobs = len({job.job_id for job, _ in parts})
-        time = StepTime(end_s - result.elapsed_s, end_s, num_jobs)
+        is_shared = any(job is not parts[0][0] for job, _ in parts)
+        time = StepTime(end_s - result.elapsed_s, end_s, is_shared)
         for job, stage in parts:
             job.recorder.note(stage, time)
 

@@ -74,11 +74,11 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepTime(NamedTuple):
-    """The time of a step on the engine's clock, and how many jobs it computed for."""
+    """The time of a step on the engine's clock, and whether it computed for several jobs."""
 
     start_s: float
     end_s: float
-    num_jobs: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class JobRecorder:
         self._counts: dict[str, int] = {}
         self._skipped: dict[int, list[int]] = {}
         self._last_step: StepTime | None = None
+        self._span: JobSpan | None = None
         self._wait = _Wait(QUEUE, arrival_s, dict(busy))
         self._is_waiting = True
         self._is_closed = False
@@ -140,17 +141,16 @@ class JobRecorder:
         if step is self._last_step or self._is_closed:
             return
         self._last_step = step
+        start_s, end_s, is_shared = step
         if self._is_waiting and self._wait.reason != SLOW_READER:
-            self.resume(step.start_s)
-        start_s, end_s = step.start_s - self._arrival_s, step.end_s - self._arrival_s
-        span = self._span_for(stage)
-        if span is None:
-            span = JobSpan(stage=stage, start_s=start_s, end_s=start_s, busy_s=0.0, num_steps=0)
-            self._spans.append(span)
+            self.resume(start_s)
+        span = self._span
+        if span is None or span.stage != stage:
+            span = self._span = self._span_for(stage, start_s)
         span.end_s = end_s
         span.busy_s += end_s - start_s
         span.num_steps += 1
-        span.num_shared += step.num_jobs > 1
+        span.num_shared += is_shared
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Set counts of the job by name."""
@@ -165,6 +165,9 @@ class JobRecorder:
         self.resume(now_s)
         self._is_closed = True
         behind = sorted(self._behind.items(), key=lambda item: -item[1])
+        for span in self._spans:  # their times were the clock's
+            span.start_s -= self._arrival_s
+            span.end_s -= self._arrival_s
         return JobReport(
             state=state,
             arrival_s=self._arrival_s,
@@ -179,14 +182,15 @@ class JobRecorder:
             skipped=self._skipped,
         )
 
-    def _span_for(self, stage: str) -> JobSpan | None:
-        """The span that a step of `stage` extends."""
-        spans = self._spans
-        if spans and spans[-1].stage == stage:
-            return spans[-1]
-        if len(spans) < MAX_SPANS:
-            return None
-        return next((span for span in reversed(spans) if span.stage == stage), None)
+    def _span_for(self, stage: str, start_s: float) -> JobSpan:
+        """A new span, or the last one of its stage where there are too many."""
+        if len(self._spans) >= MAX_SPANS:
+            for span in reversed(self._spans):
+                if span.stage == stage:
+                    return span
+        span = JobSpan(stage=stage, start_s=start_s, end_s=start_s, busy_s=0.0, num_steps=0)
+        self._spans.append(span)
+        return span
 
     def _add_busy(self, before: BusySeconds) -> None:
         for key, seconds in self._busy.items():

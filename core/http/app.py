@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Container, Mapping, Sequence, Set
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -98,9 +99,8 @@ def create_app(
     `upload_budget`, `tasks`, `models_by_task`, `routes`, `tracing` and empty `user_files`.
     Raises `ConfigError` for API keys that cannot be read.
     """
-    metrics = HttpMetrics(card.id for card in cards)
-    recent = RecentRequests()
-    tracing = Tracing.to_endpoint(config.server.otlp_traces_endpoint)
+    observers = _Observers.of(config.server, client, cards)
+    metrics = observers.metrics
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server)
     app = _App(
@@ -111,14 +111,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
         middleware=[
-            Middleware(
-                Access,
-                metrics=metrics,
-                recent=recent,
-                dialects=dialects,
-                is_logged=config.server.access_log,
-            ),
-            *([Middleware(TraceRequests, tracing=tracing)] if tracing is not None else []),
+            *observers.layers(config.server, dialects),
             *_layers(config.server, in_flight, keyring, _public(routers)),
         ],
         exception_handlers={
@@ -128,7 +121,7 @@ def create_app(
         },
     )
     app.state.options = config.server
-    app.state.tracing = tracing
+    app.state.tracing = observers.tracing
     app.state.dialects = tuple(dialects)
     app.state.metrics = metrics
     app.state.in_flight = in_flight
@@ -141,25 +134,60 @@ def create_app(
     app.state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
-    client.journal.follow(metrics.observe_job)
-    if tracing is not None:
-        client.journal.follow(tracing.add_job)
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
-    explained = explain_router(client, recent)
+    explained = explain_router(client, observers.recent)
     loaded = engine_models_router(client, cards, ServedNames.read(config.models).aliases)
+    own = (health, metrics_router(metrics), events, explained, loaded, models_router(cards))
+    _include(app, (*routers, *own))
+    if config.server.root_path:
+        app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class _Observers:
+    """The records of requests: metrics, the recent ones, and traces if they are enabled."""
+
+    metrics: HttpMetrics
+    recent: RecentRequests
+    tracing: Tracing | None
+
+    @classmethod
+    def of(
+        cls, options: ServerOptions, client: EngineClient, cards: Sequence[ModelCard]
+    ) -> _Observers:
+        """Create the records, which also follow the jobs of `client`."""
+        metrics = HttpMetrics(card.id for card in cards)
+        tracing = Tracing.to_endpoint(options.otlp_traces_endpoint)
+        client.journal.follow(metrics.observe_job)
+        if tracing is not None:
+            client.journal.follow(tracing.add_job)
+        return cls(metrics, RecentRequests(), tracing)
+
+    def layers(self, options: ServerOptions, dialects: Sequence[Dialect]) -> list[Middleware]:
+        access = Middleware(
+            Access,
+            metrics=self.metrics,
+            recent=self.recent,
+            dialects=dialects,
+            is_logged=options.access_log,
+        )
+        if self.tracing is None:
+            return [access]
+        return [access, Middleware(TraceRequests, tracing=self.tracing)]
+
+
+def _include(app: _App, routers: Sequence[APIRouter]) -> None:
+    """Add the routes of the app and of `routers`."""
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     app.router.routes.append(Route(INVOCATIONS_ROUTE, Invocations(), methods=["POST"]))
     routes = list(app.routes)
-    own = (health, metrics_router(metrics), events, explained, loaded, models_router(cards))
-    for router in (*routers, *own):
+    for router in routers:
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
     app.add_middleware(ShortPaths, routes=routes)
-    if config.server.root_path:
-        app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
-    return app
 
 
 def _by_task(cards: Sequence[ModelCard], aliases: Container[str]) -> Mapping[str, Sequence[str]]:

@@ -205,20 +205,16 @@ class ScheduledRow:
     num_tokens: int
     is_sampled: bool
     is_stale: bool = False
-    is_prompt: bool = False
-    """Whether it computes known tokens before the next one can be sampled; known once booked."""
-
-    @property
-    def stage(self) -> str:
-        """The name of its part of the step."""
-        return "prefill" if self.is_prompt else "decode"
+    stage: str = "decode"
+    """The name of its part of the step, known once booked."""
 
     def book(self) -> TokenRow:
         """Book the row into a step, and return its part of the plan."""
         row, lease = self.unit, self.unit.lease
         assert lease is not None, "a running row holds a lease"
         end, num_pages = self.start + self.num_tokens, len(lease.page_ids)
-        self.is_prompt = not row.is_answering
+        if not (row.is_decoding or row.is_answering):
+            self.stage = "prefill"
         has_new = num_pages > row.num_bound_pages
         planned = TokenRow(
             job_id=row.name,

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from support.denoise_world import FakeImageRunner, measure, request_of
+from support.driver import SchedulerDriver
 from support.engine_seams import FakeLoader, FakeRunner
 from support.load_bench import LoadBench
+from support.speech_world import SpeechWorld, segment, speech_request
+from support.staged_world import Request as StagedRequest
+from support.staged_world import Rig as StagedRig
 from support.virtual_engine import Chat, World, ask, prompt_of
+from support.vision_world import VisionWorld, see
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.job_report import MAX_SPANS, JobRecorder, JobReport, StepTime
 from triptych.core.engine_api.plan import Plan, TokenPlan
@@ -208,9 +213,9 @@ def test_a_job_whose_model_is_loaded_for_it_says_how_long_that_took() -> None:
 def test_a_slow_reader_is_no_wait_for_the_device() -> None:
     recorder = JobRecorder(0.0, {("chat", "decode"): 5.0})
     recorder.wait("queue", 0.0)
-    recorder.note("prefill", StepTime(1.0, 2.0, 1))
+    recorder.note("prefill", StepTime(1.0, 2.0))
     recorder.set_paused(True, 2.5)
-    recorder.note("decode", StepTime(2.5, 3.0, 1))  # it was in flight
+    recorder.note("decode", StepTime(2.5, 3.0))  # it was in flight
     recorder.set_paused(False, 6.0)
     report = recorder.report("finished", 7.0)
     assert report.waits == {"queue": 1.0, "slow_reader": 3.5}
@@ -225,3 +230,38 @@ def test_the_number_of_spans_is_bounded() -> None:
     assert len(report.spans) == MAX_SPANS
     assert sum(span.num_steps for span in report.spans) == 3 * MAX_SPANS
     assert sum(span.busy_s for span in report.spans) == pytest.approx(1.5 * MAX_SPANS)
+
+
+def account(world: SchedulerDriver, job_id: str) -> JobReport:
+    return world.jobs[job_id].recorder.report("finished", world.now_s)
+
+
+def test_a_conversation_about_an_image_says_whether_it_was_encoded() -> None:
+    world = VisionWorld()
+    for job_id in ("first", "again"):
+        world.submit(job_id, see(4, ("a", 8), 4, max_tokens=3))
+        world.run()
+    first, again = account(world, "first"), account(world, "again")
+    assert [span.stage for span in first.spans] == ["encode", "prefill", "decode"]
+    assert (first.counts["images"], first.counts["cached_images"]) == (1, 0)
+    assert "encode" not in [span.stage for span in again.spans]
+    assert again.counts["cached_images"] == 1
+
+
+def test_speech_says_what_its_codec_took() -> None:
+    world = SpeechWorld()
+    world.submit("job", speech_request(segment(1)))
+    world.run()
+    report = account(world, "job")
+    assert {span.stage for span in report.spans} == {"prefill", "decode", "audio"}
+    assert report.counts["segments"] == 1
+    assert report.counts["output_tokens"] > 0
+
+
+def test_work_in_stages_counts_its_units() -> None:
+    world = StagedRig()
+    world.submit("job", StagedRequest((2, 1)))
+    world.run()
+    report = account(world, "job")
+    assert report.counts == {"units": 2, "finished_units": 2}
+    assert sum(span.num_steps for span in report.spans) == 3
