@@ -1,8 +1,8 @@
 """Every metric family of the server: name, type, labels and meaning.
 
 Owns the help texts of `/metrics` and the tables of docs/metrics.md. Knows no values. Families of an
-engine also have the label `replica` where there are several; `process_*` and `python_*` follow
-the names that Prometheus' client libraries share.
+engine also have the label `replica` where there are several; `process_*` are the names that
+Prometheus' client libraries share.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ GROUPS: Mapping[str, tuple[MetricFamily, ...]] = MappingProxyType(
                 "histogram",
                 "model kind",
                 triptych_step_seconds="Device time of a step, by its kind: prefill, decode, mixed,"
-                " encode, denoise, audio and others. Its rate of the sum is the use of the device.",
+                " encode, denoise, audio and others. The rate of the sum is the share of time in"
+                " which the device is busy.",
             ),
             *_families(
                 "counter",

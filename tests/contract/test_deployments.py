@@ -190,6 +190,8 @@ def test_the_systemd_unit_starts_what_exists_and_waits_for_the_drain() -> None:
     unit.read_string((DOCKER / "systemd" / "triptych.service").read_text())
     service = unit["Service"]
     program, command, *options = service["ExecStart"].split()
+    assert options[2:] == ["--api-key-file", "${CREDENTIALS_DIRECTORY}/keys"]
+    assert service["LoadCredential"].startswith("keys:")
     assert program.endswith("/bin/triptych")
     assert command == "serve"
     assert options[0] in {flag for option in declared().values() for flag in option.flags} | {

@@ -73,6 +73,23 @@ def ask(client: openai.OpenAI, text: str, **more: object) -> openai.types.chat.C
     )  # type: ignore[call-overload,no-any-return]
 
 
+def test_a_request_is_explained_by_the_one_id_of_its_response(
+    server: Server, client: openai.OpenAI
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=messages,  # type: ignore[arg-type]
+        max_tokens=8,
+    )
+    (request_id,) = answer.headers.get_list("x-request-id")
+    found = server.client.get(f"/v1/engine/explain/{request_id}").json()
+    (job,) = found["jobs"]
+    assert (job["state"], len(job["replicas"])) == ("finished", 1)
+    assert [stage["stage"] for stage in job["stages"]] == ["prefill", "decode"]
+    assert sum(job["seconds"].values()) == pytest.approx(job["length_s"], abs=1e-4)
+
+
 def test_one_address_for_all(server: Server, client: openai.OpenAI) -> None:
     assert len(engines(server)) == 2
     assert [card.id for card in client.models.list().data] == [MODEL]
