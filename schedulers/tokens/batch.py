@@ -25,6 +25,7 @@ from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
@@ -326,13 +327,16 @@ class TokenBatch:
         row = next(iter(self.state.waiting), None)
         if row is None:
             return ""
-        if len(self.state.running) >= self.state.max_rows:
+        budget, pool = StepBudget(self.state), self.pool
+        if budget.num_rows <= 0:
             return "batch_rows"
         if row.awaited_key is not None:
             return "pages_in_progress"
-        found = self.pool.peek(row.lookup_keys(self.pool.page_size))
-        num_missing = self.pool.num_pages_for(row.num_known) - len(found)
-        return "cache_pages" if num_missing > self.pool.num_available else "step_tokens"
+        num_missing = pool.num_pages_for(row.num_tokens)
+        if num_missing > budget.num_prompt_pages:  # without its cached pages, it may be less
+            found = pool.peek(row.lookup_keys(pool.page_size))
+            num_missing = budget.num_missing(num_missing, found)
+        return "cache_pages" if num_missing > budget.num_prompt_pages else "step_tokens"
 
     def gauges(self) -> dict[str, float]:
         """The current page counts."""

@@ -101,6 +101,28 @@ def test_a_job_that_waits_for_others_says_for_how_long_and_for_what() -> None:
     assert set(second.sat_out) == {"batch_rows"}
 
 
+@pytest.mark.parametrize(
+    ("options", "lengths", "missing"),
+    [
+        ({"max_batch_size": 1}, (8, 8), {"batch_rows"}),
+        ({"kvcache_ce_watermark": 1.0}, (30, 24), {"cache_pages"}),
+        ({"kvcache_ce_watermark": 0.5}, (8, 16), {"cache_pages"}),
+        ({"max_batch_input_tokens": 8}, (20, 20), {"step_tokens"}),
+    ],
+)
+def test_the_next_job_says_for_want_of_what_it_sat_out(
+    options: dict[str, float], lengths: tuple[int, int], missing: set[str]
+) -> None:
+    defaults = {"max_batch_size": 8, "max_batch_input_tokens": 64}
+    chat = Chat(num_pages=12, options=ScheduleOptions(**{**defaults, **options}))  # type: ignore[arg-type]
+    world = LoggedWorld([chat.loader])
+    for number, length in enumerate(lengths):
+        world.submit(str(number), "chat", ask(prompt_of(number, length), 4))
+    world.finish("0", "1")
+    assert set(world.report("1").sat_out) == missing
+    assert world.report("0").sat_out == {}
+
+
 def test_a_preempted_job_says_how_long_it_waited_to_go_on() -> None:
     options = ScheduleOptions(max_batch_size=8, max_batch_input_tokens=32, kvcache_ce_watermark=1.0)
     chat = Chat(num_pages=10, options=options)
