@@ -44,7 +44,7 @@ from triptych.core.http.models import ModelCard, Task, handle_unknown_model, mod
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests
-from triptych.core.http.tracing import TraceRequests, Tracing
+from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.options.config import Config, ServerOptions
@@ -151,7 +151,7 @@ class _Observers:
 
     metrics: HttpMetrics
     recent: RecentRequests
-    tracing: Tracing | None
+    tracing: RequestTracing | None
 
     @classmethod
     def of(
@@ -159,7 +159,7 @@ class _Observers:
     ) -> _Observers:
         """Create the records, which also follow the jobs of `client`."""
         metrics = HttpMetrics(card.id for card in cards)
-        tracing = Tracing.to_endpoint(options.otlp_traces_endpoint)
+        tracing = RequestTracing.to_endpoint(options.otlp_traces_endpoint)
         client.journal.follow(metrics.observe_job)
         if tracing is not None:
             client.journal.follow(tracing.add_job)

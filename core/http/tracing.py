@@ -64,7 +64,7 @@ class _TracedRequest:
             self.is_streamed = bool(message.get("more_body"))
 
 
-class Tracing:
+class RequestTracing:
     """Makes and exports the spans of requests and of their jobs."""
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -76,7 +76,7 @@ class Tracing:
         self._calls: dict[str, _TracedRequest] = {}
 
     @classmethod
-    def to_endpoint(cls, endpoint: str) -> Tracing | None:
+    def to_endpoint(cls, endpoint: str) -> RequestTracing | None:
         """Export to a collector's URL; `None` for an empty one. Raises `ConfigError`."""
         if not endpoint:
             return None
@@ -185,7 +185,7 @@ class Tracing:
 class TraceRequests:
     """ASGI middleware: a span for each POST request."""
 
-    def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
+    def __init__(self, app: ASGIApp, tracing: RequestTracing) -> None:
         self._app = app
         self._tracing = tracing
 

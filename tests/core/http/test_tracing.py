@@ -22,7 +22,7 @@ from support.accounts import REPORT, ReportingEngine
 from support.http import chat, in_process, make_app
 from triptych.core.errors import ConfigError
 from triptych.core.http import tracing
-from triptych.core.http.tracing import Tracing, operation_of, traces_url, unix_ns
+from triptych.core.http.tracing import RequestTracing, operation_of, traces_url, unix_ns
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "the password is swordfish"
@@ -180,7 +180,7 @@ async def test_a_collector_that_fails_harms_nothing(
 
 
 async def test_without_an_endpoint_there_are_no_traces(tmp_path: Path) -> None:
-    assert Tracing.to_endpoint("") is None
+    assert RequestTracing.to_endpoint("") is None
     assert make_app(tmp_path, ReportingEngine()).state.tracing is None
 
 
