@@ -105,6 +105,7 @@ class JobRecorder:
         self._span: JobSpan | None = None
         self._wait = _Wait(QUEUE, arrival_s, dict(busy))
         self._is_waiting = True
+        self._interrupted = ""
         self._is_closed = False
 
     def wait(self, reason: str, now_s: float) -> None:
@@ -124,13 +125,14 @@ class JobRecorder:
             self._add_busy(self._wait.busy)
 
     def set_paused(self, is_paused: bool, now_s: float) -> None:
-        """Begin or end to wait for a slow reader."""
+        """Begin or end to wait for a slow reader, which interrupts another wait."""
         if is_paused:
+            self._interrupted = self._wait.reason if self._is_waiting else ""
             self.wait(SLOW_READER, now_s)
-        elif self._spans:
+        elif self._is_waiting and self._wait.reason == SLOW_READER:
             self.resume(now_s)
-        else:
-            self.wait(QUEUE, now_s)
+            if self._interrupted:
+                self.wait(self._interrupted, now_s)
 
     def sit_out(self, missing: str) -> None:
         """Count a step that began without the job, which was next, for want of `missing`."""

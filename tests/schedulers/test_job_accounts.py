@@ -244,6 +244,19 @@ def test_a_slow_reader_is_no_wait_for_the_device() -> None:
     assert report.behind == ()
 
 
+def test_a_wait_goes_on_after_a_slow_reader() -> None:
+    recorder = JobRecorder(0.0)
+    recorder.set_paused(True, 1.0)
+    recorder.set_paused(False, 3.0)
+    recorder.note("prefill", StepTime(4.0, 5.0))
+    recorder.set_paused(True, 5.0)
+    recorder.wait("preempted", 6.0)  # slow readers give way first
+    recorder.set_paused(False, 8.0)
+    recorder.note("prefill", StepTime(9.0, 10.0))
+    report = recorder.report("finished", 10.0)
+    assert report.waits == {"queue": 2.0, "slow_reader": 3.0, "preempted": 3.0}
+
+
 def test_the_number_of_spans_is_bounded() -> None:
     recorder = JobRecorder(0.0)
     for n in range(3 * MAX_SPANS):
