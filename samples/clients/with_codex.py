@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from checks import Server, TooSmall, run_checks, said
+from checks import Server, run_checks, said
 from tasks import QUESTION, Answer
 
 PACKAGE = "@openai/codex@0.171.0"
@@ -40,12 +40,12 @@ SECRET = "marzipan"
 
 @cache
 def home() -> tempfile.TemporaryDirectory[str]:
-    """The folder of Codex, and of its sessions: prompts name it, so that one is cached best."""
+    """The folder of Codex and its sessions; prompts name it, and with one they are cached."""
     return tempfile.TemporaryDirectory()
 
 
 def run(server: Server, *arguments: str) -> list[dict[str, Any]]:
-    """Run `codex exec` and return the items of its events."""
+    """Run `codex exec` and return the items of its events, at most for `TIMEOUT_S`."""
     folder = Path(home().name)
     config = CONFIG.format(model=server.model, url=server.v1)
     (folder / "config.toml").write_text(config, encoding="utf-8")
@@ -61,11 +61,12 @@ def run(server: Server, *arguments: str) -> list[dict[str, Any]]:
             timeout=TIMEOUT_S,
             check=True,
         )
+        lines = done.stdout.splitlines()
     except subprocess.TimeoutExpired as error:
-        raise TooSmall(f"no end after {error.timeout:.0f} s") from error
+        lines = (error.stdout or b"").rpartition(b"\n")[0].decode().splitlines()
     except subprocess.CalledProcessError as error:
         raise RuntimeError((error.stdout + error.stderr)[-400:]) from error
-    return [item for line in done.stdout.splitlines() if (item := json.loads(line).get("item"))]
+    return [item for line in lines if (item := json.loads(line).get("item"))]
 
 
 def text_of(items: Sequence[dict[str, Any]]) -> str:
@@ -94,10 +95,11 @@ def output_schema(server: Server) -> str:
 
 
 def command(server: Server) -> str:
-    """Let the model run a command, and answer from its output."""
+    """Let the model run a command in Codex's sandbox."""
     Path(home().name, "notes.txt").write_text(f"The secret word is {SECRET}.\n")
-    question = "Run the command `cat notes.txt`. What is the secret word?"
-    return said(text_of(run(server, "--sandbox", "read-only", question)), SECRET)
+    items = run(server, "--sandbox", "read-only", "Run the shell command: cat notes.txt")
+    outputs = [item["aggregated_output"] for item in items if item["type"] == "command_execution"]
+    return said("".join(outputs), SECRET)
 
 
 def main() -> None:
