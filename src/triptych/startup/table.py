@@ -64,7 +64,7 @@ def draw(state: StartState, width: int) -> RenderableType:
     head = Text.assemble((f"Triptych {__version__}", "bold"), "   ", (state.device, "dim"))
     head.truncate(width, overflow="ellipsis")
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, overflow="ellipsis", max_width=width - _OTHER_COLUMNS)
+    grid.add_column(no_wrap=True, overflow="ellipsis", max_width=max(width - _OTHER_COLUMNS, 8))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis", min_width=27)
     grid.add_column(no_wrap=True, justify="right")
