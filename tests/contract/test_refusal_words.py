@@ -126,6 +126,7 @@ TRUE_RAISED = {
 """The same in messages that are raised: about one thing that was named, a pair of fields, or a
 server with --store off, which they say."""
 FOREIGN = {
+    "--build-arg": "docker build",
     "--cacert": "curl",
     "--environments": "samples/clients/run.py",
     "--output-schema": "codex exec",
