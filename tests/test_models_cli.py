@@ -8,6 +8,10 @@ from safetensors.torch import save_file
 
 from support.weight_files import write_gguf
 from triptych.cli import main
+from triptych.core.weights.manifest import seal
+from triptych.core.weights.packages import EMBEDDED
+from triptych.core.weights.resolve import EMBEDDED_NAME
+from triptych.modalities.catalog import catalog
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ def add_snapshot(cache: Path) -> Path:
 
 def test_empty_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert models(cache, "list") == 0
-    assert capsys.readouterr().out == "0 models, 0 bytes\n"
+    first, _, *further = capsys.readouterr().out.splitlines()
+    assert first == "0 models, 0 bytes"
+    assert [line.split()[0] for line in further[2:]] == [entry.name for entry in catalog()]
     assert models(cache, "verify") == 0
     assert not cache.exists()
 
@@ -54,8 +60,8 @@ def test_empty_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_verify_remove(fetched: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert models(cache, "list") == 0
     words = capsys.readouterr().out.splitlines()[1].split()
-    assert words[:3] == ["tiny.gguf", "converted", fetched.name[:12]]
-    assert words[-1] == "ok"
+    assert words[:2] == ["tiny.gguf", "chat"]
+    assert words[-3:] == ["converted", fetched.name[:12], "ok"]
     assert models(cache, "verify", "tiny.gguf") == 0
     assert capsys.readouterr().out == "tiny.gguf: ok\n"
     assert models(cache, "remove", fetched.name[:8]) == 0
@@ -87,7 +93,8 @@ def test_hub_models_are_listed_verified_and_removed_too(
 ) -> None:
     blob = add_snapshot(cache)
     assert models(cache, "list") == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["org/model", "hub", "c" * 12]
+    words = capsys.readouterr().out.splitlines()[1].split()
+    assert (words[:2], words[-3:]) == (["org/model", "-"], ["hub", "c" * 12, "ok"])
     assert models(cache, "verify", "org/model") == 0
     data = bytearray(blob.read_bytes())
     data[-1] ^= 1
@@ -113,3 +120,26 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert complaint in error
     assert error.count("\n") == 1
+
+
+def test_without_an_action_models_are_listed(
+    fetched: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert models(cache) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[1].startswith("tiny.gguf")
+    assert "kokoro-82m" in text
+    assert models(cache, "list", "tiny.gguf") == 0
+    assert "kokoro-82m" not in capsys.readouterr().out
+
+
+def test_the_embedded_model_has_one_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = cache / "models" / ("a" * 64)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    seal(folder, folder.name, EMBEDDED.reference)
+    assert models(cache, "list", "embedded") == 0
+    listed = capsys.readouterr().out.splitlines()[1]
+    assert listed.split()[0] == EMBEDDED_NAME
+    assert models(cache, "remove", EMBEDDED_NAME) == 0
+    assert capsys.readouterr().out.startswith(f"{EMBEDDED_NAME} is removed")

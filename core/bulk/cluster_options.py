@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import resolve
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, served_name
 
 if TYPE_CHECKING:
     from triptych.core.bulk.work import Cluster
@@ -49,6 +50,8 @@ def read_cluster(args: argparse.Namespace) -> Cluster | None:
     )
 
 
-def model_of(args: argparse.Namespace) -> str:
-    """The model reference of a command's rows."""
-    return ", ".join(resolve(args).models.model) or "embedded"
+def model_of(args: argparse.Namespace, default: str) -> str:
+    """The model of a command's rows, as it was given; the name of the `default` without one."""
+    references = resolve(args).models.model
+    is_default = references in ((), (EMBEDDED_REFERENCE,))
+    return served_name(default) if is_default else ", ".join(references)

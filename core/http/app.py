@@ -96,7 +96,8 @@ def create_app(
     `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `models_by_task`, `routes`, `tracing` and empty `user_files`.
+    `upload_budget`, `tasks`, `models_by_task`, `accepted_names`, `further_names`, `routes`,
+    `tracing` and empty `user_files`.
     Raises `ConfigError` for API keys that cannot be read.
     """
     observers = _Observers.of(config.server, client, cards)
@@ -132,6 +133,8 @@ def create_app(
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)
     app.state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
+    app.state.accepted_names = config.server.accept_model_names
+    app.state.further_names = {}
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)

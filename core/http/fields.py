@@ -83,13 +83,17 @@ class NullIsAbsent(Strict):
         return schema
 
 
-class NamesModel(Strict):
-    """A request to a model. If it names none, the route inserts the only model for the task.
+class TakesModel(Strict):
+    """A request that may name a model.
 
     `tasks` are the names of the possible tasks (`core.http.models.Task`), in order of preference.
     """
 
     tasks: ClassVar[tuple[str, ...]]
+
+
+class NamesModel(TakesModel):
+    """A request to a model. If it names none, the route inserts the only model for the task."""
 
     model: Name = Field(description="Default: the only model for this task.")
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
+from starlette.datastructures import State
 
 from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
-from triptych.core.http.fields import NamesModel, models_of
+from triptych.core.http.fields import NamesModel, TakesModel, models_of
+from triptych.core.http.model_names import model_meant
 from triptych.core.limits import MAX_NAME_CHARS
 
 
@@ -55,16 +57,27 @@ class ModelList(BaseModel):
 def with_model(request: Request, kind: Any, fields: Any) -> Any:
     """Insert the default model into the parsed body of a request of type `kind`.
 
-    The default is the only model of the task. Raises `InvalidRequest` if there are several,
-    `NotFound` if there is none.
+    The default is the only model of the task; types other than `NamesModel` have their own. A
+    further name of a model is replaced by its own.
+    Raises `InvalidRequest` if there are several, `NotFound` if there is none.
     """
-    named = next((each for each in models_of(kind) if issubclass(each, NamesModel)), None)
-    if named is None:
+    named = next((each for each in models_of(kind) if issubclass(each, TakesModel)), None)
+    if named is None or not isinstance(fields, dict):
         return fields
-    if not isinstance(fields, dict) or fields.get("model") not in (None, ""):
-        return fields
-    by_task: Mapping[str, Sequence[str]] = request.app.state.models_by_task
+    state, given = request.app.state, fields.get("model")
+    by_task: Mapping[str, Sequence[str]] = state.models_by_task
     names = next((by_task[task] for task in named.tasks if task in by_task), ())
+    if given in (None, ""):
+        return {**fields, "model": _only(names)} if issubclass(named, NamesModel) else fields
+    if isinstance(given, str) and given not in state.tasks:
+        meant = state.further_names.get(given) or model_meant(
+            state.accepted_names, given, named.tasks[0], names
+        )
+        return {**fields, "model": meant or given}
+    return fields
+
+
+def _only(names: Sequence[str]) -> str:
     if not names:
         raise NotFound("There is no model for this route here.", param="model")
     if len(names) > 1:
@@ -72,7 +85,7 @@ def with_model(request: Request, kind: Any, fields: Any) -> Any:
             f"Set model: this route has several, {', '.join(names)}.",
             param="model",
         )
-    return {**fields, "model": names[0]}
+    return names[0]
 
 
 async def handle_unknown_model(request: Request, error: Exception) -> Response:
@@ -99,13 +112,23 @@ def models_router(cards: Sequence[ModelCard]) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
+        request: Request,
         name: Annotated[str, Path(max_length=MAX_NAME_CHARS)],
     ) -> ModelCard:
         """Show one model."""
         if not name:
             raise NotFound("This path names no model; GET /v1/models lists them.")
-        if name not in by_name:
+        own = name if name in by_name else _own_name(request.app.state, name)
+        if own not in by_name:
             raise UnknownModel.among(by_name, name)
-        return by_name[name]
+        return by_name[own]
 
     return router
+
+
+def _own_name(state: State, name: str) -> str | None:
+    """Return the model that `name` means on the routes of some task."""
+    accepted, by_task = state.accepted_names, state.models_by_task
+    meant = (model_meant(accepted, name, task, models) for task, models in by_task.items())
+    own: str | None = state.further_names.get(name) or next(filter(None, meant), None)
+    return own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from starlette.requests import Request
 
 from triptych.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, UnsupportedMedia
 from triptych.core.http.body import check_not_compressed, receive_body
+from triptych.core.http.models import with_model
 from triptych.core.http.validation import invalid_body
 from triptych.core.limits import (
     MAX_FORM_FIELD_BYTES,
@@ -115,6 +116,11 @@ class Form:
             return model.model_validate(self.fields, strict=False)
         except ValidationError as error:
             raise invalid_body(model, error) from error
+
+
+def parsed_form(request: Request, form: Form, kind: type[_Model]) -> _Model:
+    """Validate the fields of a form with `kind`, after `with_model`. Raises as both do."""
+    return replace(form, fields=with_model(request, kind, form.fields)).parsed(kind)
 
 
 async def read_form(request: Request) -> Form:

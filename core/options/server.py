@@ -33,6 +33,14 @@ class ServerOptions:
         is_for_server=True,
     )
     api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)
+    accept_model_names: str = option(
+        "served",
+        "Names of models in requests. `openai`: also those of OpenAI's models, such as `gpt-4o`,"
+        " `tts-1` or `whisper-1`, for the first model of the route's task. `any`: also any name,"
+        " if one model is served for the task.",
+        choices=("served", "openai", "any"),
+        is_for_server=True,
+    )
     cors_origin: tuple[str, ...] = option(
         (),
         "Origin that browsers may call from; repeat for several.",

@@ -2,7 +2,7 @@
 
 Owns the measure of likeness. A suggestion never leads to another meaning: two names are alike only
 if each of their words is the same or a misspelling, and a known word is not a misspelling of
-another. Names are words joined by dashes, underscores or dots. Knows no names.
+another. Names are words joined by dashes, underscores, dots or colons. Knows no names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALIKE, _ALIKE_IF_SHORT = 0.8, 0.74
 _SHORT_CHARS = 5
 _MAX_CHARS = 80
 """Longer names are not compared: it takes time that grows with their square."""
-_SEPARATORS = re.compile(r"[-_.]+")
+_SEPARATORS = re.compile(r"[-_.: ]+")
 
 
 def nearest(word: str, words: Iterable[str], vocabulary: Iterable[str] = ()) -> str | None:
@@ -28,18 +28,27 @@ def nearest(word: str, words: Iterable[str], vocabulary: Iterable[str] = ()) -> 
     if len(word) > _MAX_CHARS:
         return None
     known = list(dict.fromkeys(words))
-    terms = {term for name in (*known, *vocabulary) for term in _split(name)}
-    typed = _split(word)
-    alike = [name for name in known if _is_spelling_of(typed, _split(name), terms)]
-    return max(alike, key=partial(_likeness, word), default=None)
+    terms = {term for name in (*known, *vocabulary) for term in words_of(name)}
+    typed = words_of(word)
+    alike = [name for name in known if _is_spelling_of(typed, words_of(name), terms)]
+    ranks = sorted((_rank(word, name) for name in alike), reverse=True)
+    if not ranks or ranks[:1] == ranks[1:2]:  # none, or two that are equally likely
+        return None
+    return next(name for name in alike if _rank(word, name) == ranks[0])
 
 
-def _split(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in lower case."""
     return [part for part in _SEPARATORS.split(name.lower()) if part]
 
 
 def _likeness(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _rank(word: str, name: str) -> tuple[bool, float]:
+    """Return what orders similar names: letters that changed places, then the likeness."""
+    return sorted(word) == sorted(name), _likeness(word, name)
 
 
 def _is_spelling_of(typed: Sequence[str], name: Sequence[str], terms: Collection[str]) -> bool:

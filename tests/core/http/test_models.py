@@ -13,9 +13,11 @@ from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
 from support.images import image, saved
 from support.voices_app import recording
+from triptych.compose import further_names
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
 from triptych.core.options.config import Config, ModelOptions
+from triptych.core.weights.resolve import ResolvedModel
 
 ROUTES = {
     "chat": "/v1/chat/completions",
@@ -164,3 +166,77 @@ async def test_names_with_slashes_are_shown() -> None:
 async def test_a_slash_behind_the_list_is_no_model(app: FastAPI) -> None:
     async with in_process(app) as client:
         assert (await client.get("/v1/models/")).status_code == 404
+
+
+THEIRS = {
+    "chat": "gpt-4o-mini",
+    "embedding": "text-embedding-3-small",
+    "speech": "tts-1",
+    "transcription": "whisper-1",
+    "image": "gpt-image-1",
+}
+
+
+@pytest.fixture(scope="module", params=["openai", "any"])
+def accepting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    folder = tmp_path_factory.mktemp("models")
+    return open_full_app(folder, accept_model_names=request.param).app
+
+
+@pytest.mark.parametrize(("kind", "name"), THEIRS.items())
+async def test_openais_names_mean_the_model_of_the_routes_task(
+    app: FastAPI, accepting: FastAPI, kind: str, name: str
+) -> None:
+    is_any = accepting.state.accepted_names == "any"
+    async with in_process(app) as client:
+        replies = [reply for wanted, reply in await ask(client, name) if wanted == kind]
+        assert {reply.status_code for reply in replies} == {404}, "off by default"
+    async with in_process(accepting) as client:
+        for wanted, reply in await ask(client, name):
+            if reply.request.method == "POST":
+                is_taken = is_any or wanted == kind
+                assert (reply.status_code != 404) == is_taken, (wanted, reply.text)
+        card = await client.get(f"/v1/models/{name}")
+        listed = await client.get("/v1/models")
+    assert is_any or card.json()["id"] == MODELS[kind]
+    assert name not in listed.text
+
+
+async def test_any_name_means_the_only_model(accepting: FastAPI) -> None:
+    body = chat() | {"model": "whatever"}
+    is_any = accepting.state.accepted_names == "any"
+    by_task = accepting.state.models_by_task
+    async with in_process(accepting) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == (200 if is_any else 404)
+        accepting.state.models_by_task = {"chat": ["tiny", "other"]}
+        reply = await client.post("/v1/chat/completions", json=body)
+        accepting.state.models_by_task = by_task
+        assert reply.status_code == 404, "two could be meant"
+
+
+async def test_a_further_name_means_its_model(tmp_path: Path) -> None:
+    app = open_full_app(tmp_path).app
+    app.state.further_names = {"embedded": "tiny"}
+    async with in_process(app) as client:
+        reply = await client.post("/v1/chat/completions", json=chat() | {"model": "embedded"})
+        card = await client.get("/v1/models/embedded")
+    assert (reply.status_code, card.json()["id"]) == (200, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("references", "names"),
+    [
+        ({"smollm2-135m-instruct": "embedded"}, {"embedded": "smollm2-135m-instruct"}),
+        ({"small": "small=embedded"}, {"embedded": "small"}),
+        ({"tiny": "./tiny"}, {}),
+    ],
+)
+def test_the_embedded_model_keeps_the_name_that_was_asked_for(
+    references: dict[str, str], names: dict[str, str]
+) -> None:
+    models = [
+        ResolvedModel(name=name, reference=reference, folder="", digest="")
+        for name, reference in references.items()
+    ]
+    assert further_names(models) == names

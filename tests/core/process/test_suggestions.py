@@ -43,3 +43,9 @@ def test_a_known_word_is_no_misspelling_of_another() -> None:
     assert nearest("--max-stop", ["--max-step"]) == "--max-step"
     assert nearest("--max-stop", ["--max-step", "--stop"]) is None
     assert nearest("--max-stop", ["--max-step"], vocabulary=["--stop-at"]) is None
+
+
+def test_letters_that_changed_places_come_first_and_a_tie_gets_no_suggestion() -> None:
+    assert nearest("--lroa", ["--load", "--lora"]) == "--lora"
+    assert nearest("--temps", ["--temp", "--tempo"]) == "--temp"
+    assert nearest("--hoot", ["--host", "--hoop"]) is None

@@ -249,6 +249,51 @@ def test_unknown_repository_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         bring("org/model", options(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "environ", "complaint"),
+    [
+        ("kokoro", {}, False, "hub cannot be reached. Did you mean kokoro-82m?"),
+        ("kokoro", {"offline": True}, False, "--offline forbids fetching it. Did you mean kokoro"),
+        ("org/model", {"offline": True}, False, "--offline forbids fetching it. Run `triptych mod"),
+        ("org/model", {}, True, "HF_HUB_OFFLINE forbids fetching it. Run `triptych models"),
+        ("llama3", {}, False, f"Models with a short name: {EMBEDDED_NAME}, kokoro-82m."),
+        ("kokoro:82m", {}, False, "not a hub id either. Did you mean kokoro-82m?"),
+    ],
+)
+def test_a_missing_model_names_the_cause_and_near_names(
+    name: str,
+    flags: dict[str, bool],
+    environ: bool,
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub, "snapshot_download", FakeHub(tmp_path, LocalEntryNotFoundError("x")))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", environ)
+    known = Source(name="kokoro-82m", fetch=lambda *_: (tmp_path, ""))
+    with pytest.raises(WeightsError) as caught:
+        resolve(
+            name,
+            name=None,
+            options=options(tmp_path, **flags),
+            progress=SilentProgress(),
+            sources=[known],
+        )
+    assert complaint in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_the_token_reaches_the_hub(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeHub(local)
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    bring("org/model", options(tmp_path, hf_token="hf_x"))
+    assert fake.asked["token"] == "hf_x"
+    bring("org/model", options(tmp_path))
+    assert fake.asked["token"] is None, "the hub library reads HF_TOKEN"
+
+
 def test_resolving_loads_no_torch(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     script = (
