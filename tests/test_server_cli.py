@@ -73,7 +73,7 @@ def test_without_a_server_there_is_nothing_to_tell(
 def test_a_server_is_stopped_by_its_signal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = ServerRecord(url="http://127.0.0.1:1", pid=10**7, started_s=1.0)
+    one = ServerRecord(url="http://127.0.0.1:1", host="h", pid=10**7, started_s=1.0)
     two = msgspec.structs.replace(one, url="http://127.0.0.1:2", pid=10**7 + 1)
     running = [one, two]
     killed: list[tuple[int, int]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,18 +23,23 @@ _log = logging.getLogger(__name__)
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that was started: its URL on this machine, its process, its start (seconds)."""
+    """A server that was started: its URL, its machine, its process, its start (seconds)."""
 
     url: str
+    host: str
     pid: int
     started_s: float
 
 
 def records_folder() -> Path:
-    """Return the folder of the records, which may not exist."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(runtime or state) / "triptych" / "servers"
+    """Return the folder of the records, which may not exist. Raises `OSError` without a home."""
+    for variable in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        if given := os.environ.get(variable):
+            return Path(given) / "triptych" / "servers"
+    try:
+        return Path.home() / ".local" / "state" / "triptych" / "servers"
+    except RuntimeError as error:  # a user without an entry, as in some containers
+        raise OSError("this user has no home folder") from error
 
 
 @contextmanager
@@ -42,29 +48,51 @@ def recorded(url: str) -> Iterator[None]:
 
     Without a folder to write to, commands do not find the server by themselves.
     """
-    path = records_folder() / f"{os.getpid()}.json"
-    record = ServerRecord(url=_reachable(url), pid=os.getpid(), started_s=time.time())
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, (msgspec.json.encode(record),), is_durable=False)
-    except OSError as error:
-        _log.debug("commands cannot find this server by themselves: %s", error.strerror)
+    path = _write(
+        ServerRecord(
+            url=_reachable(url), host=platform.node(), pid=os.getpid(), started_s=time.time()
+        )
+    )
     try:
         yield
     finally:
-        _remove(path)
+        if path is not None:
+            _remove(path)
 
 
 def running_servers() -> list[ServerRecord]:
-    """Return the records of living processes, the latest server first; remove all others."""
+    """Return the records of living processes of this machine, the latest server first.
+
+    Damaged records and those of dead processes are removed. Other machines may share the folder;
+    their records stay.
+    """
     found = []
-    for path in records_folder().glob("*.json"):
+    for path in _paths():
         record = _read(path)
-        if record is not None and _is_alive(record.pid):
-            found.append(record)
-        else:
+        if record is None or ((is_own := record.host == platform.node()) and not _is_alive(record)):
             _remove(path)
+        elif is_own:
+            found.append(record)
     return sorted(found, key=lambda record: -record.started_s)
+
+
+def _paths() -> list[Path]:
+    try:
+        return list(records_folder().glob("*.json"))
+    except OSError:
+        return []
+
+
+def _write(record: ServerRecord) -> Path | None:
+    """Write a record; `None` where that is impossible."""
+    try:
+        path = records_folder() / f"{record.host}-{record.pid}.json"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, (msgspec.json.encode(record),), is_durable=False)
+    except OSError as error:
+        _log.debug("commands cannot find this server by themselves: %s", error)
+        return None
+    return path
 
 
 def _read(path: Path) -> ServerRecord | None:
@@ -77,9 +105,9 @@ def _read(path: Path) -> ServerRecord | None:
         return None
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(record: ServerRecord) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(record.pid, 0)
     except OSError:
         return False
     return True

@@ -58,6 +58,16 @@ def test_whatever_the_api_and_the_supervisor_load_knows_no_torch(module: str) ->
     assert not _loaded_by(f"import {module}") & {"torch", "transformers"}
 
 
+@pytest.mark.parametrize("modality", ["asr", "diffusion", "embedding", "llm", "tts", "vlm"])
+def test_a_command_that_a_server_serves_loads_no_model_and_no_framework(modality: str) -> None:
+    chosen = "llm" if modality == "vlm" else modality  # both chat by the same route
+    code = (
+        f"import triptych.modalities.{modality}.api.cli\n"
+        f"import triptych.modalities.{chosen}.api.remote"
+    )
+    assert not _loaded_by(code) & {"torch", "transformers", "fastapi", "uvicorn"}
+
+
 def test_the_embedded_voice_starts_without_the_compiler_of_torch() -> None:
     """Importing it takes a quarter of the start."""
     program = (

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from triptych.core.bulk.cluster import import_ray, join
+from triptych.core.client.records import recorded
 from triptych.core.errors import SetupError
 from triptych.core.options.config import Config, ServerOptions
 from triptych.core.options.table import Resolved
@@ -47,7 +48,8 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
         _deploy(resolved, plan, startup)
         if plan.address:
             return 0
-        _stay()
+        with recorded(_url(options)):
+            _stay()
         _log.info("shutting down: finishing requests in flight")
         _drain(options.drain_timeout_s)
         _end()
