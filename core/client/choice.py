@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from triptych.core.client.connection import Connection
+from triptych.core.client.connection import Connection, is_on_this_machine
 from triptych.core.client.records import running_servers
 from triptych.core.errors import ConfigError, TriptychError, Unauthorized, UnknownModel
 from triptych.core.options.table import COMMAND_VARIABLES, declared
@@ -31,7 +31,7 @@ from triptych.core.process.lazy import load
 
 NONE = "none"
 _SERVER, _KEY = COMMAND_VARIABLES
-_CHECK_TIMEOUT_S = 2.0
+_CHECK_TIMEOUT_S = 10.0  # the API process of a busy server answers late, and still does
 _SHARED = frozenset({"model", "log_level", "cache_dir", "hf_token", "offline"})
 """Options that do not decide where a command runs."""
 
@@ -108,7 +108,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="use no server: run the model in this process",
     )
     group.add_argument(
-        "--server-key", metavar="KEY", help=f"API key of the server [{_KEY}, TRIPTYCH_API_KEY]"
+        "--server-key",
+        metavar="KEY",
+        help=f"API key of the server [{_KEY}; on this machine also TRIPTYCH_API_KEY]",
     )
 
 
@@ -145,7 +147,7 @@ def choose_server(
         return None if only_here else _own_server(args, wanted, reference)
     if only_here:
         raise ConfigError(f"{only_here} needs a model in this process: leave out it or --server.")
-    return _named_server(Connection(address, server_key(args)), wanted, reference)
+    return _named_server(connect(address, args), wanted, reference)
 
 
 def server_address(args: argparse.Namespace) -> str:
@@ -153,10 +155,15 @@ def server_address(args: argparse.Namespace) -> str:
     return getattr(args, "server", None) or os.environ.get(_SERVER) or ""
 
 
-def server_key(args: argparse.Namespace) -> str:
-    """Return the key for a server, from the options or the environment; maybe empty."""
-    given = getattr(args, "server_key", None) or os.environ.get(_KEY)
-    return given or os.environ.get("TRIPTYCH_API_KEY", "").partition(",")[0]
+def connect(address: str, args: argparse.Namespace) -> Connection:
+    """Connect to a server with the key of the options or the environment.
+
+    The keys of the user's own server (`TRIPTYCH_API_KEY`) are sent to this machine only.
+    """
+    key = getattr(args, "server_key", None) or os.environ.get(_KEY) or ""
+    if not key and is_on_this_machine(address):
+        key = os.environ.get("TRIPTYCH_API_KEY", "").partition(",")[0]
+    return Connection(address, key)
 
 
 def served_names(args: argparse.Namespace) -> list[str]:
@@ -183,7 +190,7 @@ def open_server(args: argparse.Namespace) -> Iterator[Connection]:
         if not running:
             raise ConfigError("No server of yours runs on this machine; give --server URL.")
         address = running[0].url
-    with Connection(address, server_key(args)) as connection:
+    with connect(address, args) as connection:
         yield connection
 
 
@@ -213,7 +220,7 @@ def _named_server(connection: Connection, wanted: Wanted, reference: str) -> Rem
 def _own_server(args: argparse.Namespace, wanted: Wanted, reference: str) -> RemoteModel | None:
     """Return the model of the latest server of this user that is ready and has it."""
     for record in running_servers():
-        connection = Connection(record.url, server_key(args))
+        connection = connect(record.url, args)
         try:
             connection.get("/readyz", timeout_s=_CHECK_TIMEOUT_S)
             cards = connection.get("/v1/models", timeout_s=_CHECK_TIMEOUT_S)["data"]

@@ -46,7 +46,7 @@ class Connection:
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else True,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None),
-            trust_env=parts.hostname not in _LOOPBACK,  # never through a proxy
+            trust_env=not is_on_this_machine(url),  # never through a proxy
         )
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Any:
@@ -120,6 +120,11 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether a URL names this machine itself."""
+    return urlsplit(normalized_url(url)).hostname in _LOOPBACK
 
 
 def normalized_url(url: str) -> str:

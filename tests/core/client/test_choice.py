@@ -15,6 +15,7 @@ from triptych.core.client.choice import (
     Wanted,
     add_server_options,
     choose_server,
+    connect,
     open_model,
     served_names,
 )
@@ -141,6 +142,21 @@ def test_keys(
     assert used("--server", locked, "--server-key", KEY)
     with pytest.raises(Unauthorized):
         chosen("--server", locked)
+
+
+def test_the_keys_of_ones_own_server_stay_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_API_KEY", f"{KEY},other")
+
+    def sent(address: str) -> str | None:
+        with connect(address, parsed()) as connection:
+            return connection._http.headers.get("authorization")
+
+    assert sent("http://localhost:8000") == sent("[::1]:8000") == f"Bearer {KEY}"
+    assert sent("http://gpu.example") is None
+    monkeypatch.setenv("TRIPTYCH_SERVER_KEY", "given")
+    assert sent("http://gpu.example") == "Bearer given"
 
 
 def test_a_named_server_is_used_or_the_reason_is_an_error(
