@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from checks import Server, run_checks, said
@@ -50,23 +52,22 @@ def run(server: Server, *arguments: str) -> list[dict[str, Any]]:
     config = CONFIG.format(model=server.model, url=server.v1)
     (folder / "config.toml").write_text(config, encoding="utf-8")
     environment = {**os.environ, "CODEX_HOME": str(folder), "TRIPTYCH_API_KEY": server.key}
-    try:
-        done = subprocess.run(
-            (*CODEX, *arguments[:-1], "--json", "--skip-git-repo-check", arguments[-1]),
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
-        lines = done.stdout.splitlines()
-    except subprocess.TimeoutExpired as error:
-        lines = (error.stdout or b"").rpartition(b"\n")[0].decode().splitlines()
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError((error.stdout + error.stderr)[-400:]) from error
-    return [item for line in lines if (item := json.loads(line).get("item"))]
+    with subprocess.Popen(
+        (*CODEX, *arguments[:-1], "--json", "--skip-git-repo-check", arguments[-1]),
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        timer = Timer(TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))  # of npx and Codex
+        timer.start()
+        events = [json.loads(line) for line in process.stdout or () if line.endswith("\n")]
+        timer.cancel()
+    if process.returncode not in (0, -signal.SIGKILL):
+        raise RuntimeError(str(events[-1:]))
+    return [event["item"] for event in events if "item" in event]
 
 
 def text_of(items: Sequence[dict[str, Any]]) -> str:
