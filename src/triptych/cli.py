@@ -44,7 +44,7 @@ _OWN = (
     ),
     Command(
         "list",
-        "List the models on this machine.",
+        "List the models on this machine, and further ones to fetch.",
         "triptych.model_commands",
         ("triptych list",),
         operands="[MODEL ...]",
