@@ -43,7 +43,10 @@ class Connection:
             base_url=self.url,
             headers={"authorization": f"Bearer {key}"} if key else {},
             # The certificates of authorities take longer to load than all other modules.
-            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else True,
+            # Those of `SSL_CERT_FILE` count for this machine, too, unlike its proxies.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if is_plain
+            else httpx.create_ssl_context(),
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=None),
             trust_env=not is_on_this_machine(url),  # never through a proxy

@@ -21,9 +21,9 @@ def test_each_named_model_is_listed_once() -> None:
 def test_sizes_and_licenses_are_those_of_the_page() -> None:
     table = PAGE.read_text("utf-8").partition("Without `--model`")[0]
     rows = re.findall(r"^\| `([\w.-]+)`[^|]*\|(.*)\|$", table, re.MULTILINE)
-    told = {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+    described = {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
     for entry in catalog():
-        *_, download, license_name = told[entry.name]
+        *_, download, license_name = described[entry.name]
         assert license_name == entry.license
         shown_mb = int(download.removesuffix(" MB") or 0)
         assert abs(shown_mb - entry.download_bytes / 1e6) < 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from cryptography.hazmat.primitives import serialization
 
 from support.http import ANSWER, FakeEngine, chat, connect, documents, live, make_app, read_all
 from support.serve_process import Server, eventually, write_model
-from triptych.core.errors import ConfigError
+from triptych.core.client.connection import Connection
+from triptych.core.errors import ConfigError, EngineDown
 from triptych.core.http.tls import tls_context
 from triptych.core.options.config import ServerOptions
 
@@ -71,6 +73,17 @@ def test_https_answers_and_streams(files: Files, tmp_path: Path) -> None:
     *chunks, end = documents(reply.text)
     texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
     assert ("".join(texts), end) == (ANSWER, "[DONE]")
+
+
+def test_commands_trust_the_authority_of_the_environment(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(make_app(tmp_path, FakeEngine(), **files.options)) as server:
+        with closing(Connection(server.url)) as stranger, pytest.raises(EngineDown):
+            stranger.get("/version")
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.folder / "ca.pem"))
+        with closing(Connection(server.url)) as connection:
+            assert connection.get("/version")["name"] == "triptych"
 
 
 def test_a_refusal_before_the_app_arrives(files: Files, tmp_path: Path) -> None:

@@ -55,18 +55,20 @@ def test_the_page_has_four_servers_and_no_flag_twice() -> None:
 @pytest.mark.parametrize("flag", sorted(set(FLAGS)))
 def test_a_flag_does_as_the_page_says(flag: str) -> None:
     """Each effect is looked up again, by parsing the flag."""
-    told = effect(flag)
-    if told.startswith("refused: "):
+    described = effect(flag)
+    if described.startswith("refused: "):
         with pytest.raises(ConfigError) as caught:
             parse(_parser(), [flag, "x"])
-        assert caught.value.message == f"{flag} is not offered: {told.removeprefix('refused: ')}"
-    elif told.startswith("accepted ("):
+        assert (
+            caught.value.message == f"{flag} is not offered: {described.removeprefix('refused: ')}"
+        )
+    elif described.startswith("accepted ("):
         entry = refused.FIXED_BY_FLAG[flag]
         spelled = flag if entry.accepts != ("false",) else flag.replace("--", "--no-", 1)
         value = () if entry.is_switch else entry.accepts[:1]
         assert not vars(parse(_parser(), [spelled, *value])).keys() - {"config_file"}
     else:
-        ours = re.findall("`(.*)`", told) or [flag]
+        ours = re.findall("`(.*)`", described) or [flag]
         assert parse(_parser(), _typed(flag)) == parse(_parser(), _typed(ours[0]))
 
 
