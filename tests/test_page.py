@@ -385,6 +385,7 @@ def test_the_model_menu_says_what_a_model_is_and_that_it_loads(
     browser: Any, tmp_path: Path, engine: FakeEngine
 ) -> None:
     with page_of(browser, tmp_path, engine) as page:
+        page.get_by_role("button", name="Model: ").wait_for()
         name = page.locator("#chat-model").input_value()
         loading = {"model": name, "state": "loading", "progress": 0.4, "error": None}
         health = {"status": "ok", "reason": "", "models": [loading]}
@@ -397,6 +398,10 @@ def test_the_model_menu_says_what_a_model_is_and_that_it_loads(
         assert "Text · 4,096 tokens" in entry.inner_text()
         assert "loading 40 %" in entry.inner_text()
         assert barriers(page) == []
+        page.keyboard.press("Escape")
+        loading |= {"state": "failed", "error": "overloaded", "message": "There is no room."}
+        page.get_by_role("button", name=f"Model: {name}, failed").click()
+        assert "There is no room." in entry.inner_text()
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Stop").click()
 

@@ -60,7 +60,7 @@ function entry(model, select) {
   const known = stateOf(model.id);
   const about = aboutModel(model);
   return {
-    label: [model.id, about, stateText(known)].filter(Boolean).join(", "),
+    label: [model.id, about, stateText(known), known?.message].filter(Boolean).join(", "),
     isChecked: model.id === select.value,
     nodes: [
       el("span", { class: `swatch ${hueOf(model)}` }),
@@ -69,6 +69,7 @@ function entry(model, select) {
         { class: "model-about" },
         el("b", {}, model.id),
         el("span", { class: "note" }, about),
+        known?.message ? el("span", { class: "note" }, known.message) : null,
       ),
       el(
         "span",

@@ -31,7 +31,7 @@ async function poll() {
   timer = setTimeout(poll, numHurried || isLoading ? HURRIED_MS : CALM_MS);
 }
 
-/** Return {state, progress} of a model, or null where it is not known. */
+/** Return {state, progress, message} of a model, or null where it is not known. */
 export const stateOf = (name) => state?.models?.find(({ model }) => model === name) ?? null;
 
 /** Describe a model's state in a word or two. */
@@ -60,5 +60,5 @@ function waitText(name) {
   if (known?.state === "loading")
     return `${name} is loading: ${Math.round(known.progress * 100)} %`;
   if (known?.state === "unloaded") return `${name} was asleep and is waking up`;
-  return state && state.status !== "ok" && !known ? `The server waits: ${state.reason}` : "";
+  return state && state.status !== "ok" && !known ? `The server is not ready: ${state.reason}` : "";
 }
