@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -130,12 +131,7 @@ def create_app(
     app.state.keyring = keyring
     app.state.user_files = UserFiles(None)
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
-    by_name = {task.name: task for task in tasks}
-    app.state.task_names = list(by_name)
-    app.state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
-    app.state.accepted_names = config.server.accept_model_names
-    app.state.further_names = {}
-    app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
+    _set_names(app.state, config, cards, tasks)
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
@@ -146,6 +142,18 @@ def create_app(
     if config.server.root_path:
         app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
     return app
+
+
+def _set_names(
+    state: State, config: Config, cards: Sequence[ModelCard], tasks: Sequence[Task]
+) -> None:
+    """Set the tasks of models and the names that requests may use for them."""
+    by_name = {task.name: task for task in tasks}
+    state.task_names = list(by_name)
+    state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
+    state.accepted_names = config.server.accept_model_names
+    state.further_names = {}
+    state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from triptych.core.engine_api.client import EngineClient
+    from triptych.core.http.models import ModelCard
     from triptych.core.runtime.devices.device import Device
     from triptych.schedulers.engine import Engine
 
@@ -134,24 +135,17 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
-    sizes = {model.name: {"weight_bytes": _weight_bytes(model)} for model in models}
-    cards = {
-        card.id: card.model_copy(update=sizes.get(card.id, {}))
-        for part in parts
-        for card in part.cards
-    }
     routers = [router for part in parts for router in part.routers]
     by_task = ((each.task, *each.more_tasks) for each in reversed(registry.MODALITIES))
     tasks = [Task(*task) for task in chain.from_iterable(by_task)]
-    listed = [cards[model.name] for model in models]
-    listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]
     user_files = UserFiles(store)
     batches = BatchRunner(user_files)
     routers += [files_router(user_files), batches_router(batches)]
     if config.server.page:
         routers.append(PagesRouter(read_pages(_PAGES)))
-    app = create_app(config, client, routers, listed, tasks, dialects)
+    cards = _cards(parts, models, aliases)
+    app = create_app(config, client, routers, cards, tasks, dialects)
     if app.state.tracing is not None:
         exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files
@@ -162,6 +156,20 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
+
+
+def _cards(
+    parts: Sequence[ApiPart], models: Sequence[ResolvedModel], aliases: Mapping[str, str]
+) -> list[ModelCard]:
+    """Return the cards of the models in their order, then those of their aliases."""
+    sizes = {model.name: {"weight_bytes": _weight_bytes(model)} for model in models}
+    cards = {
+        card.id: card.model_copy(update=sizes.get(card.id, {}))
+        for part in parts
+        for card in part.cards
+    }
+    of_aliases = (cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items())
+    return [*(cards[model.name] for model in models), *of_aliases]
 
 
 def further_names(models: Sequence[ResolvedModel]) -> Mapping[str, str]:
