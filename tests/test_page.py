@@ -316,6 +316,26 @@ def test_chats_are_kept_found_renamed_and_deleted(
         assert barriers(page) == []
 
 
+def test_a_chat_that_is_left_keeps_the_part_of_its_answer(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.is_endless, engine.step_s = True, 0.01
+    with page_of(browser, tmp_path, engine) as page:
+        ask(page, "about apples")
+        page.locator(".turn.assistant", has_text="The quick").wait_for()
+        page.get_by_role("button", name="New chat").click()
+        page.locator(".turn").first.wait_for(state="detached")
+        page.locator(".chat-link").click()
+        assert "The quick" in finished(page).inner_text()
+        assert "stopped" in finished(page).inner_text()
+        page.get_by_role("button", name="Regenerate").click()
+        page.locator(".turn.assistant[aria-busy]", has_text="The quick").wait_for()
+        choose(page, "about apples", "Delete")
+        page.get_by_text("is deleted.").wait_for()
+        page.reload()
+        page.get_by_text("Chats stay in this browser only.").wait_for()
+
+
 def test_a_chat_is_exported(browser: Any, tmp_path: Path, engine: FakeEngine) -> None:
     with page_of(browser, tmp_path, engine) as page:
         ask(page, "about apples")

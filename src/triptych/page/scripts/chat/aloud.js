@@ -52,7 +52,7 @@ class Reading {
   constructor(text, place, onEnd) {
     Object.assign(this, { text, place, onEnd });
     this.wave = el("canvas", { class: "wave", "aria-hidden": "true" });
-    this.note = el("span", { class: "time", role: "status" }, "Starting to speak");
+    this.note = el("span", { class: "time" }, "Starting to speak");
     const stop = iconButton("stop", "Stop reading", () => this.stop());
     place.replaceChildren(el("div", { class: "aloud" }, stop, this.wave, this.note));
     this.player = new PcmPlayer(SAMPLE_RATE, () => this.#draw());

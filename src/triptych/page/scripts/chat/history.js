@@ -18,7 +18,7 @@ export class History {
   shownId = null;
   #hasFailed = false;
 
-  /** `open` shows a chat, `start` a new one. */
+  /** `open` shows a chat; `start` a new one, in place of one that is deleted if it says so. */
   constructor({ open, start }) {
     Object.assign(this, { open, start });
     byId("chats-find").addEventListener("input", () => this.#show());
@@ -162,7 +162,7 @@ export class History {
     const ids = new Set(gone.map(({ id }) => id));
     this.list = this.list.filter(({ id }) => !ids.has(id));
     for (const id of ids) await chats.remove(id).catch(() => {});
-    if (ids.has(this.shownId)) this.start();
+    if (ids.has(this.shownId)) this.start({ isDeleted: true });
     this.#show();
     toast(text, {
       label: "Undo",

@@ -7,6 +7,7 @@ import { LOOK } from "../examples.js";
 import { chooseModel, seesImages, setModel } from "../models.js";
 import { sayWhileWaiting } from "../server.js";
 import { newId } from "../store.js";
+import { toast } from "../toast.js";
 import { stopReading } from "./aloud.js";
 import { Attachments } from "./attachments.js";
 import { answer, assistantTurn, isWaiting, requestOf, userTurn } from "./conversation.js";
@@ -65,7 +66,10 @@ class ChatPanel {
     this.attachments = new Attachments(this.seeing, (error) => this.#complain(error));
     if (canHear) new Dictation(this.input, (error) => this.#complain(error));
     openDrawer({ canSpeak });
-    this.history = new History({ open: (chat) => this.#open(chat), start: () => this.#start() });
+    this.history = new History({
+      open: (chat) => this.#open(chat),
+      start: (how) => this.#start(how),
+    });
     this.history.load();
     this.#listen();
     this.#start();
@@ -87,14 +91,24 @@ class ChatPanel {
   // -- chats ----------------------------------------------------------------------------------
 
   #clear() {
-    this.stopping?.abort();
+    this.#leaveRequest();
     stopReading();
     this.turns = [];
     this.views.clear();
     this.log.replaceChildren();
   }
 
-  #start() {
+  /** End the running request; what it brought so far is kept. */
+  #leaveRequest() {
+    if (!this.stopping) return;
+    this.stopping.abort();
+    this.#setBusy(null);
+    if (this.turns.length) this.turns.at(-1).isStopped = true;
+    this.#save();
+  }
+
+  #start({ isDeleted = false } = {}) {
+    if (isDeleted) this.turns = []; // nothing to keep
     this.#clear();
     this.chat = null;
     this.log.append(homeView(this.#homeActions()));
@@ -226,7 +240,10 @@ class ChatPanel {
   }
 
   async #draw(prompt) {
-    if (this.stopping) return;
+    if (this.stopping) {
+      toast("Wait for the answer, or stop it.");
+      return;
+    }
     const stopping = this.#begin("Drawing");
     const view = this.#add(drawingTurn(prompt));
     await view.run(stopping.signal);
