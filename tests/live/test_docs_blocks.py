@@ -1,8 +1,8 @@
 """Each block of README and docs that is not marked, run as a reader would type it.
 
 All pages share one server with the default models. The blocks of a page share a folder, with the
-files that a reader has, and a Python namespace. The programs in `CHECKED` are not run here:
-`tests/contract/test_docs_blocks.py` checks their options.
+files that a reader has, and a Python namespace. Commands that start servers, fetch models or
+install packages do nothing here: `tests/contract/test_docs_blocks.py` checks their options.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ pytestmark = [
 ]
 ADDRESS = "http://127.0.0.1:8000"
 QUESTION = "What is the capital of France?"
-CHECKED = frozenset({"aplay", "cat", "cd", "echo", "pip", "pytest", "triptych"})
-"""Programs that are checked by their options alone, or do nothing without them."""
+CHECKED = frozenset({"calibrate", "pull", "serve", "warm-cache"})
+"""Subcommands that are checked by their options alone."""
 SHIMS = {
-    "triptych": "exit 0",
+    "triptych": f'case "$1" in {"|".join(sorted(CHECKED))}) exit 0;; esac\n'
+    f'exec {sys.executable} -m triptych "$@"',
     "python": f'exec {sys.executable} "$@"',
     "pip": "exit 0",
     "pytest": "exit 0",
     "aplay": "head -c 4 | grep -aq RIFF && cat > /dev/null",
 }
+_IDLE = frozenset({"cd", "export", "pip", "pytest"})
 SHAPES = ("apple", "house", "circle", "cat", "a", "b")
 ROWS = {
     "prompts.jsonl": ({"prompt": "a red apple"}, {"prompt": "a blue car"}),
@@ -59,22 +61,18 @@ def is_work(block: Block) -> bool:
     if block.language != "sh":
         return block.is_run
     commands = commands_of(block.text) if block.is_run else []
-    return any(command[0] not in CHECKED for command in commands)
+    return any(command[0] not in _IDLE and not is_checked(command) for command in commands)
+
+
+def is_checked(command: list[str]) -> bool:
+    return command[0] == "triptych" and command[1] in CHECKED
 
 
 PAGES = [name for name, blocks in pages().items() if any(map(is_work, blocks))]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    with Server("--max-length", "2048", engine="real", log=log) as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def files(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(default_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that pages take for granted."""
     folder = tmp_path_factory.mktemp("reader")
     for name in SHAPES:
@@ -89,7 +87,7 @@ def files(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in TEXTS.items():
         (folder / name).write_text(text)
     spoken = {"model": "triptych-voice", "input": "Good morning.", "response_format": "mp3"}
-    talk = server.client.post("/v1/audio/speech", json=spoken)
+    talk = default_server.client.post("/v1/audio/speech", json=spoken)
     (folder / "recordings").mkdir()
     for path in ("talk.mp3", "recordings/talk.mp3"):
         (folder / path).write_bytes(talk.content)
@@ -109,12 +107,16 @@ def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reader:
     """Types the blocks of one page, in a folder of their own."""
 
-    def __init__(self, folder: Path, shims: Path, url: str) -> None:
-        self.folder, self.url = folder, url
+    def __init__(self, folder: Path, shims: Path, server: Server) -> None:
+        self.folder, self.url = folder, f"http://127.0.0.1:{server.port}"
         self.module = ModuleType("docs_page")
         (folder / ".curlrc").write_text("fail-with-body\n")
         paths = os.pathsep.join((str(shims), os.environ["PATH"]))
-        self.environ = os.environ | {"PATH": paths, "CURL_HOME": str(folder)}
+        self.environ = os.environ | {
+            "PATH": paths,
+            "CURL_HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(server.log.parent),
+        }
 
     def run(self, block: Block) -> str:
         """Run a block, and return its output."""
@@ -150,12 +152,16 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    server: Server, files: Path, shims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default_server: Server,
+    files: Path,
+    shims: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Reader]:
     folder = tmp_path / "page"
     shutil.copytree(files, folder)
     monkeypatch.chdir(folder)
-    found = Reader(folder, shims, f"http://127.0.0.1:{server.port}")
+    found = Reader(folder, shims, default_server)
     monkeypatch.setitem(sys.modules, "docs_page", found.module)  # for the hints of its functions
     yield found
     found.leave()

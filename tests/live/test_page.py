@@ -32,11 +32,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def url(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    with Server("--max-length", "2048", engine="real", log=log) as running:
-        running.wait_ready()
-        yield f"http://127.0.0.1:{running.port}"
+def url(browser: Any, default_server: Server) -> str:
+    return f"http://127.0.0.1:{default_server.port}"
 
 
 @pytest.fixture

@@ -19,12 +19,9 @@ pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    with Server("--max-length", "2048", engine="real", log=log) as running:
-        running.wait_ready()
-        with running.openai() as connection:
-            yield connection
+def client(default_server: Server) -> Iterator[openai.OpenAI]:
+    with default_server.openai() as connection:
+        yield connection
 
 
 @pytest.fixture(scope="module")
