@@ -115,7 +115,8 @@ class Reader:
         self.environ = os.environ | {
             "PATH": paths,
             "CURL_HOME": str(folder),
-            "XDG_RUNTIME_DIR": str(server.log.parent),
+            "XDG_RUNTIME_DIR": str(server.log.parent),  # commands find the server there
+            "TRIPTYCH_SERVER": "",
         }
 
     def run(self, block: Block) -> str:
@@ -134,7 +135,8 @@ class Reader:
             timeout=300,
             check=False,
         )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        print(done.stderr)
+        assert done.returncode == 0, f"{text}\n{done.stdout}"
         return done.stdout
 
     def run_python(self, text: str, name: str) -> str:
