@@ -18,8 +18,6 @@ _LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 _SOURCE = re.compile(r'(?:src|srcset|href)="(?!\w+:)([^"#]+)(?:#([^"]+))?"')
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
-_COMING = frozenset({"operations.md", "command_line.md", "metrics.md", "page.webp"})
-
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
@@ -40,8 +38,6 @@ def broken(page: Path, text: str) -> list[str]:
     prose = _CODE.sub("", text)
     found = []
     for path, anchor in [*_LINK.findall(prose), *_SOURCE.findall(prose)]:
-        if Path(path).name in _COMING:
-            continue
         target = (page.parent / path).resolve() if path else page
         is_there = target.exists() and target.is_relative_to(ROOT)
         if not is_there or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
