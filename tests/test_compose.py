@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -137,3 +138,20 @@ async def test_the_conversations_of_chat_models_can_be_embedded(tmp_path: Path) 
     (request,) = engine.submitted.values()
     assert list(request.prompt_ids) == counted.json()["tokens"]
     assert request.sampling.returns_state
+
+
+async def test_models_are_listed_with_their_sizes(tmp_path: Path) -> None:
+    models = [write_text_folder(tmp_path / "text"), write_image_folder(tmp_path / "pix")]
+    app = build_app(Config(), models, FakeEngine())
+    (tmp_path / "text/model.safetensors").write_bytes(bytes(7))
+    (tmp_path / "pix/vae/model.safetensors").write_bytes(bytes(5))
+    listed = build_app(Config(), models, FakeEngine())
+    async with in_process(app) as before, in_process(listed) as after:
+        old = (await before.get("/v1/models")).json()["data"]
+        text, image = (await after.get("/v1/models")).json()["data"]
+    for each in (app, listed):
+        await each.state.close()
+    assert all("weight_bytes" not in card for card in old)
+    assert (text["weight_bytes"], image["weight_bytes"]) == (7, 5)
+    assert "default_size" not in text
+    assert re.fullmatch(r"\d+x\d+", image["default_size"])

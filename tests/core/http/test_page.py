@@ -15,6 +15,9 @@ FILES = {
     "scripts/main.js": "export {};",
     "styles/base.css": "body { margin: 0 }",
     "icon.svg": "<svg/>",
+    "fonts/one.woff2": "font",
+    "fonts/OFL.txt": "licence",
+    "pictures/one.webp": "picture",
 }
 KEY = {"authorization": "Bearer right"}
 
@@ -40,6 +43,9 @@ def write(folder: Path, **changes: str) -> Path:
         ("/page/scripts/main.js", "scripts/main.js", "text/javascript; charset=utf-8"),
         ("/page/styles/base.css", "styles/base.css", "text/css; charset=utf-8"),
         ("/page/icon.svg", "icon.svg", "image/svg+xml"),
+        ("/page/fonts/one.woff2", "fonts/one.woff2", "font/woff2"),
+        ("/page/fonts/OFL.txt", "fonts/OFL.txt", "text/plain; charset=utf-8"),
+        ("/page/pictures/one.webp", "pictures/one.webp", "image/webp"),
     ],
 )
 async def test_a_file_is_sent_with_its_type_and_what_it_may_do(
@@ -55,6 +61,7 @@ async def test_a_file_is_sent_with_its_type_and_what_it_may_do(
     )
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["font-src"] == "'self'"
     assert policy["frame-ancestors"] == "'none'"
     assert "unsafe" not in str(policy)
     assert reply.headers["x-content-type-options"] == "nosniff"
