@@ -27,6 +27,7 @@ from triptych.core.client.connection import Connection, is_on_this_machine
 from triptych.core.client.records import running_servers
 from triptych.core.errors import ConfigError, TriptychError, Unauthorized, UnknownModel
 from triptych.core.options.table import COMMAND_VARIABLES, declared
+from triptych.core.options.values import convert_value
 from triptych.core.process.lazy import load
 
 NONE = "none"
@@ -40,7 +41,8 @@ _SHARED = frozenset({"model", "log_level", "cache_dir", "hf_token", "offline"})
 class Wanted:
     """The model that a command needs: its task in `/v1/models`, and the name of the default.
 
-    With `has_images` the model must take images, too. `pipeline` and `remote` are the classes, as
+    With `has_images` the model must take images, too; with `has_seed` its requests have a seed,
+    which `--seed` sets where they do not. `pipeline` and `remote` are the classes, as
     `core.process.lazy` names them, of a model in this process and of one of a server
     (`RemoteModel`), which have the methods that the command calls.
     """
@@ -50,6 +52,7 @@ class Wanted:
     pipeline: str
     remote: str
     has_images: bool = False
+    has_seed: bool = True
 
     def served_by(self, cards: Sequence[Mapping[str, Any]], reference: str) -> str | None:
         """Return the name under which `cards` list the model of `reference`, if they do.
@@ -71,9 +74,15 @@ class Wanted:
 class RemoteModel:
     """A model of a running server, which a command uses like a pipeline of this process."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: Connection, name: str, seed: int | None = None) -> None:
         self.connection = connection
         self.name = name
+        self.seed = seed
+
+    def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Complete the fields of a request with the model, and with a seed if they have none."""
+        is_seeded = self.seed is None or fields.get("seed") is not None
+        return {**fields, "model": self.name} | ({} if is_seeded else {"seed": self.seed})
 
     def close(self) -> None:
         """Close the connection."""
@@ -124,7 +133,7 @@ def open_model(
     """
     chosen = choose_server(args, wanted, only_here=only_here)
     if chosen is not None:
-        return load(wanted.remote)(chosen.connection, chosen.name)
+        return load(wanted.remote)(chosen.connection, chosen.name, chosen.seed)
     return load(wanted.pipeline).from_arguments(args, **keywords)
 
 
@@ -140,14 +149,19 @@ def choose_server(
     address = server_address(args)
     if address == NONE:
         return None
-    local = [f"--{name.replace('_', '-')}" for name in vars(args) if _is_local(name)]
-    only_here = only_here or next(iter(local), "")
+    only_here = only_here or _engine_flag(args, wanted)
     reference = _reference(args)
-    if not address:
-        return None if only_here else _own_server(args, wanted, reference)
+    if only_here and not address:
+        return None
     if only_here:
-        raise ConfigError(f"{only_here} needs a model in this process: leave out it or --server.")
-    return _named_server(connect(address, args), wanted, reference)
+        raise ConfigError(f"{only_here} needs a model in this process: leave it or --server out.")
+    if not address:
+        found = _own_server(args, wanted, reference)
+    else:
+        found = _named_server(connect(address, args), wanted, reference)
+    if found is not None and (seed := getattr(args, "seed", None)) is not None:
+        found.seed = convert_value(declared()["seed"], seed, "--seed", is_text=True)
+    return found
 
 
 def server_address(args: argparse.Namespace) -> str:
@@ -194,8 +208,11 @@ def open_server(args: argparse.Namespace) -> Iterator[Connection]:
         yield connection
 
 
-def _is_local(name: str) -> bool:
-    return name in declared() and name not in _SHARED
+def _engine_flag(args: argparse.Namespace, wanted: Wanted) -> str:
+    """Return the first given flag that only an engine reads; empty if there is none."""
+    shared = {*_SHARED, "seed"} if wanted.has_seed else _SHARED
+    given = (name for name in vars(args) if name in declared() and name not in shared)
+    return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 
 def _reference(args: argparse.Namespace) -> str:

@@ -88,6 +88,16 @@ def test_imagine_from_an_image(run: Run, full_app: FullApp, tmp_path: Path) -> N
     assert run("imagine", "-i", "b.jpg", "-o", "c.webp") == 2  # a variation
 
 
+def test_the_seed_of_a_command_is_that_of_its_requests(run: Run, full_app: FullApp) -> None:
+    assert run("imagine", "a hen", "-o", "a.png", "--seed", "7") == 0
+    assert list(full_app.image.submitted.values())[-1].seed == 7
+    assert run("chat", "hello", "--seed", "8") == 0
+    assert list(full_app.chat.submitted.values())[-1].sampling.seed == 8
+    assert run("chat", "hello", "--seed", "8", "--request-seed", "9") == 0
+    assert list(full_app.chat.submitted.values())[-1].sampling.seed == 9
+    assert run("embed", "a", "--seed", "8") == 2
+
+
 def test_imagine_a_batch(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text('a hen\n{"prompt": "a cat", "output_format": "webp"}\n')
     assert run("imagine", "--batch", "lines", "-o", "out") == 0

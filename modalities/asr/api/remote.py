@@ -22,7 +22,6 @@ class RemoteRecognizer(RemoteModel):
         """Return the transcript of the file `name` as text in a format of the route."""
         is_translation = options.get("task") == "translate"
         fields: dict[str, Any] = {
-            "model": self.name,
             "response_format": audio_format,
             "language": options.get("language"),
             "prompt": options.get("prompt"),
@@ -32,7 +31,8 @@ class RemoteRecognizer(RemoteModel):
             if options.get("has_word_times")
             else None,
         }
-        given = {field: value for field, value in fields.items() if value not in ("", None)}
+        filled = {field: value for field, value in fields.items() if value not in ("", None)}
+        given = self.request(filled)
         route = "/v1/audio/translations" if is_translation else "/v1/audio/transcriptions"
         reply = self.connection.upload(route, given, [("file", (name, audio))]).decode()
         return reply + "\n" if audio_format in ("json", "verbose_json") else reply

@@ -46,7 +46,7 @@ class RemoteImages(RemoteModel):
         started_s = time.monotonic()
         latest: dict[int, Mapping[str, Any]] = {}
         is_warned = False
-        body = {**fields, "model": self.name, "stream": True, "progress": True}
+        body = {**self.request(fields), "stream": True, "progress": True}
         for event in self.connection.events(route, body):
             kind = event["type"].rpartition(".")[2]
             if kind == "progress":

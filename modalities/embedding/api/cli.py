@@ -30,6 +30,7 @@ _WANTED = Wanted(
     default=EMBEDDING.default,
     pipeline="triptych.modalities.embedding.api.pipeline:EmbeddingPipeline",
     remote="triptych.modalities.embedding.api.remote:RemoteEmbedder",
+    has_seed=False,
 )
 
 

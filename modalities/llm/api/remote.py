@@ -22,7 +22,8 @@ class RemoteChat(RemoteModel):
 
     def stream(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[str]:
         """Answer a conversation piece by piece; reasoning is left out."""
-        body = {**options, "model": self.name, "messages": _encoded(conversation), "stream": True}
+        fields = {**options, "messages": _encoded(conversation), "stream": True}
+        body = self.request(fields)
         for event in self.connection.events(_ROUTE, body):
             for choice in event["choices"]:
                 if piece := choice["delta"].get("content"):
@@ -35,7 +36,7 @@ class RemoteChat(RemoteModel):
             raise UnknownModel.among([self.name], str(model))
         fields = {name: value for name, value in row.items() if name != "prompt"}
         messages = row.get("messages", [{"role": "user", "content": row.get("prompt")}])
-        body = {**options, **fields, "model": self.name, "messages": messages}
+        body = self.request({**options, **fields, "messages": messages})
         reply: dict[str, Any] = self.connection.post(_ROUTE, body)
         return reply
 

@@ -32,9 +32,8 @@ class RemoteSpeech(RemoteModel):
         given = {name: value for name, value in options.items() if value not in ("", None)}
         form = {"response_format": "wav", "stream_format": "sse"}
         head = b""
-        for event in self.connection.events(
-            _ROUTE, {**given, **form, "model": self.name, "input": text}
-        ):
+        body = self.request({**given, **form, "input": text})
+        for event in self.connection.events(_ROUTE, body):
             if event["type"] == "speech.audio.done":
                 yield _last(event)
                 return
