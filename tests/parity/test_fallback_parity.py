@@ -122,6 +122,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size_mlp": 48,
         },
     ),
+    "opt, a decoder within the body": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }
 
 
@@ -171,7 +172,7 @@ def check(row: Row, reference: Any) -> None:
 
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
     "biases in the mask": ("Doge", {"num_experts": 48}, "biases"),
-    "sees what comes after": ("Ernie", {}, "own positions or masks"),
+    "sees what comes after": ("Ernie", {}, "masks of its layers"),
     "counts positions otherwise": ("RobertaPreLayerNorm", {"is_decoder": True}, "positions"),
 }
 
@@ -182,6 +183,42 @@ def test_a_model_that_would_compute_something_else_is_refused(
 ) -> None:
     save(tmp_path, family, extra)
     with pytest.raises(WeightsError, match=reason):
+        load(tmp_path)
+
+
+def test_a_model_that_counts_positions_along_a_step_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first chunk is right; only the second, and another row of the step, are not."""
+    save(tmp_path, "Llama", {})
+    forward = transformers.LlamaModel.forward
+
+    def counting(self: Any, input_ids: torch.Tensor, **given: Any) -> Any:
+        given["position_ids"] = torch.arange(input_ids.shape[1]).unsqueeze(0)
+        return forward(self, input_ids, **given)
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", counting)
+    with pytest.raises(WeightsError, match="own positions or masks"):
+        load(tmp_path)
+
+
+def test_a_context_that_llama_4_scales_is_refused_with_the_length_that_is_not(
+    tmp_path: Path,
+) -> None:
+    tuned = {"no_rope_layers": [1, 0, 1], "floor_scale": 16, "attn_temperature_tuning": True}
+    sizes = {"head_dim": 8, "attention_chunk_size": 96, "num_local_experts": 4}
+    save(tmp_path, "Llama4Text", {**tuned, **sizes, "intermediate_size_mlp": 48})
+    with pytest.raises(WeightsError, match="--max-length 15"):
+        load(tmp_path)
+
+
+def test_a_head_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "Olmo2", {})
+    logits = FallbackModel.logits
+    monkeypatch.setattr(FallbackModel, "logits", lambda *given: 2 * logits(*given))
+    with pytest.raises(WeightsError, match="other scores"):
         load(tmp_path)
 
 

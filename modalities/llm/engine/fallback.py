@@ -97,7 +97,7 @@ class FallbackBlueprint:
         self._kind, self._config = _read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
         self.max_length: int = max_length or stated
-        _check_chunks(self._config, self.max_length)
+        _fit_context(self._config, self.max_length)
         self.vocab_size: int = self._config.vocab_size
         self.dtype = dtype
         self._device = device
@@ -169,6 +169,7 @@ class FallbackModel:
     def __init__(self, model: Any, vocab_size: int, plan: CachePlan) -> None:
         self.vocab_size = vocab_size
         self.plan = plan
+        self.whole = model
         self.body = _body(model)
         # The same head with a body that returns its input, so that scales and caps are applied.
         self._head = copy.copy(model)
@@ -219,8 +220,8 @@ class _GivenHidden(torch.nn.Module):
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> Any:
-        """All other outputs (caches, attentions, router logits) are `None`."""
-        return None
+        """The decoder of an old class is the body; all other outputs are `None`."""
+        return self if name == "decoder" else None
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -270,15 +271,22 @@ def _known_per_layer(layers: object, known: set[str]) -> dict[int, dict[str, Any
     }
 
 
-def _check_chunks(config: Any, max_length: int) -> None:
-    """Refuse contexts longer than a chunk whose tokens see no other."""
-    if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
-        return
-    num_tokens = getattr(config, "attention_chunk_size", None) or 0
-    if max_length > num_tokens:
+def _fit_context(config: Any, max_length: int) -> None:
+    """Refuse contexts that Llama 4's attention divides or scales; shorter ones it does not touch.
+
+    Its class scales queries by their place in a step, not by their positions. The scale is 1 below
+    the first step of the floor function, so it is switched off there.
+    """
+    layer_types, limits = getattr(config, "layer_types", None) or (), []
+    if "chunked_attention" in layer_types:
+        limits.append(getattr(config, "attention_chunk_size", None) or 0)
+    if getattr(config, "attn_temperature_tuning", False):
+        limits.append(int(config.floor_scale) - 1)
+        config.attn_temperature_tuning = False
+    if max_length > min(limits, default=max_length):
         raise WeightsError(
-            f"config.json: attention in chunks of {num_tokens} tokens is served for contexts of one"
-            f" chunk; give --max-length {num_tokens}."
+            "config.json: attention in chunks, or scaled by position, is served for contexts of"
+            f" {min(limits)} tokens; give --max-length {min(limits)}."
         )
 
 

@@ -1,8 +1,9 @@
 """The proof that a model of transformers computes on our pages what its class computes.
 
-Owns the comparison at load, over two chunks: first the masks of every layer, which say what a token
-sees, then the hidden states. Windows are narrowed for it, so that a few dozen tokens are more than
-the longest one. A window that only a mask has becomes part of the plan. Knows no checkpoint.
+Owns the comparison at load, over two chunks and two rows: first the masks of every layer, which say
+what a token sees, then the hidden states and the logits. Windows are narrowed for it, so that a few
+dozen tokens are more than the longest one. A window that only a mask has becomes part of the plan.
+Knows no checkpoint.
 
 Shapes: T tokens, C hidden, Q queries, S keys.
 """
@@ -10,7 +11,7 @@ Shapes: T tokens, C hidden, Q queries, S keys.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -42,10 +43,11 @@ Masks = Mapping[int, torch.Tensor]
 
 
 class BridgedModel(Protocol):
-    """A model of transformers with its body, as `fallback.FallbackModel`."""
+    """A model of transformers and its body, as `fallback.FallbackModel`."""
 
     vocab_size: int
     plan: CachePlan
+    whole: Any
     body: Any
 
     def run_step(self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor) -> Any:
@@ -62,74 +64,109 @@ def prove(
 
     Raises `WeightsError` where masks or results differ.
     """
-    with (
-        torch.inference_mode(),
-        library_errors(refusal("it does not run a step of several rows")),
-        _narrowed(model.body) as window,
-    ):
+    with torch.inference_mode(), _narrowed(model.body) as window:
         num_tokens = min(max(_NUM_TOKENS, _widest(model.body) + PAGE_SIZE), max_length)
         ids_T = (torch.arange(num_tokens, device=device) + _FIRST_PLAIN_ID) % model.vocab_size
-        own_TC, masks = _on_its_own(model.body, ids_T)
-        hidden_TC, windows = _on_pages(model, ids_T, dtype)
-        narrow = None if window is None else min(window, _NARROW_WINDOW)
-        found, plan = _check_masks(masks, windows, narrow), model.plan
-        if found and narrow is not None:
-            model.plan = plan.with_mask_windows(dict.fromkeys(found, narrow))
-            hidden_TC, _ = _on_pages(model, ids_T, dtype)
-        model.logits(hidden_TC[-1:])
+        with library_errors(refusal("its class does not run without a cache")):
+            own_TC, own_V, masks = _on_its_own(model, ids_T)
+        with library_errors(refusal("it does not run a step of several rows")):
+            chunks, windows = _on_pages(model, ids_T, dtype)
+            narrow = None if window is None else min(window, _NARROW_WINDOW)
+            found, plan = _check_masks(model.plan, masks, windows, narrow), model.plan
+            if found and narrow is not None:
+                model.plan = plan.with_mask_windows(dict.fromkeys(found, narrow))
+                chunks, _ = _on_pages(model, ids_T, dtype)
+        with library_errors(refusal("its head reads more than hidden states")):
+            logits_V = model.logits(own_TC[-1:])[0]
     if window is not None:
         model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
-    difference_T, own_T = (x.float().norm(dim=-1) for x in (hidden_TC - own_TC, own_TC))
-    if 2 * (difference_T <= _LARGEST_DIFFERENCE * own_T).sum() < num_tokens:
-        raise WeightsError(refusal("its own positions or masks change its results"))
+    for start, hidden_TC in chunks:
+        is_near_T = _is_near(hidden_TC, own_TC[start : start + len(hidden_TC)])
+        if 2 * int(is_near_T.sum()) < len(is_near_T):
+            raise WeightsError(refusal("its own positions or masks change its results"))
+    if not bool(_is_near(logits_V, own_V)):
+        raise WeightsError(refusal("its head computes other scores than its class"))
+
+
+def _is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Whether each row of values is that of the class, but for rounding."""
+    difference, norm = ((x.float()).norm(dim=-1) for x in (found - expected, expected))
+    return difference <= _LARGEST_DIFFERENCE * norm
 
 
 def _on_pages(
     model: BridgedModel, ids_T: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, dict[int, int | None]]:
-    """The `hidden_TC` of two chunks on our cache, and the windows that attention was given."""
-    num_pages = -(-len(ids_T) // PAGE_SIZE)
-    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), num_pages, ids_T.device)
+) -> tuple[list[tuple[int, torch.Tensor]], dict[int, int | None]]:
+    """The `hidden_TC` of three chunks on our cache, and the windows that attention was given.
+
+    The second step has the second chunk of one row and the first of another, so that a class that
+    counts positions along a step fails. A chunk is its first position and its hidden states.
+    """
+    num_tokens, num_pages = len(ids_T), -(-len(ids_T) // PAGE_SIZE)
+    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, ids_T.device)
     windows: dict[int, int | None] = {}
-    parts = []
-    middle = min(_NUM_FIRST, len(ids_T) - 1)
-    for start, end in ((0, middle), (middle, len(ids_T))):
-        positions = torch.arange(start, end, device=ids_T.device)
-        batch = AttentionBatch(
-            page_table_BM=torch.arange(num_pages, device=ids_T.device).unsqueeze(0),
-            context_lengths_B=positions[-1:] + 1,
-            query_starts_B=positions[:1] - start,
-            write_slots_T=positions,
-            num_decode_rows=0,
-            host_query_lengths_B=np.array([end - start]),
-            host_context_lengths_B=np.array([end]),
-        )
+    middle = min(_NUM_FIRST, num_tokens - 1)
+    chunks = []
+    for step_chunks in ([(0, 0, middle)], [(0, middle, num_tokens), (1, 0, middle)]):
+        batch, positions_T = _batch(step_chunks, num_pages, ids_T.device)
         step = BridgedStep(PagedStep(kv, batch), model.plan, windows)
-        parts.append(model.run_step(step, positions, input_ids=ids_T[start:end].unsqueeze(0)))
-    return torch.cat(parts), windows
+        hidden_TC = model.run_step(step, positions_T, input_ids=ids_T[positions_T].unsqueeze(0))
+        sizes = batch.host_query_lengths_B.tolist()
+        starts = [start for _, start, _ in step_chunks]
+        chunks += zip(starts, hidden_TC.split(sizes), strict=True)
+    return chunks, windows
 
 
-def _on_its_own(body: Any, ids_T: torch.Tensor) -> tuple[torch.Tensor, Masks]:
-    """The `hidden_TC` and the masks of transformers' own attention and positions."""
-    config, masks = body.config, dict[int, torch.Tensor]()
+def _batch(
+    chunks: Sequence[tuple[int, int, int]], num_pages: int, device: torch.device
+) -> tuple[AttentionBatch, torch.Tensor]:
+    """The batch of some rows' chunks (row, start, end), and the positions of its tokens."""
+    rows = torch.tensor([row for row, _, _ in chunks], device=device)
+    sizes = [end - start for _, start, end in chunks]
+    ends = [end for _, _, end in chunks]
+    positions_T = torch.cat([torch.arange(start, end, device=device) for _, start, end in chunks])
+    first_slots_B = rows * num_pages * PAGE_SIZE
+    slots_T = first_slots_B.repeat_interleave(torch.tensor(sizes, device=device)) + positions_T
+    batch = AttentionBatch(
+        page_table_BM=rows[:, None] * num_pages + torch.arange(num_pages, device=device),
+        context_lengths_B=torch.tensor(ends, device=device),
+        query_starts_B=torch.tensor([0, *np.cumsum(sizes)[:-1].tolist()], device=device),
+        write_slots_T=slots_T,
+        num_decode_rows=0,
+        host_query_lengths_B=np.array(sizes),
+        host_context_lengths_B=np.array(ends),
+    )
+    return batch, positions_T
+
+
+def _on_its_own(
+    model: BridgedModel, ids_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Masks]:
+    """The `hidden_TC`, the last token's logits and the masks of transformers' own model."""
+    body, masks, outputs = model.body, dict[int, torch.Tensor](), []
 
     def keep(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         mask = given.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:
             masks[int(module.layer_idx)] = mask
 
-    config._attn_implementation = "eager"
+    body.config._attn_implementation = "eager"
     try:
         with ExitStack() as hooks:
             for module in body.modules():
                 if _attends(module):
                     hooks.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
-            output = body(input_ids=ids_T.unsqueeze(0), use_cache=False)
+            hook = body.register_forward_hook(lambda *call: outputs.append(call[-1]))
+            hooks.callback(hook.remove)
+            given = {"input_ids": ids_T.unsqueeze(0), "use_cache": False}
+            logits_V = model.whole(**given).logits[0, -1]
+            if not outputs:  # the whole reads a part of the body
+                body(**given)
     finally:
-        config._attn_implementation = ATTENTION
+        body.config._attn_implementation = ATTENTION
     num_tokens = len(ids_T)
     seen = {layer: _seen(mask[..., :num_tokens, :num_tokens]) for layer, mask in masks.items()}
-    return output.last_hidden_state[0], seen
+    return outputs[-1].last_hidden_state[0], logits_V, seen
 
 
 def _attends(module: torch.nn.Module) -> bool:
@@ -148,8 +185,12 @@ def _seen(mask: torch.Tensor) -> torch.Tensor:
     return first_QS
 
 
-def _check_masks(masks: Masks, windows: Mapping[int, int | None], stated: int | None) -> list[int]:
+def _check_masks(
+    plan: CachePlan, masks: Masks, windows: Mapping[int, int | None], stated: int | None
+) -> list[int]:
     """The layers whose window is in their mask alone. Raises `WeightsError` for other masks."""
+    if masks.keys() != plan.layers.keys():
+        raise WeightsError(refusal("the masks of its layers cannot be read"))
     found = []
     for layer, seen_QS in masks.items():
         given = windows.get(layer)
