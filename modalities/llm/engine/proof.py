@@ -90,8 +90,8 @@ def prove(
 
 def _is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Whether each row of values is that of the class, but for rounding."""
-    difference, norm = ((x.float()).norm(dim=-1) for x in (found - expected, expected))
-    return difference <= _LARGEST_DIFFERENCE * norm
+    difference = torch.linalg.vector_norm((found - expected).float(), dim=-1)
+    return difference <= _LARGEST_DIFFERENCE * torch.linalg.vector_norm(expected.float(), dim=-1)
 
 
 def _on_pages(
@@ -106,7 +106,7 @@ def _on_pages(
     kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, ids_T.device)
     windows: dict[int, int | None] = {}
     middle = min(_NUM_FIRST, num_tokens - 1)
-    chunks = []
+    chunks: list[tuple[int, torch.Tensor]] = []
     for step_chunks in ([(0, 0, middle)], [(0, middle, num_tokens), (1, 0, middle)]):
         batch, positions_T = _batch(step_chunks, num_pages, ids_T.device)
         step = BridgedStep(PagedStep(kv, batch), model.plan, windows)
