@@ -91,7 +91,8 @@ def prove(
 def _is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Whether each row of values is that of the class, but for rounding."""
     difference = torch.linalg.vector_norm((found - expected).float(), dim=-1)
-    return difference <= _LARGEST_DIFFERENCE * torch.linalg.vector_norm(expected.float(), dim=-1)
+    norm = torch.linalg.vector_norm(expected.float(), dim=-1)
+    return torch.le(difference, _LARGEST_DIFFERENCE * norm)
 
 
 def _on_pages(
