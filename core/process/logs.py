@@ -50,14 +50,15 @@ class LogOptions(Protocol):
 
 
 def configure(
-    options: LogOptions, *, stream: TextIO = sys.stderr, has_color: bool | None = None
+    options: LogOptions, *, stream: TextIO | None = None, has_color: bool | None = None
 ) -> None:
     """Send every log line of this process to `stream`, in the levels and format of `options`.
 
-    Text is colored on a terminal; `has_color` overrides that.
+    Without a `stream`, each line goes to `sys.stderr` of that moment. Text is colored on a
+    terminal; `has_color` overrides that.
     """
-    handler = logging.StreamHandler(stream)
-    is_colored = can_color(stream) if has_color is None else has_color
+    handler = logging.StreamHandler(stream) if stream else _StderrHandler()
+    is_colored = can_color(stream or sys.stderr) if has_color is None else has_color
     is_json = options.log_format == "json"
     handler.setFormatter(JsonFormatter() if is_json else TextFormatter(has_color=is_colored))
     root = logging.getLogger()
@@ -92,6 +93,15 @@ def module_levels(entries: Iterable[str]) -> list[tuple[str, str]]:
             )
         levels.append((module, level))
     return levels
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the current `sys.stderr`, which a table on the terminal replaces for a while."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write `record`; the caller holds the lock of this handler."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -75,6 +75,17 @@ def test_the_level_of_this_process(level: int, name: str) -> None:
     assert logs.current_level() == name
 
 
+def test_lines_follow_the_error_output_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", first)
+    logs.configure(ServerOptions())
+    logging.getLogger("triptych.part").info("one")
+    monkeypatch.setattr("sys.stderr", second)
+    logging.getLogger("triptych.part").info("two")
+    assert first.getvalue().endswith("part: one\n")
+    assert second.getvalue().endswith("part: two\n")
+
+
 @pytest.mark.parametrize("entry", ["debug", "=debug", "triptych.core=loud", "triptych.core"])
 def test_a_malformed_level_is_explained(entry: str) -> None:
     with pytest.raises(ConfigError, match=f"^--log-module-level {entry}: write MODULE=LEVEL"):
