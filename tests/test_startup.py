@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
+import pty
+import re
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -293,6 +298,101 @@ def test_lines_of_children_pass_through_this_process(
     os.write(lines.fd, b"one\ntwo \xff\n")
     lines.close()
     assert stream.getvalue() == "one\ntwo \ufffd\n"
+
+
+class FailsOnce(io.StringIO):
+    """An error output whose first line fails."""
+
+    has_failed = False
+
+    def write(self, text: str) -> int:
+        if self.has_failed:
+            return super().write(text)
+        self.has_failed = True
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_line_that_cannot_be_written_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = FailsOnce()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = ChildLines()
+    os.write(lines.fd, b"lost\nnext\n")
+    lines.close()
+    assert stream.getvalue() == "next\n"
+
+
+class Stopped(io.StringIO):
+    """An error output that accepts nothing until `resumed` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resumed = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.resumed.wait()
+        return super().write(text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no larger pipes")
+def test_children_do_not_wait_for_a_terminal_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Stopped()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = ChildLines()
+    os.set_blocking(lines.fd, False)
+    text = b"x" * 1023 + b"\n"
+    try:
+        assert os.write(lines.fd, text * 900) == len(text) * 900
+    finally:
+        stream.resumed.set()
+        lines.close()
+
+
+def screen(text: str) -> list[str]:
+    """The lines on a terminal after `text`, without colors."""
+    lines, at, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+        match part:
+            case "\r":
+                column = 0
+            case "\n":
+                at += 1
+                lines += [""] * (at == len(lines))
+            case "\x1b[1A":
+                at -= 1
+            case "\x1b[2K":
+                lines[at] = ""
+            case _ if not part.startswith("\x1b"):
+                end = column + len(part)
+                lines[at] = lines[at][:column].ljust(column) + part + lines[at][end:]
+                column = end
+    return [line.rstrip() for line in lines]
+
+
+def read_all(fd: int) -> str:
+    """The output on a terminal whose other end is closed, which Linux reports as an error."""
+    chunks = []
+    with os.fdopen(fd, "rb", buffering=0) as reader, suppress(OSError):
+        while chunk := reader.read(65536):
+            chunks.append(chunk)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.usefixtures("log")
+def test_log_lines_remain_above_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        logs.configure(ServerOptions(), has_color=False)
+        view = TableView(Console(stderr=True, width=80, height=40))
+        with Startup(ServerOptions(), view) as startup:
+            startup.expect(MODELS)
+            logging.getLogger("triptych.part").warning("careful")
+    lines = screen(read_all(ours))
+    assert lines[0].endswith("warning part: careful")
+    assert row(lines[1:], "whisper")
 
 
 def test_the_table_is_for_terminals_with_text_logs(monkeypatch: pytest.MonkeyPatch) -> None:
