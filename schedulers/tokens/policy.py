@@ -84,7 +84,7 @@ class _TokenPolicy:
         self._begun: list[SequenceState] = []
         self._waits_for_masks = False
         for row in state.running:
-            # Most rows decode: the property is asked for the others.
+            # Most rows decode: only the others need the property.
             (self._answering if row.is_decoding or row.is_answering else self._begun).append(row)
             if row.grammar is not None and row.is_awaited:
                 self._waits_for_masks = True

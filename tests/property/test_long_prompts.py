@@ -121,7 +121,7 @@ shared_loads = st.lists(
 def test_every_step_is_full_while_prompts_wait(
     arrivals: list[Arrival], budget: int, depth: int
 ) -> None:
-    """So no order of prompts costs a step, whoever they belong to."""
+    """No order of prompts costs a step, whichever clients sent them."""
     load = load_of(arrivals, budget, depth)
     for plan in load.run():
         tokens = tokens_of(plan)

@@ -22,7 +22,7 @@ from triptych.core.options.config import ServerOptions
 from triptych.startup.state import ModelRow, StartState
 
 _BAR_COLUMNS = 6
-_OTHER_COLUMNS = 56  # of a line, beside the name
+_OTHER_COLUMNS = 56  # of a line, without the name
 _GIB = 2**30
 _STATES = MappingProxyType(
     {"waiting": "waiting", "fetching": "preparing", "found": "on disk", "later": "on first use"}

@@ -40,7 +40,7 @@ class View(Protocol):
 
 
 class TableView:
-    """A table on a terminal, drawn anew several times per second until the server is ready."""
+    """A table on a terminal, redrawn several times per second until the server is ready."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
