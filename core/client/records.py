@@ -1,22 +1,24 @@
 """The servers of this user that run on this machine, each with a file that has its address.
 
-Owns the folder and its files. Only the user can write there, so a command never sends a prompt to
-another user's server because of its port. Knows nothing of requests.
+Owns the folder and its files. Only the user can write there, and a server keeps its file locked
+for its life, so a command sends nothing to another process that has the server's process id or
+port. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkstemp
 
 import msgspec
 
-from triptych.core.process.atomic_files import write_whole
 from triptych.core.process.typed import decode_json
 
 _log = logging.getLogger(__name__)
@@ -48,28 +50,28 @@ def recorded(url: str) -> Iterator[None]:
 
     Without a folder to write to, commands do not find the server by themselves.
     """
-    path = _write(
-        ServerRecord(
-            url=_reachable(url), host=platform.node(), pid=os.getpid(), started_s=time.time()
-        )
+    record = ServerRecord(
+        url=_reachable(url), host=platform.node(), pid=os.getpid(), started_s=time.time()
     )
+    lock = _write(record)
     try:
         yield
     finally:
-        if path is not None:
-            _remove(path)
+        if lock is not None:
+            _remove(_path(record))
+            os.close(lock)
 
 
 def running_servers() -> list[ServerRecord]:
-    """Return the records of living processes of this machine, the latest server first.
+    """Return the records of this machine whose servers run, the latest server first.
 
-    Damaged records and those of dead processes are removed. Other machines may share the folder;
+    Damaged records and those of ended servers are removed. Other machines may share the folder;
     their records stay.
     """
     found = []
     for path in _paths():
         record = _read(path)
-        if record is None or ((is_own := record.host == platform.node()) and not _is_alive(record)):
+        if record is None or ((is_own := record.host == platform.node()) and not _is_locked(path)):
             _remove(path)
         elif is_own:
             found.append(record)
@@ -83,16 +85,33 @@ def _paths() -> list[Path]:
         return []
 
 
-def _write(record: ServerRecord) -> Path | None:
-    """Write a record; `None` where that is impossible."""
+def _path(record: ServerRecord) -> Path:
+    return records_folder() / f"{record.host}-{record.pid}.json"
+
+
+def _write(record: ServerRecord) -> int | None:
+    """Write a record; return the descriptor that locks it, or `None` where that is impossible."""
     try:
-        path = records_folder() / f"{record.host}-{record.pid}.json"
+        path = _path(record)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, (msgspec.json.encode(record),), is_durable=False)
+        return _write_locked(path, msgspec.json.encode(record))
     except OSError as error:
         _log.debug("commands cannot find this server by themselves: %s", error)
         return None
-    return path
+
+
+def _write_locked(path: Path, content: bytes) -> int:
+    """Write a file that is locked before it has its name, as an unlocked one may be removed."""
+    file, partial = mkstemp(dir=path.parent)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, content)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        os.close(file)
+        raise
+    return file
 
 
 def _read(path: Path) -> ServerRecord | None:
@@ -105,12 +124,14 @@ def _read(path: Path) -> ServerRecord | None:
         return None
 
 
-def _is_alive(record: ServerRecord) -> bool:
-    try:
-        os.kill(record.pid, 0)
-    except OSError:
-        return False
-    return True
+def _is_locked(path: Path) -> bool:
+    """Whether a server holds the lock, which ends with its process, however that ends."""
+    with suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: other commands look as well
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _remove(path: Path) -> None:

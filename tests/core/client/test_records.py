@@ -1,10 +1,15 @@
-"""The records of running servers: written, found, and removed when their process is gone."""
+"""The records of running servers: written, found, and removed when their server has ended."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,20 +44,45 @@ def test_a_server_on_all_addresses_is_called_on_this_machine(listens: str, calle
         assert running_servers()[0].url == called
 
 
-def test_the_latest_server_is_first_and_dead_or_damaged_records_are_removed(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    gone = 2**22 + 1  # above the largest process id of Linux
-    for name, host, pid, started_s in (
-        ("a", platform.node(), os.getpid(), 1.0),
-        ("b", platform.node(), os.getppid(), 2.0),
-        ("c", platform.node(), gone, 3.0),
-        ("e", "another-machine", gone, 4.0),
-    ):
-        record = ServerRecord(url=URL + name, host=host, pid=pid, started_s=started_s)
-        (folder / f"{name}.json").write_bytes(msgspec.json.encode(record))
-    (folder / "d.json").write_text("{")
-    assert [record.url[-1] for record in running_servers()] == ["b", "a"]
+def write(folder: Path, name: str, **fields: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"url": URL + name, "host": platform.node(), "pid": os.getpid(), "started_s": 1.0}
+    path = folder / f"{name}.json"
+    path.write_bytes(msgspec.json.encode(ServerRecord(**(given | fields))))
+    return path
+
+
+def test_the_latest_server_is_first_and_ended_or_damaged_records_are_removed(folder: Path) -> None:
+    with ExitStack() as stack:
+        for name, started_s in (("a", 1.0), ("b", 2.0)):
+            file = stack.enter_context(write(folder, name, started_s=started_s).open("rb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        write(folder, "c", started_s=3.0)
+        write(folder, "e", host="another-machine", started_s=4.0)
+        (folder / "d.json").write_text("{")
+        assert [record.url[-1] for record in running_servers()] == ["b", "a"]
     assert sorted(path.name for path in folder.iterdir()) == ["a.json", "b.json", "e.json"]
+
+
+def test_a_killed_server_is_gone_though_its_process_id_lives(folder: Path) -> None:
+    program = (
+        "import sys\n"
+        "from triptych.core.client.records import recorded\n"
+        f"with recorded({URL!r}):\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        (found,) = running_servers()
+        assert found.pid == server.pid
+        server.kill()
+    (left,) = folder.iterdir()
+    left.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, pid=os.getpid())))
+    assert running_servers() == []
+    assert list(folder.iterdir()) == []
 
 
 def test_records_of_other_users_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
