@@ -19,6 +19,7 @@ from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
 from triptych.core.options.config import ServerOptions
 
+_CLIENT_GONE = 499  # as nginx logs it; never sent
 _GOODBYE_S = 1.0  # for a closed connection to be reported, and for final errors on a drain
 
 
@@ -221,3 +222,8 @@ class FollowClient:
             watcher.lift_limit()
             self._in_flight.remove(watcher)
             await watcher.close()
+
+
+def recorded_status(scope: Scope, sent: int) -> int:
+    """Return the status of a response for records: 499 if its client left before the end."""
+    return _CLIENT_GONE if scope["state"].get("is_gone") else sent

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.core.engine_api.job_report import LOAD, QUEUE, JobReport
 from triptych.core.engine_api.journal import JournalEntry, call_of
 from triptych.core.errors import ConfigError
+from triptych.core.http.disconnect import recorded_status
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -120,8 +121,8 @@ class RequestTracing:
             del self._calls[next(iter(self._calls))]
         return traced
 
-    def end(self, traced: _TracedRequest, status: int | None) -> None:
-        """Close the span of a request; `status` is that of its response, `None` if it failed."""
+    def end(self, traced: _TracedRequest, status: int) -> None:
+        """Close the span of a request; `status` is that of its response, 0 if it failed."""
         from opentelemetry.trace import Status, StatusCode
 
         traced.route, traced.scope = _route_of(traced), None
@@ -130,9 +131,9 @@ class RequestTracing:
         span = traced.span
         span.update_name(f"POST {traced.route}")
         span.set_attribute("http.route", traced.route)
-        if status is not None:
+        if status:
             span.set_attribute("http.response.status_code", status)
-        if status is None or status >= 500:
+        if not status or status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
@@ -194,7 +195,7 @@ class TraceRequests:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        traced, status = self._tracing.begin(scope), None
+        traced, status = self._tracing.begin(scope), 0
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -206,7 +207,7 @@ class TraceRequests:
         try:
             await self._app(scope, receive, noting)
         finally:
-            self._tracing.end(traced, status)
+            self._tracing.end(traced, recorded_status(scope, status))
 
 
 def traces_url(endpoint: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import logging
 import threading
@@ -16,10 +17,10 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra [otel]")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from support.accounts import REPORT, ReportingEngine
-from support.http import chat, in_process, make_app
+from support.http import chat, in_process, live, make_app, until
 from triptych.core.errors import ConfigError
 from triptych.core.http import tracing
 from triptych.core.http.tracing import RequestTracing, operation_of, traces_url, unix_ns
@@ -162,6 +163,32 @@ async def test_an_error_is_a_status_of_its_span(tmp_path: Path) -> None:
     (span,) = collector.spans.values()
     assert attributes(span)["http.response.status_code"] == 400
     assert not span.parent_span_id
+
+
+def test_a_caller_that_leaves_is_no_error(tmp_path: Path) -> None:
+    with collecting() as (endpoint, collector):
+        engine = ReportingEngine(is_endless=True, step_s=0.01)
+        app = make_app(tmp_path, engine, otlp_traces_endpoint=endpoint)
+        with live(app) as server:
+            with httpx.Client(timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
+                client.post(f"{server.url}/v1/chat/completions", json=chat())
+            until(lambda: not len(app.state.in_flight))
+        asyncio.run(app.state.tracing.close())
+    span = collector.spans["POST /v1/chat/completions"]
+    assert attributes(span)["http.response.status_code"] == 499, "as in the access log"
+    assert span.status.code == Status.STATUS_CODE_UNSET
+
+
+async def test_a_request_that_fails_is_an_error(tmp_path: Path) -> None:
+    with collecting() as (endpoint, collector):
+        engine = ReportingEngine(error=RuntimeError("a bug"))
+        app = make_app(tmp_path, engine, otlp_traces_endpoint=endpoint)
+        async with in_process(app) as client:
+            await client.post("/v1/chat/completions", json=chat())
+        await app.state.tracing.close()
+    span = collector.spans["POST /v1/chat/completions"]
+    assert "http.response.status_code" not in attributes(span)
+    assert span.status.code == Status.STATUS_CODE_ERROR
 
 
 @pytest.mark.parametrize("kind", ["absent", "refusing"])
