@@ -18,15 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.engine_api.caller import AccessRecord, Principal
 from triptych.core.http.dialects import Dialect, dialect_of
+from triptych.core.http.disconnect import recorded_status
 from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
-from triptych.core.http.recent_requests import RecentRequest, RecentRequests
+from triptych.core.http.recent_requests import RecentRequest
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.process.logs import fields
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_CLIENT_GONE = 499  # as nginx logs it; never sent
 
 _logger = logging.getLogger(__name__)
 
@@ -35,23 +35,20 @@ class Access:
     """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
     A caller's `X-Request-Id` is kept if it is well-formed. `scope["state"]["call_id"]` is always
-    unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's;
-    `recent` gets the requests that may have work for a model. Without `is_logged` requests are only
-    counted.
+    unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's.
+    Without `is_logged` requests are only counted.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         metrics: HttpMetrics,
-        recent: RecentRequests,
         dialects: Sequence[Dialect] = (),
         *,
         is_logged: bool = True,
     ) -> None:
         self._is_logged = is_logged
         self._app = app
-        self._recent = recent
         self._dialects = dialects
         self._metrics = metrics
 
@@ -68,7 +65,6 @@ class Access:
         state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
         ids = log_ids(state["request_id"], state["call_id"])
         answer = _StampedResponse(send, state["dialect"].id_headers(state["request_id"]))
-        recent = self._recent.add(state) if scope["method"] == "POST" else None
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
@@ -78,13 +74,12 @@ class Access:
                 raise
             await error_answer(error, scope)(scope, receive, answer.send)
         finally:
-            status = _CLIENT_GONE if state.get("is_gone") else answer.status
-            self._record(scope, status, time.perf_counter() - started_s, recent)
+            elapsed_s = time.perf_counter() - started_s
+            self._record(scope, recorded_status(scope, answer.status), elapsed_s)
 
-    def _record(
-        self, scope: Scope, status: int, elapsed_s: float, recent: RecentRequest | None
-    ) -> None:
+    def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
+        recent: RecentRequest | None = scope["state"].get("recent_request")
         if recent is not None:
             recent.end(route, status)
         model = scope["state"]["record"].model

@@ -44,7 +44,7 @@ from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
-from triptych.core.http.recent_requests import RecentRequests
+from triptych.core.http.recent_requests import RecentRequests, RecordRequests
 from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
@@ -114,7 +114,10 @@ def create_app(
         redirect_slashes=False,  # a redirect would trust the Host header
         middleware=[
             *observers.layers(config.server, dialects),
-            *_layers(config.server, in_flight, keyring, _public(routers)),
+            *_guards(config.server, keyring, _public(routers)),
+            Middleware(RecordRequests, recent=observers.recent),
+            Middleware(FollowClient, options=config.server, in_flight=in_flight),
+            Middleware(Paths),
         ],
         exception_handlers={
             UnknownModel: handle_unknown_model,
@@ -180,7 +183,6 @@ class _Observers:
         access = Middleware(
             Access,
             metrics=self.metrics,
-            recent=self.recent,
             dialects=dialects,
             is_logged=options.access_log,
         )
@@ -216,12 +218,10 @@ def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:
     return PUBLIC_ROUTES.union(*pages)
 
 
-def _layers(
-    options: ServerOptions,
-    in_flight: InFlight,
-    keyring: Keyring,
-    public: Set[tuple[str, str]],
+def _guards(
+    options: ServerOptions, keyring: Keyring, public: Set[tuple[str, str]]
 ) -> list[Middleware]:
+    """Return the layers that refuse requests by their origin or key."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
@@ -242,6 +242,4 @@ def _layers(
         *([cors] if options.cors_origin else []),
         Middleware(GuardSites, options=options, keyring=keyring),
         Middleware(RequireKey, keyring=keyring, public=public),
-        Middleware(FollowClient, options=options, in_flight=in_flight),
-        Middleware(Paths),
     ]

@@ -1,7 +1,8 @@
 """The recent requests of callers, by the ids in their responses.
 
-Owns a bounded list of POST requests, the oldest dropped first. A caller's own id may be used twice:
-the latest request counts. Knows no bodies and no jobs.
+Owns a bounded list of POST requests for each owner of a key, the oldest dropped first, and the
+layer that fills it behind the authentication: no caller can displace the requests of another. An
+owner's own id may be used twice: the latest request counts. Knows no bodies and no jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 MAX_REQUESTS = 4096
+"""The bound for each owner; there are as many owners as configured keys."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,21 +23,14 @@ class RecentRequest:
     """A request that arrived at `arrived_s` (monotonic), and its response, once it is sent."""
 
     call_id: str
-    state: Mapping[str, Any]
     arrived_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
     route: str = ""
     status: int | None = None
 
-    @property
-    def owner(self) -> str:
-        """The owner of the key that it was sent with."""
-        return str(self.state["principal"].owner)
-
     def end(self, route: str, status: int) -> None:
         """Record the end of the response."""
         self.ended_s, self.route, self.status = time.monotonic(), route, status
-        self.state = {"principal": self.state["principal"]}  # the rest may be large
 
 
 class RecentRequests:
@@ -41,18 +38,35 @@ class RecentRequests:
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self._max_requests = max_requests
-        self._requests: dict[str, RecentRequest] = {}
+        self._requests: dict[str, dict[str, RecentRequest]] = {}
 
     def add(self, state: Mapping[str, Any]) -> RecentRequest:
-        """Add a request with the ids in its `state`."""
-        request = RecentRequest(call_id=state["call_id"], state=state)
-        self._requests.pop(state["request_id"], None)  # the order is that of arrival
-        self._requests[state["request_id"]] = request
-        if len(self._requests) > self._max_requests:
-            del self._requests[next(iter(self._requests))]
+        """Add a request with the ids and the principal in its `state`."""
+        request = RecentRequest(call_id=state["call_id"])
+        owned = self._requests.setdefault(state["principal"].owner, {})
+        owned.pop(state["request_id"], None)  # the order is that of arrival
+        owned[state["request_id"]] = request
+        if len(owned) > self._max_requests:
+            del owned[next(iter(owned))]
         return request
 
     def find(self, request_id: str, owner: str) -> RecentRequest | None:
-        """Return the latest request of this id, if it is the owner's."""
-        found = self._requests.get(request_id)
-        return found if found is not None and found.owner == owner else None
+        """Return the owner's latest request of this id."""
+        return self._requests.get(owner, {}).get(request_id)
+
+
+class RecordRequests:
+    """ASGI middleware: adds each POST request, and sets `recent_request` in `scope["state"]`.
+
+    It stands behind `RequireKey`, which sets the principal.
+    """
+
+    def __init__(self, app: ASGIApp, recent: RecentRequests) -> None:
+        self._app = app
+        self._recent = recent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            scope["state"]["recent_request"] = self._recent.add(scope["state"])
+        await self._app(scope, receive, send)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from support.accounts import REPORT, ReportingEngine
 from support.http import chat, in_process, make_app
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.http import app as http_app
 from triptych.core.http.recent_requests import RecentRequests
 from triptych.core.router.client import ReplicatedClient
 from triptych.core.router.request import RouteChoice, RoutedRequest
@@ -121,6 +124,27 @@ async def test_a_caller_sees_no_request_of_another_key(tmp_path: Path) -> None:
         assert (await http.get(path, headers=other)).status_code == 404
 
 
+@pytest.mark.parametrize(("key", "status"), [("two", 200), ("wrong", 401)])
+async def test_no_other_caller_removes_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, status: int
+) -> None:
+    """Neither by sending its id nor by sending many, with a key of another owner or without."""
+    monkeypatch.setattr(http_app, "RecentRequests", partial(RecentRequests, 2))
+    app = make_app(tmp_path, ReportingEngine(), api_key=("one", "two"))
+    async with in_process(app) as http:
+        mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", key))
+        assert await ask(http, **mine, **{"x-request-id": "same"}) == "same"
+        for given in ("same", "b", "c", "d"):
+            sent = await http.post(
+                "/v1/chat/completions",
+                json=chat(max_tokens=3),
+                headers={**other, "x-request-id": given},
+            )
+            assert sent.status_code == status
+        found = await http.get("/v1/engine/explain/same", headers=mine)
+    assert (found.status_code, len(found.json().get("jobs", ()))) == (200, 1)
+
+
 async def test_what_is_not_known_is_a_404_that_says_so(tmp_path: Path) -> None:
     async with in_process(make_app(tmp_path, ReportingEngine())) as http:
         refused = await http.post("/v1/chat/completions", json={})
@@ -154,6 +178,14 @@ def test_old_jobs_and_requests_are_forgotten() -> None:
     assert [len(journal.call(call)) for call in ("a", "b", "c")] == [0, 1, 1]
     assert [requests.find(call, "") is None for call in ("a", "b", "c")] == [True, False, False]
     assert requests.find("b", "another") is None
+
+
+def test_each_owner_has_a_list_of_its_own() -> None:
+    requests = RecentRequests(max_requests=2)
+    for call, owner in (("a", "one"), ("b", "two"), ("c", "two"), ("d", "two")):
+        requests.add({"request_id": f"id-{call}", "call_id": call, "principal": Owner(owner)})
+    assert requests.find("id-a", "one") is not None
+    assert [requests.find(f"id-{call}", "two") is None for call in "bcd"] == [True, False, False]
 
 
 def test_the_latest_request_of_an_id_counts() -> None:
