@@ -7,6 +7,7 @@ supervisor's tree, or its own where there is none. Knows nothing of their work.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ class _Use(NamedTuple):
     resident_bytes: int = 0
     num_fds: int = 0
     num_threads: int = 0
-    cpu_s: float = 0.0
     started_s: float = float("inf")
 
     def plus(self, other: _Use) -> _Use:
@@ -34,7 +34,6 @@ class _Use(NamedTuple):
             self.resident_bytes + other.resident_bytes,
             self.num_fds + other.num_fds,
             self.num_threads + other.num_threads,
-            self.cpu_s + other.cpu_s,
             min(self.started_s, other.started_s),
         )
 
@@ -49,42 +48,49 @@ class ProcessCollector(Collector):
         self._own_pid = own.pid
         self._kinds: dict[tuple[int, float], str] = {}
         self._cpu_s: dict[tuple[int, float], float] = {}
-        self._ended_s: dict[str, float] = {}
-        self._uses: dict[str, _Use] = {}
+        self._total_cpu_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._values = self._by_name({})
 
     def read(self) -> None:
-        """Read the use of all processes; takes milliseconds."""
+        """Read the use of all processes; takes milliseconds. Threads take turns."""
+        with self._lock:
+            self._values = self._by_name(self._read())
+
+    def _read(self) -> dict[str, _Use]:
         uses: dict[str, _Use] = {}
         alive: set[tuple[int, float]] = set()
         for process in (self._root, *self._root.children(recursive=True)):
             try:
                 key = process.pid, process.create_time()
-                kind = self._kinds.setdefault(key, self._kind(process))
-                use = _use_of(process)
-            except psutil.Error:  # it has ended meanwhile
+                alive.add(key)  # also if the rest cannot be read this time
+                if key not in self._kinds:
+                    self._kinds[key] = self._kind(process)
+                use, cpu_s = _use_of(process)
+            except psutil.Error:  # it has ended meanwhile, for instance
                 continue
-            alive.add(key)
-            self._cpu_s[key] = use.cpu_s
+            kind = self._kinds[key]
             uses[kind] = uses.get(kind, _Use()).plus(use)
-        for key in self._cpu_s.keys() - alive:
-            kind = self._kinds.pop(key)
-            self._ended_s[kind] = self._ended_s.get(kind, 0.0) + self._cpu_s.pop(key)
-        self._uses = uses
+            added_s = cpu_s - self._cpu_s.get(key, 0.0)
+            self._total_cpu_s[kind] = self._total_cpu_s.get(kind, 0.0) + added_s
+            self._cpu_s[key] = cpu_s
+        for key in self._kinds.keys() - alive:
+            del self._kinds[key]
+            self._cpu_s.pop(key, None)
+        return uses
+
+    def _by_name(self, uses: dict[str, _Use]) -> dict[str, dict[str, float]]:
+        return {
+            "process_resident_memory_bytes": {k: u.resident_bytes for k, u in uses.items()},
+            "process_open_fds": {k: u.num_fds for k, u in uses.items()},
+            "process_threads": {k: u.num_threads for k, u in uses.items()},
+            "process_start_time_seconds": {k: u.started_s for k, u in uses.items()},
+            "process_cpu_seconds_total": dict(self._total_cpu_s),
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
-        found: dict[str, dict[str, float]] = {
-            "process_resident_memory_bytes": {k: u.resident_bytes for k, u in self._uses.items()},
-            "process_open_fds": {k: u.num_fds for k, u in self._uses.items()},
-            "process_threads": {k: u.num_threads for k, u in self._uses.items()},
-            "process_start_time_seconds": {k: u.started_s for k, u in self._uses.items()},
-            "process_cpu_seconds_total": {
-                kind: self._ended_s.get(kind, 0.0)
-                + (self._uses[kind].cpu_s if kind in self._uses else 0.0)
-                for kind in {**self._uses, **self._ended_s}
-            },
-        }
-        for name, by_kind in found.items():
+        for name, by_kind in self._values.items():
             known = FAMILIES[name]
             family = Metric(name.removesuffix("_total"), known.help, known.kind)
             for kind, value in by_kind.items():
@@ -110,13 +116,14 @@ def kind_of(command: list[str]) -> str:
     return "helper"
 
 
-def _use_of(process: psutil.Process) -> _Use:
+def _use_of(process: psutil.Process) -> tuple[_Use, float]:
+    """Return the use of a process now, and the seconds of the processor since its start."""
     with process.oneshot():
         times = process.cpu_times()
-        return _Use(
+        use = _Use(
             resident_bytes=process.memory_info().rss,
             num_fds=process.num_fds(),
             num_threads=process.num_threads(),
-            cpu_s=times.user + times.system,
             started_s=process.create_time(),
         )
+    return use, times.user + times.system
