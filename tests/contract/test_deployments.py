@@ -76,6 +76,7 @@ def test_kubernetes_probes_what_needs_no_key() -> None:
     assert headless["metadata"]["name"] == stateful["spec"]["serviceName"]
     assert budget["spec"]["selector"]["matchLabels"] == labels
     assert stateful["spec"]["replicas"] >= 2
+    assert "sessionAffinity" not in service["spec"], "it sends a whole NAT to one pod"
     claims = {each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"]}
     assert claims == {"cache"}, "weights outlive a pod"
 
