@@ -13,7 +13,7 @@ import msgspec
 from triptych.core.errors import ConfigError
 from triptych.core.options import refused
 from triptych.core.options.declaration import Option
-from triptych.core.process.typed import convert
+from triptych.core.process.typed import convert, decode_json
 
 SECRETS = frozenset({"admin_key", "api_key", "hf_token", "ssl_keyfile_password"})
 MASK = "***"
@@ -81,7 +81,7 @@ def _texts(value: Any) -> Any:
 def _json_list(text: Any) -> list[Any]:
     if isinstance(text, str) and text.startswith("["):
         with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(text, type=list[str])
+            return decode_json(text, list[str])
     return [text]
 
 

@@ -20,11 +20,13 @@ def importing_samples(*folders: Path) -> Iterator[None]:
     Afterwards all is as it was. Other folders have modules of the same names, and a package that
     outlives its modules in `sys.modules`, or they it, is found without them.
     """
-    before, path = _take_samples(), list(sys.path)
+    before, path, environ = _take_samples(), list(sys.path), dict(os.environ)
     sys.path[:0] = [str(folder) for folder in folders]
     try:
         yield
     finally:
+        os.environ.clear()
+        os.environ.update(environ)  # some samples set variables for their own process
         sys.path[:] = path
         _take_samples()
         sys.modules.update(before)

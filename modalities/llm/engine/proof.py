@@ -179,7 +179,7 @@ def _attends(module: torch.nn.Module) -> bool:
 def _seen(mask: torch.Tensor) -> torch.Tensor:
     """Which keys each query sees, the same for all heads. Raises `WeightsError` for biases."""
     seen = mask if mask.dtype is torch.bool else mask > _HIDDEN_SCORE
-    is_biased = mask.dtype is not torch.bool and bool(mask[seen].any())
+    is_biased = mask.dtype is not torch.bool and bool(mask.masked_fill(~seen, 0).any())
     first_QS: torch.Tensor = seen[0, 0]
     if is_biased or not bool((seen == first_QS).all()):
         raise WeightsError(refusal("its mask has biases, or differs between heads"))

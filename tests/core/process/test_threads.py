@@ -99,7 +99,7 @@ def test_there_is_at_least_one():
 @pytest.mark.parametrize(("asked", "logged"), [(0, "("), (3, "3 (--threads; ")])
 def test_log_has_number_of_threads_and_reason(asked, logged, caplog):
     before = torch.get_num_threads()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         open_device(DeviceOptions(device="cpu", threads=asked))
     torch.set_num_threads(before)
     (line,) = (line for line in caplog.messages if line.startswith("threads to compute with: "))

@@ -39,7 +39,7 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_without_nixl_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(ConfigError, match=r"^--pipeline-transport nixl: .*triptych\[nixl\]"):
+    with pytest.raises(ConfigError, match=r"^--pipeline-transport nixl: .*'\.\[nixl\]'"):
         check_nixl()
 
 
