@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import triptych
 from support.browser import barriers, chromium, opened
@@ -91,8 +93,10 @@ def test_what_the_pages_name_is_there() -> None:
     pages = read_pages(FOLDER)
     for path in sources():
         text = path.read_text(encoding="utf-8")
-        for name in re.findall(r'"(/page/[^"$]+)"', text):
-            assert name in pages
+        for name in re.findall(r'"/?(page/[^"$]+)"', text):
+            assert f"/{name}" in pages, (path, name)
+        for name in re.findall(r'url\("([^"]+)"', text):
+            assert (path.parent / name).resolve().is_file(), (path, name)
         for name in re.findall(r'from "(\.[^"]+)"', text):
             assert (path.parent / name).resolve().is_file(), (path, name)
 
@@ -444,3 +448,54 @@ def test_a_request_is_shown_as_code(browser: Any, tmp_path: Path, engine: FakeEn
         assert barriers(page) == []
         page.get_by_role("tab", name="Python").press("ArrowRight")
         assert 'import OpenAI from "openai"' in code.inner_text()
+
+
+# -- below a path --------------------------------------------------------------------------------
+
+
+@contextmanager
+def page_below(browser: Any, folder: Path, path: str, *, is_stripped: bool) -> Iterator[Any]:
+    """The page as a proxy publishes it below `path`, which the proxy removes if `is_stripped`."""
+    root = {} if is_stripped else {"root_path": path}
+    app = make_app(folder, FakeEngine(), pages=read_pages(FOLDER), **root)
+    if is_stripped:
+        app.add_middleware(OnlyBelow, path=path)
+    with live(app) as running, opened(browser, f"{running.url}{path}/") as page:
+        yield page
+
+
+class OnlyBelow:
+    """A proxy in small: it removes `path`, and has nothing elsewhere."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app, self._path = app, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"].startswith(f"{self._path}/"):
+            inner = {**scope, "path": scope["path"].removeprefix(self._path)}
+            inner["raw_path"] = inner["path"].encode()
+            await self._app(inner, receive, send)
+        else:
+            await Response(status_code=404)(scope, receive, send)
+
+
+@pytest.mark.parametrize("is_stripped", [True, False])
+def test_the_page_works_below_a_path(browser: Any, tmp_path: Path, is_stripped: bool) -> None:
+    with page_below(browser, tmp_path, "/llm", is_stripped=is_stripped) as page:
+        address = page.evaluate("location.origin") + "/llm/v1"
+        ask(page)
+        assert FakeEngine.answer in finished(page).inner_text()
+        page.get_by_role("button", name="Code", exact=True).click()
+        for language in ("curl", "Python", "JavaScript"):
+            page.get_by_role("tab", name=language).click()
+            assert address in page.locator("#code-body code").inner_text()
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="API").click()
+        page.locator("#about", has_text=address).wait_for()
+        page.locator("details.route summary").first.click()
+        page.get_by_text(f"curl {address}").first.wait_for()
+        page.locator("nav [data-panel=chat]").click()
+        page.get_by_label("Message", exact=True).wait_for()
+        assert page.url.endswith("/llm/#chat")

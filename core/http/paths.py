@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,7 +41,10 @@ class ShortPaths:
 
 
 class RootPath:
-    """ASGI middleware: paths below `root`, as a proxy publishes them, also work without it."""
+    """ASGI middleware: paths below `root`, as a proxy publishes them, also work without it.
+
+    `root` itself is redirected to `root/`: the page's links are relative, and need the slash.
+    """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app = app
@@ -49,12 +52,15 @@ class RootPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with the path below `root`."""
+        if scope["type"] == "http" and scope["path"] == self._root:
+            await RedirectResponse(f"{self._root}/")(scope, receive, send)
+            return
         if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._root}/"):
             raw_path = scope.get("raw_path", scope["path"].encode())
             scope = {
                 **scope,
-                "path": scope["path"].removeprefix(self._root) or "/",
-                "raw_path": raw_path.removeprefix(self._root.encode()) or b"/",
+                "path": scope["path"].removeprefix(self._root),
+                "raw_path": raw_path.removeprefix(self._root.encode()),
             }
         await self._app(scope, receive, send)
 

@@ -66,7 +66,7 @@ def opened(browser: Any, url: str, *, allowed: str = "", **context: Any) -> Iter
     page.on("console", on_console)
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("request", on_request)
-    page.goto("/")
+    page.goto(url)
     yield page
     session.close()
     assert faults == [], faults

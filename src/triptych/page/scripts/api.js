@@ -16,6 +16,9 @@ export class ApiError extends Advice {
 
 export const isAborted = (error) => error?.name === "AbortError";
 
+/** Return the URL of a path of the server, which a proxy may publish below a path of its own. */
+export const urlOf = (path) => new URL(`.${path}`, document.baseURI).href;
+
 /** Return the successful response of a route. Prompts for a key if one is needed. */
 export async function call(path, { json, form, signal, method } = {}) {
   const body = json === undefined ? form : JSON.stringify(json);
@@ -43,7 +46,7 @@ export const getJson = async (path, options) => (await call(path, options)).json
 
 async function reach(path, options) {
   try {
-    return await fetch(path, options);
+    return await fetch(urlOf(path), options);
   } catch (error) {
     if (isAborted(error)) throw error;
     throw new ApiError("The server cannot be reached. Check that it is running, then try again.");

@@ -1,5 +1,7 @@
 // Prompts for a first click. The small models that come with Triptych answer them well.
 
+import { urlOf } from "./api.js";
+
 export const ASK = [
   "Give me three tips for a good night's sleep.",
   "Write a Python function that reverses a string.",
@@ -7,7 +9,7 @@ export const ASK = [
 ];
 
 export const LOOK = {
-  picture: "/page/pictures/penguin.webp",
+  picture: urlOf("/page/pictures/penguin.webp"),
   questions: ["What is in this picture?", "How many penguins are there?"],
 };
 
@@ -30,8 +32,9 @@ export const DRAW = [
 export const seedOf = (prompt) => SEEDS[DRAW.indexOf(prompt)];
 const SEEDS = [5, 19, 5, 9, 8, 7];
 
-/** Return the path of a picture that `triptych-images` drew for an example. */
-export const pictureOf = (prompt) => `/page/pictures/${PICTURES[DRAW.indexOf(prompt)]}.webp`;
+/** Return the URL of a picture that `triptych-images` drew for an example. */
+export const pictureOf = (prompt) =>
+  urlOf(`/page/pictures/${PICTURES[DRAW.indexOf(prompt)]}.webp`);
 const PICTURES = ["penguin", "apple", "frogs", "sunflower", "rocket", "car"];
 
 export const STYLES = [

@@ -1,5 +1,6 @@
 // The state of the server and of its models, from /readyz.
 
+import { urlOf } from "./api.js";
 import { key } from "./key.js";
 
 const CALM_MS = 5000;
@@ -23,7 +24,7 @@ async function poll() {
   timer = 0;
   const sent = key();
   const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
-  state = await fetch("/readyz", { headers })
+  state = await fetch(urlOf("/readyz"), { headers })
     .then((reply) => reply.json())
     .catch(() => null);
   for (const listener of [...listeners]) listener(state);

@@ -1,5 +1,6 @@
 // The start of a chat: a card for each modality that is served, with examples of one click.
 
+import { urlOf } from "../api.js";
 import { chips, el } from "../dom.js";
 import { ASK, DRAW, LOOK, pictureOf, SPEAK } from "../examples.js";
 
@@ -18,7 +19,7 @@ export function homeView({ ask, look, speak, draw }) {
     { class: "home" },
     el("img", {
       class: "home-logo",
-      src: "/page/icon.svg",
+      src: urlOf("/page/icon.svg"),
       alt: "Triptych",
       width: "44",
       height: "44",

@@ -1,5 +1,6 @@
 // A request as code: for curl, and for OpenAI's packages for Python and JavaScript.
 
+import { urlOf } from "../api.js";
 import { key } from "../key.js";
 
 const SDK_FIELDS = {
@@ -71,7 +72,7 @@ export function whole(task, fields) {
 const INTO_FILE = { speech: "-o speech.wav" };
 
 function curl(task, fields) {
-  const parts = [`curl ${location.origin}${ROUTES[task]}`];
+  const parts = [`curl ${urlOf(ROUTES[task])}`];
   if (key()) parts.push('-H "Authorization: Bearer $TRIPTYCH_API_KEY"');
   if (task === "transcription") parts.push(`-F model=${fields.model}`, "-F file=@recording.wav");
   else {
@@ -94,7 +95,7 @@ function python(task, fields) {
     ...(modules.length ? [""] : []),
     "from openai import OpenAI",
     "",
-    `client = OpenAI(base_url="${location.origin}/v1", api_key=${given})`,
+    `client = OpenAI(base_url="${urlOf("/v1")}", api_key=${given})`,
   ];
   if (task === "transcription") return [...head, ...pythonHearing(fields)].join("\n");
   const [make, use] = PYTHON[task];
@@ -139,7 +140,7 @@ function script(task, fields) {
     ...(task === "transcription" ? ['import { createReadStream } from "node:fs";'] : []),
     'import OpenAI from "openai";',
     "",
-    `const client = new OpenAI({ baseURL: "${location.origin}/v1", apiKey: ${given} });`,
+    `const client = new OpenAI({ baseURL: "${urlOf("/v1")}", apiKey: ${given} });`,
   ];
   if (task === "transcription") return [...head, ...scriptHearing(fields)].join("\n");
   const [make, use] = SCRIPT[task];

@@ -1,5 +1,6 @@
 // A shell example of a route with its required fields.
 
+import { urlOf } from "../api.js";
 import { key } from "../key.js";
 import { contentsOf } from "./schema.js";
 
@@ -21,7 +22,7 @@ export function curlOf({ path, method, operation, schemas }, models) {
   const model = models.find((each) => each.task === task)?.id ?? "MODEL";
   const samples = { ...SAMPLES, model };
   const parts = [
-    `curl ${location.origin}${path.replace(/\{(\w+)[^}]*\}/g, (_, name) => name.toUpperCase())}`,
+    `curl ${urlOf(path.replace(/\{(\w+)[^}]*\}/g, (_, name) => name.toUpperCase()))}`,
   ];
   if (method !== "get" && method !== "post") parts.push(`-X ${method.toUpperCase()}`);
   if (key()) parts.push('-H "Authorization: Bearer $TRIPTYCH_API_KEY"');

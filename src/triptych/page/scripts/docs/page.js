@@ -1,6 +1,6 @@
 // The API reference: the routes of /openapi.json, rendered when they are opened.
 
-import { call, errorBox, getJson, isAborted } from "../api.js";
+import { call, errorBox, getJson, isAborted, urlOf } from "../api.js";
 import { codeTabs } from "../code/dialog.js";
 import { byId, codeBlock, el, show } from "../dom.js";
 import { ASK, DRAW, seedOf, SPEAK } from "../examples.js";
@@ -170,7 +170,7 @@ async function start() {
     showLinks(models);
     showQuick(models);
     byId("about").textContent =
-      `Version ${document_.info.version}. Any OpenAI client works with the base URL ${location.origin}/v1.`;
+      `Version ${document_.info.version}. Any OpenAI client works with the base URL ${urlOf("/v1")}.`;
     const raw = URL.createObjectURL(new Blob([text], { type: "application/json" })); // a link cannot send a key
     byId("raw").href = raw;
     const routes = routesOf(document_, models);
