@@ -24,7 +24,7 @@ would do, and booking does exactly that. The rules, in the order they are applie
 7. A waiting prompt whose next page a running row is computing, or that is on its way from another
    engine, waits for that page (`_find_awaited`).
 8. A waiting prompt for which there is no room may be overtaken by later ones, but only
-   `_MAX_OVERTAKEN` times (`_add_waiting`, `_blocks`).
+   `_MAX_OVERTAKEN` times, also by those that pass a long one (`_begin`, `_find_passed`).
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class _TokenPolicy:
         self._long_prompt: ScheduledRow | None = None
         self._half = 0
         self._deferred: list[SequenceState] = []
+        self._passed: dict[SequenceState, list[SequenceState]] = {}
         self._idle = (row for row in reversed(state.running) if self._is_idle(row))
 
     def preempt_for_clients(self) -> None:
@@ -189,28 +190,27 @@ class _TokenPolicy:
             return
         budget.num_tokens = min(budget.num_tokens, limits.max_prompt_tokens)
         self._half = budget.num_tokens // 2
-        self._count_partial()
-        blocked = list(self._blocked)
+        self._num_partial = sum(row not in self.step.victims for row in self._begun)
         for row in self._prioritized:
-            if not self._add(row, blocked):
+            if not self._add(row, self._blocked):
                 break
-        if not self._add_in_turn(self._state.shares.in_turn(self._begun)):
+        blocked: list[SequenceState] = []
+        if not self._add_in_turn(self._state.shares.in_turn(self._begun), blocked):
             return
         if self._state.waiting and not budget.is_short and self._has_rows():
             waiting = self._state.shares.in_turn(self._state.waiting)
             prioritized = set(self._prioritized)
             rows = (row for row in waiting if row not in prioritized)
-            self._add_in_turn(islice(rows, _MAX_LOOKAHEAD))
+            self._add_in_turn(islice(rows, _MAX_LOOKAHEAD), blocked)
         if self._long_prompt is not None:
-            self._fill_rest(self._long_prompt)
+            self._fill_rest(self._long_prompt, blocked)
 
     def _has_rows(self) -> bool:
         """Whether a waiting prompt can get a slot."""
         return self._budget.num_rows > 0 or any(map(self._is_idle, self._state.running))
 
-    def _add_in_turn(self, rows: Iterable[SequenceState]) -> bool:
+    def _add_in_turn(self, rows: Iterable[SequenceState], blocked: list[SequenceState]) -> bool:
         """Add chunks of prompts up to a long one, and defer the rest; false if the step is full."""
-        blocked: list[SequenceState] = []
         for row in rows:
             if self._long_prompt is not None:
                 self._deferred.append(row)
@@ -218,14 +218,36 @@ class _TokenPolicy:
                 return False
         return True
 
-    def _fill_rest(self, long: ScheduledRow) -> None:
+    def _fill_rest(self, long: ScheduledRow, blocked: list[SequenceState]) -> None:
         """Give the rest of the step to shorter prompts, then to the long one, then to others."""
         self._half = sys.maxsize
         shorter, others = split_by_work(long, self._deferred, self._num_left)
-        blocked: list[SequenceState] = []
+        self._find_passed(list(blocked))
         may_begin = self._add_all(shorter, blocked)
+        self._passed.clear()  # the others are tried in turn
         self._extend(long)
         self._add_all([row for row in others if may_begin or row.lease is not None], blocked)
+
+    def _find_passed(self, blocked: list[SequenceState]) -> None:
+        """Find the prompts without room ahead of each deferred one, at most `_MAX_BLOCKED`."""
+        has_limit = self._options.max_batch_total_tokens > 0
+        room = 0 if has_limit else self._budget.num_prompt_pages * self._pool.page_size
+        for row in self._deferred:
+            if row.lease is None:
+                self._passed[row] = blocked
+                may_count = len(blocked) < _MAX_BLOCKED and row.max_positions > room
+                if may_count and self._lacks_room(row):  # slow, and not asked for most rows
+                    blocked = [*blocked, row]
+
+    def _lacks_room(self, row: SequenceState) -> bool:
+        """Whether nothing but pages and context keeps a waiting prompt from beginning now."""
+        found = self._pool.peek(row.lookup_keys(self._pool.page_size))
+        num_missing = self._budget.num_missing(self._num_pages_to_start(row), found)
+        if self._has_room(num_missing) and self._has_context(row):
+            return False
+        start = len(found) * self._pool.page_size
+        may_begin = self._may_begin_with(self._chunk_size(row, start), row.num_tokens - start)
+        return self._can_begin(row) and may_begin and self._find_awaited(row, len(found)) is None
 
     def _add_all(self, rows: Iterable[SequenceState], blocked: list[SequenceState]) -> bool:
         """Add chunks of prompts in any order; false if no other prompt may begin."""
@@ -237,12 +259,12 @@ class _TokenPolicy:
 
     def _extend(self, piece: ScheduledRow) -> None:
         """Enlarge a chunk by what is left of the step."""
-        budget = self._budget
+        budget, was_sampled = self._budget, piece.is_sampled
         if budget.num_tokens > 0:
             budget.num_tokens += piece.num_tokens
             piece.num_tokens = self._chunk_size(piece.unit, piece.start)
             piece.is_sampled = piece.start + piece.num_tokens == piece.unit.num_tokens
-            self._num_partial -= piece.is_sampled
+            self._num_partial -= piece.is_sampled - was_sampled
             budget.num_tokens -= piece.num_tokens
 
     def _num_left(self, row: SequenceState) -> int:
@@ -333,7 +355,8 @@ class _TokenPolicy:
         """Begin a waiting prompt if it can; false if no other may begin after it."""
         if len(blocked) == _MAX_BLOCKED:
             return False
-        if not self._can_begin(row) or any(self._blocks(other, row) for other in blocked):
+        passed = self._passed.get(row, blocked)
+        if not self._can_begin(row) or any(self._blocks(other, row) for other in passed):
             return True
         found = self._pool.peek(row.lookup_keys(self._pool.page_size))
         awaited = self._find_awaited(row, len(found))
@@ -355,8 +378,8 @@ class _TokenPolicy:
         if not self._budget.num_rows and not self._preempt_idle():
             return False
         if self._has_context(row) and self._try_admit(row, found):
-            overtaken = (other for other in blocked if self._counts_overtaking(other, row))
-            self.step.overtaken += overtaken
+            passed = self._passed.get(row, blocked)
+            self.step.overtaken += [o for o in passed if self._counts_overtaking(o, row)]
             return True
         blocked.append(row)
         return not self._blocks_all(row)
@@ -366,10 +389,6 @@ class _TokenPolicy:
         most = self._options.max_num_partial_prefills
         return num_tokens == num_left or (num_tokens > 0 and not 0 < most <= self._num_partial)
 
-    def _count_partial(self) -> None:
-        """Count the prompts that are begun before this step and stay so."""
-        self._num_partial = sum(row not in self.step.victims for row in self._begun)
-
     def _counts_overtaking(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether it counts for `row` that `other` overtakes it.
 
@@ -378,8 +397,9 @@ class _TokenPolicy:
         return row.client == other.client or none_running(row.client, self._state.running)
 
     def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
-        """Whether `row` was overtaken so often that `other`, of the same client, waits for it."""
-        return row.num_times_overtaken >= _MAX_OVERTAKEN and row.client == other.client
+        """Whether `row` was overtaken so often that `other` waits for it."""
+        is_held_up = row.num_times_overtaken >= _MAX_OVERTAKEN
+        return is_held_up and (row.client == other.client or self._blocks_all(row))
 
     def _blocks_all(self, row: SequenceState) -> bool:
         """Whether `row` was overtaken so often that all later prompts wait for it."""
