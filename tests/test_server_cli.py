@@ -88,7 +88,7 @@ def test_a_server_is_stopped_by_its_signal(
     assert main(["stop"]) == 2
     assert "Several servers of yours run" in capsys.readouterr().err
     assert main(["stop", "--server", "http://127.0.0.1:3"]) == 2
-    assert main(["stop", "--server", "127.0.0.1:2"]) == 0
+    assert main(["stop", "--server", "localhost:2"]) == 0
     assert killed == [(two.pid, signal.SIGTERM)]
 
 

@@ -8,8 +8,8 @@ choice:
     neither              a server of this user on this machine that is ready and has the model;
                          else this process
 
-Options of an engine (`--device`, ...) are for this process. Knows no modality and no route beyond
-the list of models.
+Options of an engine (`--device`, ...), from any source, are for this process. Also owns which keys
+are sent where. Knows no modality and no route beyond the list of models.
 """
 
 from __future__ import annotations
@@ -17,21 +17,36 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
-from triptych.core.client.connection import Connection, is_on_this_machine
-from triptych.core.client.records import running_servers
+from triptych.core.client.connection import (
+    Connection,
+    is_on_this_machine,
+    is_same_server,
+    normalized_url,
+)
+from triptych.core.client.records import ServerRecord, running_servers
 from triptych.core.errors import ConfigError, TriptychError, Unauthorized, UnknownModel
-from triptych.core.options.table import COMMAND_VARIABLES, declared
-from triptych.core.options.values import convert_value
+from triptych.core.options.declaration import Option
+from triptych.core.options.relevance import spelled
+from triptych.core.options.table import (
+    COMMAND_VARIABLES,
+    Resolved,
+    declared,
+    resolve_with_sources,
+    value_of,
+)
 from triptych.core.process.lazy import load
 
 NONE = "none"
 _SERVER, _KEY = COMMAND_VARIABLES
+_API_KEYS = ("TRIPTYCH_API_KEY",)
 _CHECK_TIMEOUT_S = 10.0  # the API process of a busy server answers late, and still does
 _SHARED = frozenset({"model", "log_level", "cache_dir", "hf_token", "offline"})
 """Options that do not decide where a command runs."""
@@ -54,17 +69,27 @@ class Wanted:
     has_images: bool = False
     has_seed: bool = True
 
-    def served_by(self, cards: Sequence[Mapping[str, Any]], reference: str) -> str | None:
-        """Return the name under which `cards` list the model of `reference`, if they do.
+    def served_by(
+        self, cards: Sequence[Mapping[str, Any]], references: Sequence[str]
+    ) -> str | None:
+        """Return the name under which `cards` list the first such model of `references`, if any.
 
-        Without a reference it is the first model of the task.
+        Without references it is the first model of the task.
         """
         able = [card["id"] for card in cards if self._fits(card)]
-        if not reference:
-            return next(iter(able), None)
-        if reference == "embedded":
-            reference = load("triptych.core.weights.resolve:served_name")(self.default)
-        return reference if reference in able else None
+        names = [self._name_of(reference) for reference in references] or able
+        return next((name for name in names if name in able), None)
+
+    def reads(self, option: Option) -> bool:
+        """Whether an engine with the model alone reads `option`."""
+        roles = (self.task, "vision") if self.has_images else (self.task,)
+        is_for_engine = option.section != "server" and not option.is_for_server
+        return is_for_engine and option.is_for(roles)
+
+    def _name_of(self, reference: str) -> str:
+        if reference != "embedded":
+            return reference
+        return str(load("triptych.core.weights.resolve:served_name")(self.default))
 
     def _fits(self, card: Mapping[str, Any]) -> bool:
         sees = "image" in (card.get("input_modalities") or ())
@@ -119,7 +144,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--server-key",
         metavar="KEY",
-        help=f"API key of the server [{_KEY}; on this machine also TRIPTYCH_API_KEY]",
+        help=f"API key of the server [{_KEY}, for that of {_SERVER}, over https, or on this machine"
+        " if it is named; on this machine also TRIPTYCH_API_KEY]",
     )
 
 
@@ -149,18 +175,23 @@ def choose_server(
     address = server_address(args)
     if address == NONE:
         return None
-    only_here = only_here or _engine_flag(args, wanted)
-    reference = _reference(args)
+    resolved = resolve_with_sources(args)
+    only_here = only_here or _engine_option(resolved, wanted)
     if only_here and not address:
         return None
     if only_here:
-        raise ConfigError(f"{only_here} needs a model in this process: leave it or --server out.")
-    if not address:
-        found = _own_server(args, wanted, reference)
+        source = "--server" if getattr(args, "server", None) else _SERVER
+        raise ConfigError(
+            f"{only_here} needs a model in this process: leave it or {source} out, or give"
+            " --no-server."
+        )
+    references = resolved.config.models.model
+    if address:
+        found: RemoteModel | None = _named_server(connect(address, args), wanted, references)
     else:
-        found = _named_server(connect(address, args), wanted, reference)
-    if found is not None and (seed := getattr(args, "seed", None)) is not None:
-        found.seed = convert_value(declared()["seed"], seed, "--seed", is_text=True)
+        found = _own_server(args, wanted, references)
+    if found is not None and resolved.sources["seed"] != "default":
+        found.seed = resolved.config.device.seed
     return found
 
 
@@ -169,91 +200,141 @@ def server_address(args: argparse.Namespace) -> str:
     return getattr(args, "server", None) or os.environ.get(_SERVER) or ""
 
 
-def connect(address: str, args: argparse.Namespace) -> Connection:
-    """Connect to a server with the key of the options or the environment.
+def connect(
+    address: str, args: argparse.Namespace, variables: Sequence[str] = _API_KEYS
+) -> Connection:
+    """Connect to the named server with the key of the options or the environment.
 
-    The keys of the user's own server (`TRIPTYCH_API_KEY`) are sent to this machine only.
+    The keys of the user's own server, which `variables` hold, are sent to this machine only.
     """
-    key = getattr(args, "server_key", None) or os.environ.get(_KEY) or ""
-    if not key and is_on_this_machine(address):
-        key = os.environ.get("TRIPTYCH_API_KEY", "").partition(",")[0]
-    return Connection(address, key)
+    key = getattr(args, "server_key", None) or ""
+    if not key and _takes_key(address, args):
+        key = os.environ.get(_KEY) or ""
+    return Connection(address, key or _own_key(address, variables))
 
 
 def served_names(args: argparse.Namespace) -> list[str]:
-    """Return the names of the models of the server that a command may use; empty without one."""
-    if server_address(args) == NONE:
+    """Return the names of the models of the servers that a command may use; empty without one."""
+    address = server_address(args)
+    if address == NONE:
         return []
+    if address:
+        return _names(lambda: connect(address, args))
+    found = (_names(partial(_connect_own, record, args)) for record in running_servers())
+    return list(dict.fromkeys(chain.from_iterable(found)))
+
+
+@contextmanager
+def open_server(args: argparse.Namespace) -> Iterator[Connection]:
+    """Connect to the named server, or to the one of this user on this machine.
+
+    For commands about a server, which may need an admin's key. Raises `ConfigError` if there is
+    none or a choice.
+    """
+    keys = ("TRIPTYCH_ADMIN_KEY", *_API_KEYS)
+    address = server_address(args)
+    if address in ("", NONE):
+        opened = _connect_own(only_server(running_servers()), args, keys)
+    else:
+        opened = connect(address, args, keys)
+    with opened as connection:
+        yield connection
+
+
+def only_server(records: Sequence[ServerRecord]) -> ServerRecord:
+    """Return the one record. Raises `ConfigError` if there is none or a choice."""
+    if not records:
+        raise ConfigError("No such server of yours runs on this machine; see --server.")
+    if len(records) > 1:
+        urls = ", ".join(record.url for record in records)
+        raise ConfigError(f"Several servers of yours run: choose one with --server ({urls}).")
+    return records[0]
+
+
+def _connect_own(
+    record: ServerRecord, args: argparse.Namespace, variables: Sequence[str] = _API_KEYS
+) -> Connection:
+    key = getattr(args, "server_key", None) or _own_key(record.url, variables)
+    return Connection(record.url, key)
+
+
+def _own_key(address: str, variables: Sequence[str]) -> str:
+    """Return the first of the keys with which a server of this environment would start."""
+    if not is_on_this_machine(address):
+        return ""
+    keys = (os.environ.get(variable, "").partition(",")[0].strip() for variable in variables)
+    return next(filter(None, keys), "")
+
+
+def _takes_key(address: str, args: argparse.Namespace) -> bool:
+    """Whether the key of the environment is for the named server, and cannot be read on its way.
+
+    It belongs to the server of the environment.
+    """
+    named = os.environ.get(_SERVER) or NONE
+    if not getattr(args, "server", None) or is_same_server(address, named):
+        return True
+    return is_on_this_machine(address) or normalized_url(address).startswith("https:")
+
+
+def _names(opening: Callable[[], Connection]) -> list[str]:
     try:
-        with open_server(args) as connection:
+        with opening() as connection:
             cards = connection.get("/v1/models", timeout_s=_CHECK_TIMEOUT_S)["data"]
     except TriptychError:  # reported where the command opens its model
         return []
     return [card["id"] for card in cards]
 
 
-@contextmanager
-def open_server(args: argparse.Namespace) -> Iterator[Connection]:
-    """Connect to the named server, or to the latest of this user on this machine.
+def _engine_option(resolved: Resolved, wanted: Wanted) -> str:
+    """Return the first option that only an engine reads, as it was given; empty without one.
 
-    For commands about a server. Raises `ConfigError` if there is none.
+    A flag counts always; files and variables may be those of a server, so their options count if
+    the model's engine reads them and they differ from the default.
     """
-    address = server_address(args)
-    if address in ("", NONE):
-        running = running_servers()
-        if not running:
-            raise ConfigError("No server of yours runs on this machine; give --server URL.")
-        address = running[0].url
-    with connect(address, args) as connection:
-        yield connection
-
-
-def _engine_flag(args: argparse.Namespace, wanted: Wanted) -> str:
-    """Return the first given flag that only an engine reads; empty if there is none."""
     shared = {*_SHARED, "seed"} if wanted.has_seed else _SHARED
-    given = (name for name in vars(args) if name in declared() and name not in shared)
-    return next((f"--{name.replace('_', '-')}" for name in given), "")
+    for name, option in declared().items():
+        is_default = value_of(resolved.config, option) == option.default
+        if name in shared or (is_default and name not in resolved.explicit):
+            continue
+        if name in resolved.explicit or wanted.reads(option):
+            return spelled(option, resolved.sources[name])
+    return ""
 
 
-def _reference(args: argparse.Namespace) -> str:
-    """Return the given model; several are refused where the pipeline opens."""
-    given = getattr(args, "model", None) or ()
-    return given[-1] if given else ""
-
-
-def _named_server(connection: Connection, wanted: Wanted, reference: str) -> RemoteModel:
+def _named_server(connection: Connection, wanted: Wanted, references: Sequence[str]) -> RemoteModel:
     try:
         cards = connection.get("/v1/models")["data"]
-        name = wanted.served_by(cards, reference)
+        name = wanted.served_by(cards, references)
         if name is None:
-            able = [card["id"] for card in cards if wanted.served_by([card], "")]
-            raise UnknownModel.among(able, reference, f"{wanted.task} model")
+            able = [card["id"] for card in cards if wanted.served_by([card], ())]
+            raise UnknownModel.among(able, ", ".join(references), f"{wanted.task} model")
     except TriptychError:
         connection.close()
         raise
     return RemoteModel(connection, name)
 
 
-def _own_server(args: argparse.Namespace, wanted: Wanted, reference: str) -> RemoteModel | None:
+def _own_server(
+    args: argparse.Namespace, wanted: Wanted, references: Sequence[str]
+) -> RemoteModel | None:
     """Return the model of the latest server of this user that is ready and has it."""
     for record in running_servers():
-        connection = connect(record.url, args)
+        connection = _connect_own(record, args)
         try:
             connection.get("/readyz", timeout_s=_CHECK_TIMEOUT_S)
             cards = connection.get("/v1/models", timeout_s=_CHECK_TIMEOUT_S)["data"]
         except Unauthorized:
-            _note(f"The server at {record.url} needs a key (--server-key); it is not used.")
-        except TriptychError:
-            _note(f"The server at {record.url} is not ready; it is not used.")
+            reason = "It needs a key (--server-key)."
+        except TriptychError as error:
+            reason = error.message
         else:
-            name = wanted.served_by(cards, reference)
+            name = wanted.served_by(cards, references)
             if name is not None:
                 _note(f"{name} of the server at {record.url} is used; --no-server forbids it.")
                 return RemoteModel(connection, name)
-            _note(
-                f"The server at {record.url} has no {reference or f'{wanted.task} model'}; it is"
-                " not used."
-            )
+            reason = f"It has no {', '.join(references) or f'{wanted.task} model'}."
+        _note(f"The server at {record.url} is not used. {reason}")
         connection.close()
     return None
 

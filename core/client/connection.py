@@ -105,7 +105,8 @@ class Connection:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise EngineDown(f"There is no server at {self.url}.") from error
+            reason = str(error) or "it does not answer"
+            raise EngineDown(f"No connection to the server at {self.url}: {reason}.") from error
         except (httpx.TransportError, msgspec.DecodeError) as error:
             raise EngineDown(f"The connection to {self.url} broke off.") from error
 
@@ -133,10 +134,27 @@ def is_on_this_machine(url: str) -> bool:
 def normalized_url(url: str) -> str:
     """Return the base URL of a server. Raises `ConfigError`."""
     whole = url if "://" in url else f"http://{url}"
-    parts = urlsplit(whole)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(whole)
+        is_url = parts.scheme in ("http", "https") and httpx.URL(whole).host and parts.port != 0
+    except (httpx.InvalidURL, ValueError):
+        is_url = False
+    if not is_url:
         raise ConfigError(f"--server {url}: give a URL, as in http://127.0.0.1:8000.")
     return whole.rstrip("/").removesuffix("/v1")
+
+
+def is_same_server(one: str, other: str) -> bool:
+    """Whether two URLs name one server; on this machine, its port decides."""
+    urls = normalized_url(one), normalized_url(other)
+    if all(map(is_on_this_machine, urls)):
+        return _port(urls[0]) == _port(urls[1])
+    return urls[0] == urls[1]
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def _raise_for(response: httpx.Response) -> None:
@@ -158,4 +176,7 @@ def _error_of(body: Any, status: int) -> TriptychError:
         return from_info(ErrorInfo(code=detail["code"], message=message, param=param))
     if status in (401, 403):
         return Unauthorized("The server refuses the key: give one with --server-key.")
-    return InternalError(f"The server answered with status {status}.")
+    reason = body.get("reason") if isinstance(body, dict) else None  # of `/readyz`
+    return InternalError(
+        f"The server answered with status {status}{f': {reason}' if reason else ''}."
+    )

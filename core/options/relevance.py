@@ -38,7 +38,7 @@ def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
 def check_in_process(resolved: Resolved) -> None:
     """Raise `ConfigError` for keywords and flags of the server if none is started."""
     names = [
-        _spell(option, resolved.sources[option.name])
+        spelled(option, resolved.sources[option.name])
         for option in declared().values()
         if option.is_for_server and option.name in resolved.explicit
     ]
@@ -53,11 +53,12 @@ def _describe(options: Iterable[Option], resolved: Resolved) -> str:
     """Return the options as they were given, grouped by the models they are for."""
     groups = []
     for readers, group in groupby(options, key=lambda option: option.readers):
-        names = [_spell(option, resolved.sources[option.name]) for option in group]
+        names = [spelled(option, resolved.sources[option.name]) for option in group]
         groups.append(f"{', '.join(names)} {'are' if names[1:] else 'is'} for {readers}")
     return "; ".join(groups)
 
 
-def _spell(option: Option, source: str) -> str:
+def spelled(option: Option, source: str) -> str:
+    """Return an option as it was given: its flag, its variable, or its name in a file."""
     is_name = source in (option.name, option.flag, option.variable)
     return source if is_name else f"{option.name} ({source})"

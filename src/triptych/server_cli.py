@@ -18,10 +18,14 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from triptych.core.client.choice import add_server_options, open_server, server_address
-from triptych.core.client.connection import Connection, normalized_url
+from triptych.core.client.choice import (
+    add_server_options,
+    only_server,
+    open_server,
+    server_address,
+)
+from triptych.core.client.connection import Connection, is_same_server
 from triptych.core.client.records import ServerRecord, running_servers
-from triptych.core.errors import ConfigError
 
 _POLL_S = 0.2
 Report = Mapping[str, Any]
@@ -97,14 +101,8 @@ def _own_record(args: argparse.Namespace) -> ServerRecord:
     """Return the server of this user to stop. Raises `ConfigError` unless there is exactly one."""
     running = running_servers()
     if address := server_address(args):
-        url = normalized_url(address)
-        running = [record for record in running if record.url == url]
-    if not running:
-        raise ConfigError("No such server of yours runs on this machine.")
-    if len(running) > 1:
-        urls = ", ".join(record.url for record in running)
-        raise ConfigError(f"Several servers of yours run: choose one with --server ({urls}).")
-    return running[0]
+        running = [record for record in running if is_same_server(record.url, address)]
+    return only_server(running)
 
 
 def _stop_server(record: ServerRecord) -> int:

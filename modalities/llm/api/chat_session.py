@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -35,8 +36,15 @@ OpenChat = Callable[[argparse.Namespace], AbstractContextManager[StreamsChat]]
 QUOTES = '"""'
 """Begins and ends a message of several lines."""
 
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError("JSON has finite numbers only")
+    return number
+
+
 _SETTINGS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {"temperature": float, "top_p": float, "max_tokens": int, "seed": int, "stop": str}
+    {"temperature": _finite, "top_p": _finite, "max_tokens": int, "seed": int, "stop": str}
 )
 
 
@@ -65,6 +73,7 @@ class ChatSession:
         self._images: list[str] = list(args.image)
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._stack = ExitStack()
+        self._chat: StreamsChat | None = None
 
     def run(self) -> None:
         """Read messages and commands, and answer, until `/bye` or the end of the input."""
@@ -85,6 +94,8 @@ class ChatSession:
 
     def _ask(self, text: str) -> None:
         """Answer a message; an error leaves the conversation as it was."""
+        if self._chat is None:
+            return self._complain("No model is open: /model NAME opens one.")
         messages = [*self._messages, user_message(text, self._images)]
         pieces: list[str] = []
         self._images = []  # one that cannot be read must not spoil the next message, too
@@ -94,10 +105,10 @@ class ChatSession:
                     pieces.append(piece)
                     show(piece)
         except TriptychError as error:
-            self._complain(f"{error.message} /clear starts over.")
-            return
+            return self._complain(f"{error.message} /clear starts over.")
         show("\n")
         self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+        return None
 
     def _opening(self) -> list[Message]:
         return [{"role": "system", "content": self._system}] if self._system else []
@@ -156,16 +167,21 @@ class ChatSession:
         self._note(f"Messages: {len(self._messages)}")
 
     def model(self, text: str) -> None:
-        """Continue with another model; if it cannot be opened, with the present one."""
+        """Continue with another model; if it cannot be opened, with the present one.
+
+        If that is gone as well, the conversation waits for a third one.
+        """
         if not text:
             return self.show("")
         others = argparse.Namespace(**{**vars(self._args), "model": [text]})
+        self._chat = None
         self._stack.close()  # memory may not hold both
         try:
             self._chat = self._stack.enter_context(self._open_chat(others))
-        except TriptychError:
+        except TriptychError as error:
+            self._complain(error.message)
             self._chat = self._stack.enter_context(self._open_chat(self._args))
-            raise
+            return None
         self._args = others
         return self._note(f"{text} continues the conversation.")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.full_app import open_full_app
-from support.http import live
+from support.http import READY, FakeEngine, live, make_app
+from triptych.core.client import choice
 from triptych.core.client.choice import (
     RemoteModel,
     Wanted,
@@ -17,10 +19,11 @@ from triptych.core.client.choice import (
     choose_server,
     connect,
     open_model,
+    open_server,
     served_names,
 )
 from triptych.core.client.connection import Connection, normalized_url
-from triptych.core.client.records import recorded
+from triptych.core.client.records import ServerRecord, recorded
 from triptych.core.errors import ConfigError, EngineDown, InvalidRequest, Unauthorized, UnknownModel
 from triptych.core.options.table import add_options
 
@@ -104,8 +107,8 @@ def test_a_server_of_the_user_is_used_and_named(
     [
         (("--no-server",), ""),
         (("--threads", "2"), ""),
-        (("--model", "paint"), "has no paint; it is not used"),
-        (("--model", "x=tiny"), "has no x=tiny; it is not used"),
+        (("--model", "paint"), "is not used. It has no paint."),
+        (("--model", "x=tiny"), "is not used. It has no x=tiny."),
     ],
 )
 def test_otherwise_the_model_runs_here(
@@ -126,7 +129,17 @@ def test_images_need_a_model_that_takes_them(url: str) -> None:
 def test_a_server_that_does_not_answer_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
     with recorded("http://127.0.0.1:9"):
         assert chosen() is None
-    assert "is not ready; it is not used" in capsys.readouterr().err
+    assert "is not used. No connection to the server at http" in (said := capsys.readouterr().err)
+    assert "Connection refused" in said
+
+
+def test_a_server_that_is_not_ready_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loading = FakeEngine(state=replace(READY, is_ready=False, reason="weights load"))
+    with live(make_app(tmp_path, loading)) as server, recorded(server.url):
+        assert chosen() is None
+    assert "status 503: weights load." in capsys.readouterr().err
 
 
 def test_keys(
@@ -135,28 +148,102 @@ def test_keys(
     with recorded(locked):
         assert chosen() is None
         assert "needs a key (--server-key)" in capsys.readouterr().err
-        for variable in ("TRIPTYCH_SERVER_KEY", "TRIPTYCH_API_KEY"):
-            with monkeypatch.context() as patch:
-                patch.setenv(variable, KEY)
-                assert used()
+        monkeypatch.setenv("TRIPTYCH_SERVER_KEY", KEY)
+        assert chosen() is None
+        assert used("--server", locked)
+        monkeypatch.delenv("TRIPTYCH_SERVER_KEY")
+        with monkeypatch.context() as patch:
+            patch.setenv("TRIPTYCH_API_KEY", KEY)
+            assert used()
     assert used("--server", locked, "--server-key", KEY)
     with pytest.raises(Unauthorized):
         chosen("--server", locked)
+
+
+def sent(address: str) -> str | None:
+    """The key that is sent to a server with `--server`."""
+    with connect(address, parsed("--server", address)) as connection:
+        header = connection._http.headers.get("authorization")
+    return header and header.removeprefix("Bearer ")
 
 
 def test_the_keys_of_ones_own_server_stay_on_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRIPTYCH_API_KEY", f"{KEY},other")
-
-    def sent(address: str) -> str | None:
-        with connect(address, parsed()) as connection:
-            return connection._http.headers.get("authorization")
-
-    assert sent("http://localhost:8000") == sent("[::1]:8000") == f"Bearer {KEY}"
+    assert sent("http://localhost:8000") == sent("[::1]:8000") == KEY
     assert sent("http://gpu.example") is None
-    monkeypatch.setenv("TRIPTYCH_SERVER_KEY", "given")
-    assert sent("http://gpu.example") == "Bearer given"
+
+
+def test_the_key_of_a_server_is_not_sent_to_others_in_plain_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_SERVER_KEY", KEY)
+    monkeypatch.setenv("TRIPTYCH_SERVER", "http://gpu.example:8000")
+    for address in ("gpu.example:8000/v1", "https://a.example", "localhost:8000"):
+        assert sent(address) == KEY
+    assert sent("http://gpu.example:9000") is sent("http://a.example") is None
+    with connect("http://gpu.example:8000", parsed()) as connection:
+        assert connection._http.headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_commands_about_a_server_send_the_key_of_its_admin(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_API_KEY", KEY)
+    monkeypatch.setenv("TRIPTYCH_ADMIN_KEY", "admin")
+    for argv in ((), ("--server", url)):
+        with recorded(url), open_server(parsed(*argv)) as connection:
+            assert connection._http.headers["authorization"] == "Bearer admin"
+
+
+def test_commands_about_a_server_take_no_choice_and_names_come_from_all(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(make_app(tmp_path / "app", FakeEngine())) as other:
+        records = [
+            ServerRecord(url=each, host="h", pid=1, started_s=1.0)
+            for each in (other.url, "http://127.0.0.1:9", url)
+        ]
+        monkeypatch.setattr(choice, "running_servers", lambda: records)
+        with (
+            pytest.raises(ConfigError, match="Several servers of yours run"),
+            open_server(parsed()),
+        ):
+            pass
+        assert "paint" in served_names(parsed())
+
+
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_options_of_all_sources_count(
+    url: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(**options: str) -> tuple[str, ...]:
+        if source == "file":
+            path = tmp_path / "mine.yaml"
+            path.write_text("".join(f"{name}: {value}\n" for name, value in options.items()))
+            return ("--config-file", str(path))
+        for name in ("model", "seed", "threads", "teacache"):
+            monkeypatch.delenv(f"TRIPTYCH_{name.upper()}", raising=False)
+        for name, value in options.items():
+            monkeypatch.setenv(f"TRIPTYCH_{name.upper()}", value)
+        return ()
+
+    with recorded(url):
+        assert chosen(*given(model="Qwen/X")) is None
+        assert used(*given(model="tiny", teacache="true")) == ("tiny", url)
+        assert chosen(*given(threads="2")) is None
+        seeded = chosen(*given(seed="7"))
+        assert seeded is not None
+        with seeded:
+            assert seeded.seed == 7
+    origin = r"threads \(file mine.yaml\)" if source == "file" else "TRIPTYCH_THREADS"
+    with pytest.raises(ConfigError, match=f"{origin} needs a model in this process"):
+        chosen(*given(threads="2"), "--server", url)
+
+
+def test_of_several_models_the_first_that_the_server_has_is_used(url: str) -> None:
+    assert used("--server", url, "--model", "paint", "--model", "tiny") == ("tiny", url)
 
 
 def test_a_named_server_is_used_or_the_reason_is_an_error(
@@ -168,11 +255,11 @@ def test_a_named_server_is_used_or_the_reason_is_an_error(
     assert capsys.readouterr().err == ""
     with pytest.raises(UnknownModel, match=r"'paint' here\. Chat models: tiny"):
         chosen("--model", "paint")
-    with pytest.raises(ConfigError, match="--threads needs a model in this process"):
+    with pytest.raises(ConfigError, match=r"--threads needs .*: leave it or TRIPTYCH_SERVER out"):
         chosen("--threads", "2")
     with pytest.raises(ConfigError, match="This needs a model in this process"):
         choose_server(parsed(), CHAT, only_here="This")
-    with pytest.raises(EngineDown, match="There is no server at"):
+    with pytest.raises(EngineDown, match=r"No connection to the server at .*refused"):
         chosen("--server", "http://127.0.0.1:9")
 
 
@@ -198,7 +285,9 @@ def test_addresses(given: str, base: str) -> None:
     assert normalized_url(given) == base
 
 
-@pytest.mark.parametrize("given", ["ftp://a", "http://", "://"])
+@pytest.mark.parametrize(
+    "given", ["ftp://a", "http://", "://", "http://h:abc", "http://[::1", "http://h:99999"]
+)
 def test_addresses_that_are_none(given: str) -> None:
     with pytest.raises(ConfigError, match="give a URL"):
         normalized_url(given)

@@ -32,6 +32,8 @@ class Echo:
     def open(self, args: argparse.Namespace) -> Iterator[Echo]:
         if args.model == ["missing"]:
             raise ConfigError("There is none.")
+        if args.model == ["once"] and args.model in self.models:
+            raise EngineDown("It is gone.")
         self.models.append(args.model)
         yield self
 
@@ -114,6 +116,8 @@ def test_settings(
     [
         ("/set heat 5", "There is no setting heat"),
         ("/set temperature hot", "temperature needs a number"),
+        ("/set temperature nan", "temperature needs a number"),
+        ("/set top_p -inf", "top_p needs a number"),
         ("/heip", "There is no command /heip: /help lists them"),
         ("/image", "Name a file"),
         ("/save", "Name a file"),
@@ -143,6 +147,16 @@ def test_another_model_continues(converse: Callable[..., None], echo: Echo) -> N
     converse("one", "/model second", "two", "/model missing", "three")
     assert echo.models == [["first"], ["second"], ["second"]]
     assert asked(echo)[-1] == ["one", "ok", "two", "ok", "three"]
+
+
+def test_a_conversation_outlives_its_model(
+    converse: Callable[..., None], echo: Echo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converse("/model once", "one", "/model missing", "lost", "/model second", "two")
+    shown = capsys.readouterr().err
+    for said in ("There is none.", "It is gone.", "No model is open: /model NAME opens one."):
+        assert shown.count(said) == 1
+    assert asked(echo) == [["one"], ["one", "ok", "two"]]
 
 
 def test_a_conversation_is_saved_and_loaded(
