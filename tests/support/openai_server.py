@@ -13,13 +13,19 @@ from typing import Any
 
 @dataclass
 class FakeServer:
-    """How to answer. Each request body is kept in `requests`, `peak` counts those at once."""
+    """How to answer; `piece` is the field of a delta with text.
+
+    Each request body is kept in `requests`, `peak` counts those at once; `keys` are the
+    authorizations of all requests.
+    """
 
     refused_fields: tuple[str, ...] = ()
     fail_every: int = 0
     failure: str = "429"
     has_tokenize: bool = True
     has_done: bool = True
+    piece: str = "content"
+    keys: set[str | None] = field(default_factory=set)
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_active: int = 0
     peak: int = 0
@@ -48,7 +54,7 @@ def _stream(fake: FakeServer, body: dict[str, Any]) -> Iterator[bytes]:
     count = body["max_tokens"]
     yield _event(json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
     for _ in range(count):
-        chat = {"delta": {"content": "word "}}
+        chat = {"delta": {fake.piece: "word "}}
         yield _event(json.dumps({"choices": [chat if "messages" in body else {"text": "word "}]}))
     if body.get("stream_options"):
         usage = {
@@ -66,9 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
     fake: FakeServer
 
     def do_GET(self) -> None:
+        self.fake.keys.add(self.headers["authorization"])
         self._json(200, {"data": [{"id": "tiny"}]})
 
     def do_POST(self) -> None:
+        self.fake.keys.add(self.headers["authorization"])
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/tokenize":
             found = self.fake.has_tokenize

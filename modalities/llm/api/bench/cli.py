@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -56,7 +57,7 @@ from triptych.modalities.llm.api.bench.report import (
 
 _SYNTHETIC = {"prompt_tokens": 256, "shared_prefix_tokens": 0}
 """The options of made-up prompts, with their defaults."""
-_PRIVATE = frozenset({"key", "url", "output", "plot"})
+_PRIVATE = frozenset({"keys", "url", "output", "plot"})
 Prompts = Callable[[int], list[Ask]]
 """Returns the prompts of a repeat."""
 
@@ -75,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--model", dest="models", action="append", help="model of each server [its first]"
     )
-    server.add_argument("--api-key", dest="key", help="sent as bearer token")
+    server.add_argument(
+        "--api-key",
+        dest="keys",
+        action="append",
+        help="sent as bearer token; with several hosts, one for each --url ('' for none)",
+    )
     server.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
     server.add_argument(
         "--extra-body", action="append", metavar="JSON", help="fields to add, for each server"
@@ -316,7 +322,7 @@ def _prompts(args: argparse.Namespace, workload: Workload, density: float) -> Pr
 
 async def _prepare(client: httpx.AsyncClient, target: BenchServer) -> BenchServer:
     """`target` with its model, and the extra fields that it accepts."""
-    model = target.model or await find_model(client, target.base_url)
+    model = target.model or await find_model(client, target)
     return await negotiate(client, dataclasses.replace(target, model=model))
 
 
@@ -331,7 +337,6 @@ def _labelled(targets: Sequence[BenchServer]) -> list[BenchServer]:
 
 def _open_client(args: argparse.Namespace) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        headers={"authorization": f"Bearer {args.key}"} if args.key else {},
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         timeout=args.timeout_s,
         mounts={"all://127.0.0.1": None, "all://localhost": None},  # never through a proxy
@@ -350,10 +355,20 @@ def _targets(args: argparse.Namespace) -> list[BenchServer]:
         raise ConfigError("give each server its own --label.")
     models = _each(args.models, "--model", [""] * count)
     bodies = map(_read_body, _each(args.extra_body, "--extra-body", ["{}"] * count))
+    keys = _keys(args.keys, urls)
     return [
-        BenchServer(label=label, base_url=url, model=model, endpoint=args.endpoint, body=body)
-        for url, label, model, body in zip(urls, labels, models, bodies, strict=True)
+        BenchServer(
+            label=label, base_url=url, model=model, endpoint=args.endpoint, body=body, key=key
+        )
+        for url, label, model, body, key in zip(urls, labels, models, bodies, keys, strict=True)
     ]
+
+
+def _keys(given: list[str] | None, urls: list[str]) -> list[str]:
+    """The API key of each server. One key is not sent to several hosts: it may be secret there."""
+    if given and len(given) == 1 and len({urlsplit(url).hostname for url in urls}) > 1:
+        raise ConfigError("give --api-key once for each --url ('' for none): the hosts differ.")
+    return _each(given, "--api-key", [""] * len(urls))
 
 
 def _each(given: list[str] | None, flag: str, defaults: list[str]) -> list[str]:

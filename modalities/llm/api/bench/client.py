@@ -27,16 +27,25 @@ _EXTRAS: tuple[Mapping[str, Any], ...] = (
 )
 """Fields that some servers refuse, the most useful first."""
 
+_PIECES = ("content", "reasoning_content", "reasoning")
+"""Fields of a delta with generated text; servers name that of reasoning differently."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchServer:
-    """A server under test. `body` is added to each request."""
+    """A server under test. `body` is added to each request, `key` is sent as bearer token."""
 
     label: str
     base_url: str
     model: str = ""
     endpoint: str = "chat"
     body: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of every request."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def path(self) -> str:
@@ -94,7 +103,7 @@ async def measure(
     sample = RequestRecord(sent_s=time.perf_counter())
     try:
         url = target.base_url + target.path
-        headers = {"content-type": "application/json"}
+        headers = {**target.headers, "content-type": "application/json"}
         async with client.stream("POST", url, content=body, headers=headers) as response:
             if response.status_code == 200:
                 await _follow(response, sample)
@@ -137,8 +146,8 @@ def _note(event: Any, sample: RequestRecord) -> bool:
         sample.error = "error event"
     choices = event.get("choices") or ()
     for choice in choices:
-        text = choice.get("text") or (choice.get("delta") or {}).get("content")
-        if text:
+        delta = choice.get("delta") or {}
+        if choice.get("text") or any(delta.get(name) for name in _PIECES):
             sample.arrivals_s.append(time.perf_counter())
             sample.num_output_tokens = max(sample.num_output_tokens, len(sample.arrivals_s))
     usage = event.get("usage")
@@ -150,15 +159,15 @@ def _note(event: Any, sample: RequestRecord) -> bool:
     return any(choice.get("finish_reason") for choice in choices)
 
 
-async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
+async def find_model(client: httpx.AsyncClient, target: BenchServer) -> str:
     """The first model in a server's list. Raises `ConfigError` if there is no list."""
     try:
-        response = await client.get(f"{base_url}/v1/models")
+        response = await client.get(f"{target.base_url}/v1/models", headers=target.headers)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"{base_url} does not list its models ({type(error).__name__}); is it running? Name the"
+            f"{target.base_url} does not list its models ({type(error).__name__}); is it running? Name the"
             " model with --model if it is."
         ) from error
 
@@ -183,7 +192,8 @@ async def tokens_per_word(
     """Tokens per word of `text`, by the server's `/tokenize`; `None` if it has none."""
     try:
         body = {"model": target.model, "prompt": text}
-        response = await client.post(f"{target.base_url}/tokenize", json=body)
+        url = f"{target.base_url}/tokenize"
+        response = await client.post(url, json=body, headers=target.headers)
         response.raise_for_status()
         return len(response.json()["tokens"]) / len(text.split())
     except (httpx.HTTPError, ValueError, LookupError, TypeError):

@@ -82,6 +82,35 @@ def test_a_server_may_end_without_done(fake: FakeServer) -> None:
     assert _bench("--url", fake.url, "--repeats", "1") == 0
 
 
+@pytest.mark.parametrize("piece", ["reasoning_content", "reasoning"])
+def test_reasoning_counts_as_text(piece: str, fake: FakeServer, tmp_path: Path) -> None:
+    fake.piece = piece
+    out = tmp_path / "bench.json"
+    assert _bench("--url", fake.url, "--repeats", "1", "--output", str(out)) == 0
+    (repeat,) = _written(out)["loads"][0]["targets"][0]["repeats"]
+    assert repeat["num_errors"] == 0
+    assert repeat["output_tokens_mean"] == 5
+
+
+def test_each_server_gets_its_own_key(fake: FakeServer, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    with serving(FakeServer()) as other, serving(FakeServer()) as open_server:
+        urls = [f"--url={each.url}" for each in (fake, other, open_server)]
+        keys = ("--api-key", "secret", "--api-key", "other", "--api-key", "")
+        assert _bench(*urls, *keys, "--repeats", "1", "--output", str(out)) == 0
+        assert fake.keys == {"Bearer secret"}
+        assert other.keys == {"Bearer other"}
+        assert open_server.keys == {None}
+    assert "secret" not in out.read_text()
+
+
+def test_servers_of_one_host_may_share_a_key(fake: FakeServer) -> None:
+    with serving(FakeServer()) as other:
+        urls = (f"--url={fake.url}", f"--url={other.url}")
+        assert _bench(*urls, "--api-key", "secret", "--repeats", "1") == 0
+        assert fake.keys == other.keys == {"Bearer secret"}
+
+
 def test_extra_body_is_added_and_wins(fake: FakeServer) -> None:
     body = '{"temperature": 0.5, "generation_config": "{}"}'
     assert _bench("--url", fake.url, "--repeats", "1", "--extra-body", body) == 0
@@ -223,6 +252,8 @@ def test_servers_of_one_model_are_numbered(
         (("--concurrency", "0"), "expected a whole number above 0"),
         (("--extra-body", "[]"), "expected a JSON object"),
         (("--url", "http://a", "--url", "http://b", "--label", "x"), "its own --label"),
+        (("--url", "http://a", "--url", "http://b", "--api-key", "x"), "the hosts differ"),
+        (("--url", "http://a", "--api-key", "x", "--api-key", "y"), "--api-key once for each"),
         (("--url", "http://a", "--model", "x", "--model", "y"), "--model once for each"),
     ],
 )
