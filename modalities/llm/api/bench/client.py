@@ -167,8 +167,8 @@ async def find_model(client: httpx.AsyncClient, target: BenchServer) -> str:
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"{target.base_url} does not list its models ({type(error).__name__}); is it running? Name the"
-            " model with --model if it is."
+            f"{target.base_url} does not list its models ({type(error).__name__}); is it running?"
+            " Name the model with --model if it is."
         ) from error
 
 
