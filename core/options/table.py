@@ -212,14 +212,18 @@ def _short_flags() -> frozenset[str]:
 
 def _check_operands(words: Sequence[str]) -> None:
     """Refuse `--api-key KEY KEY`: the second one would be fetched as a model."""
-    for flag, _, operand in zip(words, words[1:], words[2:], strict=False):
+    for position, word in enumerate(words):
+        flag, equals, _ = word.partition("=")
         option = _by_spelling().get(_field_name(flag)) if flag.startswith("-") else None
-        if option is None or not option.is_repeatable or option.name == "model":
+        operand = next(iter(words[position + (1 if equals else 2) :]), "-")
+        if option is None or option.name == "model" or operand.startswith("-"):
             continue
-        if not operand.startswith("-"):
+        if option.is_repeatable:
             raise ConfigError(
                 f"{flag} takes one value: repeat it for each, and write models before all options."
             )
+        if option.is_numbers and operand.strip(",").replace(".", "", 1).isdecimal():
+            raise ConfigError(f"{flag} takes one value: separate its numbers by commas.")
 
 
 def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:

@@ -16,6 +16,8 @@ from triptych.core.options.declaration import Option
 from triptych.core.process.typed import convert, decode_json
 
 SECRETS = frozenset({"admin_key", "api_key", "hf_token", "ssl_keyfile_password"})
+KEYS = frozenset({"admin_key", "api_key"})
+"""Options with several keys. Other servers split a text at commas, so no key contains one."""
 MASK = "***"
 """Shown in place of a secret."""
 
@@ -54,9 +56,11 @@ def convert_value(option: Option, value: Any, where: str, *, is_text: bool) -> A
 
 
 def _check_value(option: Option, converted: Any, where: str) -> None:
-    """Raise `ConfigError` for a mask, or a value that is no choice or out of range."""
+    """Raise `ConfigError` for a mask, several keys in one, and a value that is not allowed."""
     if option.name in SECRETS and MASK in converted:
         raise ConfigError(f"{where}: {MASK!r} is the mask of a secret; give the secret itself.")
+    if option.name in KEYS and any("," in key for key in converted):
+        raise ConfigError(f"{where}: a key contains no comma; give each key separately.")
     if option.choices and converted not in option.choices:
         advice = refused.value_reason(option.name, converted)
         advice = advice or f"use one of {', '.join(option.choices)}."

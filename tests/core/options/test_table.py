@@ -345,7 +345,7 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 @settings(deadline=None, max_examples=25)
 def test_json_round_trip(data: st.DataObject) -> None:
     skipped = {"headless", "external_engine", "enable_chunked_prefill"}  # exclude others
-    skipped |= {"served_model_name", "log_module_level", "root_path"}
+    skipped |= {"served_model_name", "log_module_level", "root_path", "api_key", "admin_key"}
     skipped |= {"teacache", "first_block_caching", "taylorseer"}
     skipped |= {name for name in declared() if name.startswith("ssl_")}
     options = [option for name, option in declared().items() if name not in skipped]
@@ -419,8 +419,34 @@ def test_a_second_value_is_not_taken_for_a_model() -> None:
     with pytest.raises(ConfigError, match="--api-key takes one value: repeat it") as caught:
         _operands("a", "--api-key", "first", "second")
     assert "second" not in caught.value.message
+    with pytest.raises(ConfigError, match=r"^--api-key takes one value: repeat it") as caught:
+        _operands("a", "--api-key=first", "second")
+    assert "first" not in caught.value.message
     with pytest.raises(ConfigError, match="--allowed-origins takes one value"):
         _operands("--allowed-origins", "https://a", "https://b")
+
+
+@pytest.mark.parametrize("words", [("1", "2", "4"), ("1,", "2"), ("1,2", "4.5")])
+def test_a_second_number_is_not_taken_for_a_model(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--cuda-graph-bs takes one value: separate its numbers"):
+        _operands("--cuda-graph-bs", *words)
+    with pytest.raises(ConfigError, match="--cuda-graph-bs takes one value: separate its numbers"):
+        _operands(f"--cuda-graph-bs={words[0]}", *words[1:])
+
+
+def test_a_model_may_follow_a_list_of_numbers() -> None:
+    config = _operands("--cuda-graph-bs", "1,2", "org/model")
+    assert config.models.model == ("org/model",)
+    assert config.device.device_graph_rows == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_a_list_of_keys_is_not_taken_for_a_key(name: str) -> None:
+    with pytest.raises(ConfigError, match="a key contains no comma; give each") as caught:
+        _config(f"--{name.replace('_', '-')}", "s3cret,other")
+    assert "s3cret" not in caught.value.message
+    with pytest.raises(ConfigError, match="a key contains no comma"):
+        make_config({name: ["s3cret,other"]})
 
 
 def test_a_list_may_be_json() -> None:
