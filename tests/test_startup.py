@@ -181,6 +181,14 @@ def test_the_lines_follow_the_options(terminal: Terminal) -> None:
     assert not any("secret" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [ServerOptions(api_key_file="keys"), ServerOptions(admin_key=("secret",))],
+)
+def test_any_source_of_keys_means_that_a_key_is_needed(options: ServerOptions) -> None:
+    assert Address.of(options, "http://127.0.0.1:8000").has_keys
+
+
 def test_an_engine_without_http_has_no_address(terminal: Terminal) -> None:
     terminal.startup.expect(MODELS)
     load_all(terminal.startup)

@@ -127,8 +127,12 @@ def models_router(cards: Sequence[ModelCard]) -> APIRouter:
 
 
 def _own_name(state: State, name: str) -> str | None:
-    """Return the model that `name` means on the routes of some task."""
-    accepted, by_task = state.accepted_names, state.models_by_task
+    """Return the model that `name` means on the routes of some task.
+
+    With `any`, too, it must be a name of OpenAI's: other names belong to no task.
+    """
+    accepted = "served" if state.accepted_names == "served" else "openai"
+    by_task = state.models_by_task
     meant = (model_meant(accepted, name, task, models) for task, models in by_task.items())
     own: str | None = state.further_names.get(name) or next(filter(None, meant), None)
     return own

@@ -55,7 +55,7 @@ class Address:
         return cls(
             url=url,
             has_page=options.page,
-            has_keys=bool(options.api_key or options.api_key_file),
+            has_keys=bool(options.api_key or options.api_key_file or options.admin_key),
         )
 
 
