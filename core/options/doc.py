@@ -42,7 +42,7 @@ _PEERS = """\
 ## Options of other servers
 
 No option of MAX, SGLang, vLLM or llama.cpp is accepted and then ignored; [flags.md](flags.md) has a
-table by server. Flags with the same meaning as an option
+table by server. Flags for which there is an option
 above are listed there as its aliases. The others are accepted if they name the behavior that
 Triptych has anyway, and refused with the messages below otherwise.
 """

@@ -30,6 +30,7 @@ class ServerOptions:
         (),
         "API key that may also unload models; repeat for several. Without any API key, every caller"
         " may.",
+        aliases=("--admin-api-key",),
         is_for_server=True,
     )
     api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)

@@ -86,6 +86,18 @@ def test_spellings_of_a_flag_do_the_same() -> None:
             assert all(effect(other) == meant for other in others), first
 
 
+def test_differences_in_meaning_are_on_the_page() -> None:
+    for server in SERVERS:
+        assert server.notes.keys() <= {first for first, *_ in server.flags}
+        for flag, note in server.notes.items():
+            assert re.search(
+                rf"^\| `{flag}`.* \| {re.escape(f'{effect(flag)}; {note}')} \|$", render(), re.M
+            )
+    assert {"--gpu-memory-utilization", "--ctx-size"} <= {
+        flag for server in SERVERS for flag in server.notes
+    }
+
+
 def test_the_options_for_ollamas_variables_exist() -> None:
     flags = {flag for option in declared().values() for flag in option.flags}
     for instead in OLLAMA_VARIABLES.values():

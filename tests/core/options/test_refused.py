@@ -193,6 +193,24 @@ def test_translated_flags_say_the_same_in_our_words() -> None:
     assert config.device.device_graph_max_rows == 4
 
 
+def test_the_key_of_administrators_has_sglangs_name() -> None:
+    config = resolve(_parse("--admin-api-key", "k"), environ={})
+    assert config.server.admin_key == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--lora", "merge an adapter of a text model"),
+        ("--cache-reuse", "never moved to other positions"),
+        ("--disable-log-stats", "no periodic line"),
+    ],
+)
+def test_a_reason_is_about_the_flag(flag: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        _parse(flag, "x")
+
+
 def test_translated_flags_parse() -> None:
     for ours in refused.TRANSLATED.values():
         _parse(ours)
@@ -206,6 +224,9 @@ def test_translated_flags_parse() -> None:
         ("--kv-cache-dtype", "fp8_e4m3", "write float8_e4m3fn"),
         ("--chunked-prefill-size", "-1", "at least 0, got -1.* write --no-enable-chunked-prefill"),
         ("--schedule-policy", "lpm", "use fcfs"),
+        ("--attention-backend", "FLASHINFER", "leave it out"),
+        ("--attention-backend", "TRITON_ATTN", "write triton"),
+        ("--attention-backend", "fa3", "write flash"),
         ("--schedule-policy", "alphabetical", "use one of fcfs, priority"),
     ],
 )
