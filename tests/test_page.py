@@ -9,7 +9,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import triptych
-from support.browser import barriers, chromium, opened
-from support.http import FakeEngine, live, make_app
+from support.browser import barriers, chromium
+from support.http import FakeEngine
+from support.web_page import FOLDER, ask, choose, finished, page_of, reopened
 from triptych.core.http.page import read_pages
 
-FOLDER = Path(triptych.__file__).with_name("page")
 MAX_LINES = 500
 MAX_BYTES = 300_000
 HOSTILE = """# Title <b>x</b>
@@ -113,27 +111,6 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def engine() -> FakeEngine:
     return FakeEngine()
-
-
-@contextmanager
-def page_of(
-    browser: Any, folder: Path, engine: FakeEngine, *, allowed: str = "", **server: Any
-) -> Iterator[Any]:
-    """The page in front of `engine`."""
-    app = make_app(folder, engine, pages=read_pages(FOLDER), **server)
-    with live(app) as running, opened(browser, running.url, allowed=allowed) as page:
-        yield page
-
-
-def ask(page: Any, text: str = "hello") -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def finished(page: Any) -> Any:
-    """The last answer, once it is complete."""
-    page.locator(".turn.assistant:not([aria-busy])").last.wait_for()
-    return page.locator(".turn.assistant").last
 
 
 def test_answers_are_shown_as_text_whatever_they_say(
@@ -276,19 +253,6 @@ def test_a_lost_engine_ends_an_answer_with_its_error(
 
 
 # -- what stays in the browser -------------------------------------------------------------------
-
-
-def reopened(page: Any) -> Any:
-    """The list of kept chats after a reload."""
-    page.reload()
-    page.get_by_role("searchbox", name="Search chats").wait_for()
-    return page.locator(".chat-link")
-
-
-def choose(page: Any, title: str, action: str) -> None:
-    """Choose an action in the menu of a chat."""
-    page.get_by_role("button", name=f"Options of {title}").click()
-    page.get_by_role("menuitem", name=action).click()
 
 
 def test_chats_are_kept_found_renamed_and_deleted(

@@ -3,9 +3,13 @@
 import { byId } from "./dom.js";
 
 const STORED = "triptych-key";
+const listeners = [];
 let asking = null;
 
 export const key = () => sessionStorage.getItem(STORED) ?? "";
+
+/** Call `listener` after each entry of a key. */
+export const onKey = (listener) => listeners.push(listener);
 
 /** Prompt for a key; concurrent callers share the result. */
 export function askForKey() {
@@ -23,6 +27,7 @@ function ask() {
   return new Promise((resolve, reject) => {
     byId("key-form").onsubmit = () => {
       sessionStorage.setItem(STORED, input.value.trim());
+      for (const listener of listeners) listener();
       resolve();
     };
     dialog.oncancel = () => reject(new DOMException("No key was given.", "AbortError"));

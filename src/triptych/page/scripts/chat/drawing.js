@@ -77,7 +77,7 @@ export class DrawingView {
 
   #show(view) {
     this.figure.replaceChildren(view.element);
-    const again = () => this.actions.draw(this.turn.prompt);
+    const { draw } = this.actions; // null without an image model
     const ask = el(
       "button",
       { type: "button", class: "quiet", onclick: () => this.actions.ask(view.picture) },
@@ -85,7 +85,7 @@ export class DrawingView {
     );
     this.foot.replaceChildren(
       ...(this.actions.ask ? [ask] : []),
-      iconButton("again", "Draw again", again),
+      ...(draw ? [iconButton("again", "Draw again", () => draw(this.turn.prompt))] : []),
       ...pictureButtons(view.picture, {}),
     );
   }

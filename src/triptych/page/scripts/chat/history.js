@@ -1,8 +1,9 @@
 // The list of chats that are kept in the browser: search, rename, delete, export.
 
 import { byId, el, icon, show } from "../dom.js";
+import { onKey } from "../key.js";
 import { attachMenu } from "../menu.js";
-import { chats, isKeeping, setKeeping } from "../store.js";
+import { canKeep, chats, isKeeping, setKeeping } from "../store.js";
 import { toast } from "../toast.js";
 import { fileName, saveAsJson, saveAsMarkdown } from "./export.js";
 
@@ -10,21 +11,27 @@ const NOTES = {
   none: "Chats stay in this browser only.",
   found: "No chat has these words.",
   off: "Nothing is kept: a chat is lost when the page closes.",
+  insecure: "Nothing is kept: with an API key, this needs HTTPS.",
+  full: "There is no space for this chat. Delete other chats or pictures.",
   failed: "This browser does not keep chats.",
 };
 
 export class History {
   list = []; // the latest first
   shownId = null;
-  #hasFailed = false;
+  #failure = ""; // of the latest access: the name of a note
 
-  /** `open` shows a chat; `start` a new one, in place of one that is deleted if it says so. */
-  constructor({ open, start }) {
-    Object.assign(this, { open, start });
+  /** `open` shows a chat; `start` a new one, in place of one that is deleted if it says so.
+   *
+   * `follow` receives the shown chat after another tab changed it.
+   */
+  constructor({ open, start, follow }) {
+    Object.assign(this, { open, start, follow });
     byId("chats-find").addEventListener("input", () => this.#show());
     const keep = byId("chats-keep");
-    keep.checked = isKeeping();
     keep.addEventListener("change", () => (setKeeping(keep.checked), this.#show()));
+    chats.onChange((change) => this.#followTab(change));
+    onKey(() => this.load());
     attachMenu(byId("chats-more"), () => this.#entriesOfAll(), "All chats");
     byId("chats-open").addEventListener("click", () => this.#setOpen(true));
     byId("chats-close").addEventListener("click", () => this.#setOpen(false));
@@ -35,22 +42,39 @@ export class History {
   }
 
   async load() {
-    try {
-      this.list = await chats.all();
-    } catch {
-      this.#hasFailed = true;
-    }
+    this.list = (await this.#attempt(() => chats.all())) ?? [];
     this.#show();
   }
 
   /** Keep a chat, if the user wants that. */
   async save(chat) {
-    try {
-      if (!(await chats.put(chat))) return;
-    } catch {
-      this.#hasFailed = true;
+    if (isKeeping()) {
+      await this.#attempt(() => chats.put(chat));
+      this.list = [chat, ...this.list.filter(({ id }) => id !== chat.id)];
     }
-    this.list = [chat, ...this.list.filter(({ id }) => id !== chat.id)];
+    this.#show();
+  }
+
+  /** Return the result of an access to the stored chats, or null if it failed. */
+  async #attempt(access) {
+    try {
+      const result = await access();
+      this.#failure = "";
+      return result;
+    } catch (error) {
+      this.#failure = error?.name === "QuotaExceededError" ? "full" : "failed";
+      return null;
+    }
+  }
+
+  /** Show what another tab stored or deleted. */
+  async #followTab({ ids, isGone }) {
+    const changed = isGone ? [] : await this.#attempt(() => chats.get(ids));
+    if (!changed) return;
+    this.list = [...changed, ...this.list.filter(({ id }) => !ids.includes(id))];
+    const shown = changed.find(({ id }) => id === this.shownId);
+    if (shown) this.follow(shown);
+    else if (ids.includes(this.shownId)) this.start({ isDeleted: true });
     this.#show();
   }
 
@@ -74,6 +98,7 @@ export class History {
   }
 
   #show() {
+    Object.assign(byId("chats-keep"), { checked: isKeeping(), disabled: !canKeep() });
     const words = byId("chats-find").value.toLowerCase().split(/\s+/).filter(Boolean);
     this.list.sort((one, other) => other.updatedMs - one.updatedMs);
     const found = this.list.filter((chat) => words.every((word) => textOf(chat).includes(word)));
@@ -84,7 +109,8 @@ export class History {
   }
 
   #noteFor(found) {
-    if (this.#hasFailed) return "failed";
+    if (!canKeep()) return "insecure";
+    if (this.#failure) return this.#failure;
     if (!isKeeping()) return "off";
     if (!this.list.length) return "none";
     return found.length ? "" : "found";
@@ -115,7 +141,7 @@ export class History {
       {
         name: "bin",
         label: "Delete",
-        run: () => this.#delete([chat], `“${chat.title}” is deleted.`),
+        run: () => this.#delete([chat], () => chats.take([chat.id]), `“${chat.title}” is deleted.`),
       },
     ];
   }
@@ -129,7 +155,11 @@ export class History {
         label: "Export all as JSON",
         run: () => saveAsJson(this.list, "triptych-chats"),
       },
-      { name: "bin", label: "Delete all chats", run: () => this.#delete([...this.list], text) },
+      {
+        name: "bin",
+        label: "Delete all chats",
+        run: () => this.#delete([...this.list], () => chats.takeAll(), text),
+      },
     ];
   }
 
@@ -158,16 +188,17 @@ export class History {
     input.select();
   }
 
-  async #delete(gone, text) {
+  /** Delete the chats of the list that `take` removes from the browser. */
+  async #delete(gone, take, text) {
     const ids = new Set(gone.map(({ id }) => id));
     this.list = this.list.filter(({ id }) => !ids.has(id));
-    for (const id of ids) await chats.remove(id).catch(() => {});
+    const taken = (await this.#attempt(take)) ?? [];
     if (ids.has(this.shownId)) this.start({ isDeleted: true });
     this.#show();
     toast(text, {
       label: "Undo",
       run: async () => {
-        for (const chat of gone) await chats.put(chat).catch(() => {});
+        await this.#attempt(() => chats.restore(taken)); // also if new chats are not kept
         this.list.push(...gone);
         this.#show();
       },

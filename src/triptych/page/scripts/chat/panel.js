@@ -67,8 +67,9 @@ class ChatPanel {
     if (canHear) new Dictation(this.input, (error) => this.#complain(error));
     openDrawer({ canSpeak });
     this.history = new History({
-      open: (chat) => this.#open(chat),
+      open: (chat) => ((location.hash = "chat"), this.#open(chat)),
       start: (how) => this.#start(how),
+      follow: (chat) => this.#followTab(chat),
     });
     this.history.load();
     this.#listen();
@@ -141,7 +142,6 @@ class ChatPanel {
   }
 
   #open(chat) {
-    if (location.hash !== "#chat") location.hash = "chat";
     this.#clear();
     this.chat = chat;
     for (const turn of chat.turns) this.#add(revived(turn)).finish?.();
@@ -149,6 +149,16 @@ class ChatPanel {
     byId("chat-title").textContent = chat.title;
     this.history.setShown(chat.id);
     this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** Show what another tab made of the chat. While an answer runs here, it becomes a chat of its own. */
+  #followTab(chat) {
+    if (!this.stopping) {
+      this.#open(chat);
+      return;
+    }
+    this.chat = { ...this.chat, id: newId() };
+    this.#save();
   }
 
   #save() {

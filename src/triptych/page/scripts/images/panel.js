@@ -5,6 +5,7 @@ import { showCode } from "../code/dialog.js";
 import { byId, chips, el, onFilePick, onFiles, show } from "../dom.js";
 import { DRAW, pictureOf, seedOf, STYLES } from "../examples.js";
 import { bitmapOf } from "../images.js";
+import { onKey } from "../key.js";
 import { chooseModel } from "../models.js";
 import { keepField, resetFields } from "../prefs.js";
 import { isKeeping, newId, pictures } from "../store.js";
@@ -50,6 +51,7 @@ class ImagesPanel {
     this.#listen();
     this.#fillExamples();
     this.#restore();
+    onKey(() => this.#restore());
   }
 
   #listen() {
@@ -96,10 +98,10 @@ class ImagesPanel {
   async #restore() {
     const kept = await pictures.all().catch(() => []);
     kept.sort((one, other) => other.createdMs - one.createdMs);
-    for (const old of kept.splice(NUM_KEPT)) pictures.remove(old.id);
+    pictures.take(kept.splice(NUM_KEPT).map(({ id }) => id)).catch(() => {});
     const views = isKeeping() ? kept.map((picture) => ImageView.of(picture, this.actions)) : [];
-    this.views.push(...views);
-    this.results.append(...views.map((view) => view.element));
+    this.views = [...this.views.filter(({ picture }) => !picture), ...views];
+    this.results.replaceChildren(...this.views.map((view) => view.element));
     this.#showEmpty();
   }
 
@@ -112,21 +114,19 @@ class ImagesPanel {
     const before = this.views;
     const views = before.filter(({ picture }) => gone.includes(picture));
     this.views = before.filter((view) => !views.includes(view));
-    for (const { element, picture } of views) {
-      element.remove();
-      pictures.remove(picture.id).catch(() => {});
-    }
+    for (const { element } of views) element.remove();
+    const taken = pictures.take(views.map(({ picture }) => picture.id)).catch(() => []);
     this.#showEmpty();
     const text = gone.length === 1 ? "The picture is deleted." : "The pictures are deleted.";
-    toast(text, { label: "Undo", run: () => this.#putBack(views, before) });
+    toast(text, { label: "Undo", run: () => this.#putBack(before, taken) });
   }
 
-  /** Put back `views`, in the order of `before`, below what came later. */
-  #putBack(views, before) {
+  /** Put back deleted pictures, in the order of `before`, below what came later. */
+  async #putBack(before, taken) {
     this.views = [...this.views.filter((view) => !before.includes(view)), ...before];
     this.results.replaceChildren(...this.views.map((view) => view.element));
-    for (const { picture } of views) pictures.put(picture).catch(() => {});
     this.#showEmpty();
+    await pictures.restore(await taken).catch(() => {});
   }
 
   /** Show examples while there are no pictures. */
