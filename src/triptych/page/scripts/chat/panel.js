@@ -151,7 +151,7 @@ class ChatPanel {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  /** Show what another tab made of the chat. While an answer runs here, it becomes a chat of its own. */
+  /** Show a chat that another tab changed. If an answer runs here, continue in a copy. */
   #followTab(chat) {
     if (!this.stopping) {
       this.#open(chat);
