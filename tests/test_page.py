@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from support.browser import barriers, chromium
-from support.http import FakeEngine
+from support.browser import barriers, chromium, opened
+from support.http import FakeEngine, live, make_app
 from support.web_page import FOLDER, ask, choose, finished, page_of, reopened
 from triptych.core.http.page import read_pages
 
