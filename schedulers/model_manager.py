@@ -55,6 +55,7 @@ class _ModelEntry:
     loaded: LoadedModel | None = None
     is_closing: bool = False
     is_unwanted: bool = False
+    num_loads: int = 0
     last_used_s: float = 0.0
     last_failed_s: float = -math.inf
     waiting: dict[str, Job] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class ModelManager:
                 progress=entry.progress,
                 error=to_info(entry.error) if entry.error is not None else None,
                 idle_s=self._idle_s(name, entry),
+                num_loads=entry.num_loads,
             )
             for name, entry in self._entries.items()
         )
@@ -216,6 +218,7 @@ class ModelManager:
             return
         entry = self._entries[name]
         entry.state, entry.progress, entry.error = "loading", 0.0, None
+        entry.num_loads += 1
         self._queue.append(name)
         self._start_next()
 
@@ -331,7 +334,7 @@ class ModelManager:
         entry = self._entries[name]
         is_final = isinstance(error, SetupError | InternalError)
         entry.state = "failed" if is_final else "unloaded"
-        entry.error, entry.last_failed_s = error, self._clock()
+        entry.error, entry.last_failed_s, entry.is_unwanted = error, self._clock(), False
         self._hooks.metrics.add("triptych_model_load_failures_total", model=name)
         waiting, entry.waiting = entry.waiting, {}
         for job in waiting.values():

@@ -61,6 +61,38 @@ def test_a_model_is_unloaded(
     assert "unloaded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (ModelStatus(model="tiny", state="ready", num_loads=2), "a request has loaded it again"),
+        (ModelStatus(model="tiny", state="loading", num_loads=2), "a request has loaded it again"),
+        (ModelStatus(model="tiny", state="failed", num_loads=1), "its last load failed"),
+    ],
+)
+def test_an_unload_ends_though_the_model_is_loaded_again_or_failed(
+    url: str,
+    engine: FakeEngine,
+    after: ModelStatus,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ready = replace(engine.state, models=(ModelStatus(model="tiny", state="ready", num_loads=1),))
+
+    async def unload(model: str) -> None:
+        engine.unloaded.append(model)
+
+    def pause(seconds: float) -> None:
+        engine.state = replace(engine.state, models=(after,))
+
+    engine.state = ready
+    monkeypatch.setattr(engine, "unload", unload)
+    monkeypatch.setattr(server_cli.time, "sleep", pause)
+    assert main(["stop", "tiny", "--server", url]) == 0
+    assert message in capsys.readouterr().out
+    assert engine.unloaded == ["tiny"]
+
+
 def test_without_a_server_there_is_nothing_to_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

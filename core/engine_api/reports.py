@@ -15,13 +15,17 @@ ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The state of one model in the engine; `idle_s` is how long no job has used it."""
+    """The state of one model in the engine.
+
+    `idle_s` is how long no job has used it, `num_loads` how many loads of it have begun.
+    """
 
     model: str
     state: ModelState
     progress: float = 0.0
     error: ErrorInfo | None = None
     idle_s: float = 0.0
+    num_loads: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):

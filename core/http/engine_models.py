@@ -26,6 +26,7 @@ class EngineModel(BaseModel):
     """A model in the engine: its state, memory, and seconds since its last job.
 
     `device_bytes` are its weights and caches on the device; `idle_s` is 0 while a job needs it.
+    `num_loads` counts the loads that have begun: a change shows an unload between two answers.
     """
 
     model: str
@@ -35,6 +36,7 @@ class EngineModel(BaseModel):
     error: str | None
     device_bytes: int
     idle_s: float
+    num_loads: int
 
 
 class EngineModels(BaseModel):
@@ -50,15 +52,20 @@ class UnloadRequest(Strict):
 
 
 class Unloading(BaseModel):
-    """The state of the model as the request was taken; it becomes `unloaded`."""
+    """The state of the model as the request was taken; it becomes `unloaded`.
+
+    A greater `num_loads` in `/v1/engine/models` means that it has been loaded again since.
+    """
 
     model: str
     state: ModelState
+    num_loads: int
 
 
-def may_unload(request: Request) -> bool:
-    """Whether the sender of a request may unload models."""
-    return Context.of(request).principal.is_admin
+def check_may_unload(request: Request) -> None:
+    """Raise `AdminKeyRequired` unless the sender of a request may unload models."""
+    if not Context.of(request).principal.is_admin:
+        raise AdminKeyRequired("Only keys of --admin-key may unload models.")
 
 
 def engine_models_router(
@@ -67,9 +74,6 @@ def engine_models_router(
     """Create the routes. `cards` are the models and aliases that the server lists."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["engine"])
     tasks = {card.id: card.task for card in cards}
-
-    def states() -> dict[str, ModelState]:
-        return {each.model: each.state for each in client.status().models}
 
     @router.get("/v1/engine/models")
     async def list_engine_models() -> EngineModels:
@@ -86,6 +90,7 @@ def engine_models_router(
                     error=each.error.message if each.error else None,
                     device_bytes=held_bytes(each.model, gauges),
                     idle_s=round(each.idle_s, 1),
+                    num_loads=each.num_loads,
                 )
                 for each in status.models
             ]
@@ -94,14 +99,13 @@ def engine_models_router(
     @router.post("/v1/engine/unload")
     async def unload(body: UnloadRequest, request: Request) -> Unloading:
         """Unload a model as soon as no request needs it. With API keys, an admin key is needed."""
-        if not may_unload(request):
-            raise AdminKeyRequired("Only keys of --admin-key may unload models.")
+        check_may_unload(request)
         name = aliases.get(body.model, body.model)
-        found = states()
+        found = {each.model: each for each in client.status().models}
         if name not in found:
             raise UnknownModel.among(found, body.model)
         await client.unload(name)
-        return Unloading(model=name, state=found[name])
+        return Unloading(model=name, state=found[name].state, num_loads=found[name].num_loads)
 
     return router
 

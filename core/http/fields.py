@@ -7,6 +7,7 @@ others are refused by name with the alternative. Any other name is an unknown fi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -117,20 +118,35 @@ def models_of(kind: Any) -> Iterator[type[Strict]]:
             yield from models_of(part)
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedValue:
+    """The only value of an ignored field that is refused, with the alternative `instead`."""
+
+    value: Any
+    instead: str
+
+
 class IgnoresHints(Strict):
     """An object whose fields in the table `ignored` are accepted with any value.
 
     The table gives the reason why a field changes nothing that a client could rely on. `ignored_in`
-    finds the fields for the response header.
+    finds the fields for the response header. A value in `refused_values` would change the answer.
     """
 
     ignored: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    refused_values: ClassVar[Mapping[str, RefusedValue]] = MappingProxyType({})
 
     @model_validator(mode="before")
     @classmethod
     def _drop_ignored(cls, value: Any) -> Any:
         if not isinstance(value, dict) or cls.ignored.keys().isdisjoint(value):
             return value
+        for name, refused in cls.refused_values.items():
+            if value.get(name) is not None and value[name] == refused.value:
+                shown = json.dumps(refused.value)
+                raise UnsupportedOption(
+                    f"{name} {shown} is not offered: {refused.instead}", param=name
+                )
         return {name: field for name, field in value.items() if name not in cls.ignored}
 
     @classmethod

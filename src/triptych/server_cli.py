@@ -83,18 +83,40 @@ def run_stop(args: argparse.Namespace) -> int:
     if not args.name:
         return _stop_server(_own_record(args))
     with open_server(args) as server:
-        taken = server.post("/v1/engine/unload", {"model": args.name})
-        name = taken["model"]
-        if taken["state"] in ("ready", "loading"):
-            with Console(stderr=True).status(f"{name} is unloaded once no request needs it"):
-                _wait(lambda: _state(server, name) not in ("ready", "loading"))
-        Console().print(Text(f"{name} is not in memory; the next request loads it."))
+        model = server.post("/v1/engine/unload", {"model": args.name})
+        if _is_held(model):
+            waits = f"{model['model']} is unloaded once no request needs it"
+            with Console(stderr=True).status(waits):
+                model = _unloaded(server, model)
+        Console().print(Text(_stopped(model)))
     return 0
 
 
-def _state(server: Connection, name: str) -> str:
-    models = server.get("/v1/engine/models")["models"]
-    return next((str(model["state"]) for model in models if model["model"] == name), "")
+def _is_held(model: Report) -> bool:
+    return model["state"] in ("ready", "loading")
+
+
+def _unloaded(server: Connection, before: Report) -> Report:
+    """Wait until a model has left memory, and return its last report."""
+    while True:
+        models: list[Report] = server.get("/v1/engine/models")["models"]
+        model = next((each for each in models if each["model"] == before["model"]), None)
+        if model is None:
+            return {**before, "state": "unloaded"}
+        # A request may load it again between two reports: then only the count of loads differs.
+        if not _is_held(model) or model["num_loads"] != before["num_loads"]:
+            return model
+        time.sleep(_POLL_S)
+
+
+def _stopped(model: Report) -> str:
+    """The sentence about a model after `stop`."""
+    name = model["model"]
+    if _is_held(model):
+        return f"{name} was unloaded; a request has loaded it again."
+    if model["state"] == "failed":
+        return f"{name} is not in memory: its last load failed. The server's log says why."
+    return f"{name} is not in memory; the next request loads it."
 
 
 def _own_record(args: argparse.Namespace) -> ServerRecord:

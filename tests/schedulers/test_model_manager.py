@@ -278,6 +278,32 @@ def test_a_model_is_unloaded_by_hand_once_its_jobs_have_ended() -> None:
     assert (chat.num_loads, chat.num_closed) == (2, 1)
 
 
+def test_a_pending_unload_ends_with_a_failed_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chat = loader("chat")
+    chat.errors = [WeightsError("Truncated.")]
+    bench = LoadBench(chat, config=FIRST_USE)
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(bench.executors, "load", calls.append)
+    bench.submit("job", "chat")
+    bench.run_for(0.1)
+    bench.engine.unload("chat")
+    bench.run_for(0.1)
+    for call in calls:
+        call()
+    bench.finish("job")
+    assert bench.states() == {"chat": "failed"}
+    monkeypatch.undo()
+    bench.run_for(RETRY_FAILED_AFTER_S)
+    bench.submit("again", "chat")
+    bench.finish("again")
+    bench.run_for(1.0)
+    assert bench.states() == {"chat": "ready"}
+    (status,) = bench.engine._models.statuses()
+    assert status.num_loads == 2
+
+
 def test_an_unloaded_model_stays_and_the_idle_time_is_reported() -> None:
     bench = LoadBench(loader("chat"), config=FIRST_USE)
     bench.engine.unload("chat")
@@ -422,7 +448,7 @@ def test_others_serve_while_a_model_loads(gated: tuple[Engine, FakeLoader, Recor
     engine.cancel(["leaves"])
     outputs.wait_final("leaves")
     eventually(lambda: bool(beats) and beats[-1].phase == "load")
-    reported = ModelStatus(model="chat", state="loading", progress=0.5)
+    reported = ModelStatus(model="chat", state="loading", progress=0.5, num_loads=1)
     eventually(lambda: reported in beats[-1].models)
     assert slow.gate is not None
     slow.gate.set()

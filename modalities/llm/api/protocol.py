@@ -47,7 +47,14 @@ from triptych.modalities.llm.api.sampling_fields import (
     within,
 )
 from triptych.modalities.llm.api.tools.schema import ToolChoice, Tools, ToolSet
-from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION, IGNORED
+from triptych.modalities.llm.api.unsupported import (
+    CHAT,
+    CHOSEN_AWAY,
+    COMMON,
+    COMPLETION,
+    IGNORED,
+    REFUSED_VALUES,
+)
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -121,6 +128,7 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints, Re
 
     refused = COMMON
     ignored = IGNORED
+    refused_values = REFUSED_VALUES
     tasks = ("chat",)
 
     max_tokens: Length | None = Field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from triptych.core.http.fields import RefusedField
+from triptych.core.http.fields import RefusedField, RefusedValue
 from triptych.core.http.refused_routes import RefusedRoutes
 
 _TOOLS = "use tools and tool_choice."
@@ -137,6 +137,16 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "xtc_threshold": "it belongs to xtc_probability, which is off",
     }
 )
+
+REFUSED_VALUES: Mapping[str, RefusedValue] = MappingProxyType(
+    {
+        "include_reasoning": RefusedValue(
+            False, "leave it out, and skip the reasoning, which has its own field."
+        ),
+        "repeat_last_n": RefusedValue(0, "send repetition_penalty 1 and no other penalty."),
+    }
+)
+"""Values of ignored fields that would change an answer."""
 
 _KEPT = "a label that clients store with a message"
 IGNORED_IN_MESSAGE: Mapping[str, str] = MappingProxyType(

@@ -58,6 +58,7 @@ class OllamaOptions(IgnoresHints):
     """Sampling options, and options of a model's placement, which the operator sets."""
 
     ignored = unsupported.IGNORED_OPTIONS
+    refused_values = unsupported.REFUSED_VALUES
 
     num_predict: Annotated[int, Field(ge=-2, le=_MOST)] | None = Field(
         default=None, description="Max tokens of an answer; -1 and -2: as many as fit."

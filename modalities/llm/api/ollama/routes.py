@@ -23,7 +23,7 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
-from triptych.core.http.engine_models import may_unload
+from triptych.core.http.engine_models import check_may_unload
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.weights.resolve import ResolvedModel
@@ -173,14 +173,12 @@ class _TextRoutes:
     ) -> Response:
         """Load a model only, or unload it; other callers' models are not theirs to unload."""
         self.service.model(model)
-        is_unloading = body.is_unloading and may_unload(request)
-        if is_unloading:
-            await self.service.client.unload(model)
-        else:
-            note_keep_alive(request, body)
         if body.is_unloading:
+            check_may_unload(request)
+            await self.service.client.unload(model)
             timing = Timing(Context.of(request).arrived_s, 0.0)
             return _document(kind(body.model, timing).empty("unload"))
+        note_keep_alive(request, body)
         timing = await self._timing(model, request)
         return _document(kind(body.model, timing).empty("load"))
 

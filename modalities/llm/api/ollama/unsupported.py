@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from triptych.core.http.fields import RefusedField
+from triptych.core.http.fields import RefusedField, RefusedValue
 from triptych.core.http.refused_routes import RefusedRoutes
 
 _SAMPLER = "use top_p, top_k or min_p."
@@ -19,6 +19,7 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
     {
         "embedding_only": RefusedField(_ONE_USE, (False,)),
         "logits_all": RefusedField("use logprobs.", (False,)),
+        "mirostat": RefusedField(_SAMPLER, (0,)),
         "penalize_newline": RefusedField("penalties apply to every token.", (True,)),
         "tfs_z": RefusedField(_SAMPLER, (1.0,)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
@@ -29,10 +30,14 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
 IGNORED_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "draft_num_predict": "drafts of tokens leave an answer as it is",
-        "mirostat": "tokens are sampled by top_p, top_k and min_p",
         "repeat_last_n": "penalties apply to the whole text",
     }
 )
+REFUSED_VALUES: Mapping[str, RefusedValue] = MappingProxyType(
+    {"repeat_last_n": RefusedValue(0, "send repeat_penalty 1 and no other penalty.")}
+)
+"""Values of ignored options that would change an answer."""
+
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
         "shift": "an answer ends at the end of the context",

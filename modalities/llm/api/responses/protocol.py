@@ -29,6 +29,7 @@ from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
 from triptych.modalities.llm.api.responses.tools import ResponseTools, ResponseToolSet, ToolChoices
 from triptych.modalities.llm.api.sampling_fields import InertLabels, SamplingFields, within
+from triptych.modalities.llm.api.unsupported import REFUSED_VALUES
 
 _MAX_NEW_ITEMS = 20
 """Of a conversation at once, as OpenAI's."""
@@ -117,6 +118,7 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent, Refusing):
 
     refused = unsupported.REQUEST
     ignored = unsupported.IGNORED
+    refused_values = REFUSED_VALUES
     tasks = ("chat",)
 
     input: (

@@ -315,6 +315,17 @@ async def test_hints_are_ignored_and_named(client: httpx.AsyncClient, stream: bo
     assert wrong.status_code == 400
 
 
+@pytest.mark.parametrize(("name", "value"), [("repeat_last_n", 0), ("include_reasoning", False)])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_values_of_hints_that_change_an_answer_are_refused(
+    client: httpx.AsyncClient, path: str, name: str, value: object
+) -> None:
+    body = chat() if path == CHAT else {"model": "tiny", "prompt": "a"}
+    reply = await client.post(path, json={**body, name: value})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_option")
+    assert reply.json()["error"]["param"] == name
+
+
 async def test_labels_of_messages_are_ignored_and_named_once(client: httpx.AsyncClient) -> None:
     turns = [{"role": role, "content": "x", "id": "a"} for role in ("user", "assistant", "user")]
     body = chat(messages=[{**turns[0], "timestamp": 5, "metadata": None}, *turns[1:]])

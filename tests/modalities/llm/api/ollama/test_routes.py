@@ -347,6 +347,19 @@ async def test_a_model_is_loaded(
     assert not engine.submitted
 
 
+async def test_with_keys_an_admin_key_unloads_a_model(tmp_path: Path, engine: FakeEngine) -> None:
+    app = other_apis_app(tmp_path, engine, api_key=("user",), admin_key=("boss",))
+    body = {"model": "tiny", "keep_alive": 0}
+    async with in_process(app) as client:
+        refused = await client.post(CHAT, json=body, headers={"authorization": "Bearer user"})
+        assert refused.status_code == 403
+        assert "--admin-key" in refused.json()["error"]
+        assert engine.unloaded == []
+        reply = await client.post(CHAT, json=body, headers={"authorization": "Bearer boss"})
+    assert (reply.status_code, reply.json()["done_reason"]) == (200, "unload")
+    assert engine.unloaded == ["tiny"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
@@ -354,6 +367,8 @@ async def test_a_model_is_loaded(
         (CHAT, chat(options={"num_predict": 0}), "num_predict"),
         (CHAT, chat(options={"temperature": 9}), "options.temperature"),
         (CHAT, chat(options={"colour": 9}), "options.colour"),
+        (CHAT, chat(options={"mirostat": 2}), "mirostat is not offered"),
+        (CHAT, chat(options={"repeat_last_n": 0}), "repeat_last_n 0 is not offered"),
         (CHAT, chat(think=True), "think"),
         (CHAT, chat(top_logprobs=2), "logprobs"),
         (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "images"),
@@ -468,12 +483,12 @@ async def test_hints_are_ignored_and_named(
         stream=stream,
         truncate=True,
         shift=None,
-        options={"repeat_last_n": 64, "mirostat": 1, "draft_num_predict": 4},
+        options={"repeat_last_n": 64, "mirostat": 0, "draft_num_predict": 4},
     )
     reply = await client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     named = set(reply.headers["x-triptych-ignored"].split(", "))
-    of_options = {"repeat_last_n", "mirostat", "draft_num_predict"}
+    of_options = {"repeat_last_n", "draft_num_predict"}
     assert named == {"truncate", *(f"options.{name}" for name in of_options)}
 
 
