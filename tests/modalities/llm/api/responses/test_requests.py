@@ -255,6 +255,8 @@ UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search
     ("fields", "param"),
     [
         *(({name: "x"}, name) for name in unsupported.REQUEST),
+        ({"repeat_last_n": 0}, "repeat_last_n"),
+        ({"include_reasoning": False}, "include_reasoning"),
         *(({"tools": [{"type": kind}]}, "tools") for kind in UNLIKE_FUNCTIONS),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
