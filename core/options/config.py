@@ -446,7 +446,7 @@ class ScheduleOptions:
     )
     schedule_policy: str = option(
         "fcfs",
-        "Order of waiting jobs: first come, first served, or highest priority first.",
+        "Order of waiting jobs: first come, first served, or lowest `priority` value first.",
         aliases=("--scheduling-policy",),
         choices=("fcfs", "priority"),
         roles=TOKENS,

@@ -181,9 +181,8 @@ def test_standing_option_is_refused_where_it_would_change_something(
 
 
 def test_translated_flags_say_the_same_in_our_words() -> None:
-    config = resolve(_parse("--disable-radix-cache", "--enable-priority-scheduling"), environ={})
+    config = resolve(_parse("--disable-radix-cache"), environ={})
     assert not config.cache.enable_prefix_caching
-    assert config.schedule.schedule_policy == "priority"
     assert config.device.device_graph_capture is None
     config = resolve(_parse("--disable-cuda-graph", "--disable-cuda-graph-padding"), environ={})
     assert config.device.device_graph_capture is False

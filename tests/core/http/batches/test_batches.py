@@ -130,7 +130,7 @@ async def test_lines_run_in_their_callers_name_behind_all_others(tmp_path: Path)
         await client.post(PATH, json=chat())
     line, own = engine.submitted.values()
     assert line.tenant == own.tenant != ""
-    assert (line.priority, own.priority) == (MAX_PRIORITY, 0)
+    assert (line.priority, own.priority) == (-MAX_PRIORITY, 0)
 
 
 async def test_no_more_lines_run_at_once_than_have_a_place(tmp_path: Path) -> None:

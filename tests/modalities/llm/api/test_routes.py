@@ -79,7 +79,7 @@ async def test_what_was_asked_reaches_the_engine(
     assert sampling.logit_bias == ((5, 1.0),)
     assert {0, 2, 9} == set(sampling.stop_token_ids)  # the model's own ends, too
     assert [row.sampling.sample_index for row in (first, second)] == [0, 1]
-    assert first.priority == 3
+    assert first.priority == -3, "lower values run first"
 
 
 async def test_ignore_eos_leaves_only_the_callers_ends(
