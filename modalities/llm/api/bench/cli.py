@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--api-key",
         dest="keys",
+        metavar="KEY",
         action="append",
         help="sent as bearer token; with several hosts, one for each --url ('' for none)",
     )
