@@ -134,8 +134,12 @@ def _merge(
 
 def _models(beats: Iterable[Heartbeat]) -> tuple[ModelStatus, ...]:
     best: dict[str, ModelStatus] = {}
+    num_loads: dict[str, int] = {}
     for status in (each for beat in beats for each in beat.models):
+        num_loads[status.model] = num_loads.get(status.model, 0) + status.num_loads
         known = best.get(status.model)
         if known is None or _STATES.index(status.state) > _STATES.index(known.state):
             best[status.model] = status
-    return tuple(best.values())
+    return tuple(
+        msgspec.structs.replace(status, num_loads=num_loads[name]) for name, status in best.items()
+    )

@@ -14,7 +14,7 @@ def heartbeat(state: ModelState = "ready", num_leased: float = 1.0) -> Heartbeat
         phase="idle",
         stall_budget_s=1.0,
         num_jobs=2,
-        models=(ModelStatus(model="m", state=state),),
+        models=(ModelStatus(model="m", state=state, num_loads=2),),
         gauges={
             series("triptych_kv_pages", model="m"): 10.0,
             series("triptych_kv_pages_leased", model="m"): num_leased,
@@ -46,6 +46,7 @@ def test_counts_add_up() -> None:
     assert (status.num_replicas, status.num_restarts) == (2, 1)
     assert status.last_beat is not None
     assert status.last_beat.num_jobs == 4
+    assert [model.num_loads for model in status.models] == [4]
     gauges = status.last_beat.gauges
     assert gauges['triptych_kv_pages{model="m"}'] == 20
     assert gauges['triptych_job_seconds{model="m"}'] == 0.5, "a job takes no longer on two"
