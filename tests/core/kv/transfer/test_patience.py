@@ -171,14 +171,14 @@ def test_who_floods_makes_way_before_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
     """The last of five transfers waits longer for a credit than a page may take."""
-    with closing(Pair("127.0.0.1:0", timeout_s=1.5)) as pair, RawClient() as peer:
+    with closing(Pair("127.0.0.1:0", timeout_s=3.0)) as pair, RawClient() as peer:
         peer.greet(pair.server.port, num_credits=1)
         peer.receive(PageWelcome)
         for fetch_id in range(5):
             peer.send(transfer(fetch_id, num_pages=1))
         for _ in range(5):
             await asyncio.to_thread(peer.receive_page)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.7)
             peer.send(PageCredit())
         await until(lambda: len(pair.transfers.closed) == 5)
         assert pair.server.counts["pages_sent_total"] == 5
