@@ -32,15 +32,14 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import structs
 
 from triptych.core.engine_api.job import Job, JobState, Output, Sink, discard
 from triptych.core.engine_api.job_report import QUEUE, JobRecorder
-from triptych.core.engine_api.plan import PendingStep, Plan, Runner
-from triptych.core.engine_api.reports import Heartbeat, RunningStep, StepRecord, StepReport
+from triptych.core.engine_api.plan import Plan
+from triptych.core.engine_api.reports import Heartbeat, RunningStep, StepReport
 from triptych.core.errors import (
     Draining,
     EngineDown,
@@ -56,7 +55,7 @@ from triptych.core.process.metrics import STEP_SECONDS, Metrics
 from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
-from triptych.schedulers.health import EngineCrashed, FailureCounter
+from triptych.schedulers.health import EngineCrashed, FailureCounter, FaultInjector
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
 from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
 from triptych.schedulers.step_log import StepLog
@@ -284,7 +283,7 @@ class Engine:
         self._in_flight.append(proposal)
         self._has_news = True
         is_sabotaged = self._fault_random.random() * 100 < self.config.debug.sim_failure
-        runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
+        runner = FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
         self._executors.launch(runner, plan, partial(self._finish_step, proposal, plan))
         return True
 
@@ -302,7 +301,7 @@ class Engine:
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
         scheduler = self._models.ready[model].scheduler
         if self._step_log.is_on:
-            self._step_log.note(_record_of(plan, outcome))
+            self._step_log.note(outcome.record(plan))
         if outcome.result is not None:
             self._health.note_success()
             self._recent.observe(outcome.busy_s)
@@ -486,29 +485,3 @@ class Engine:
         self.on_turn()
         self._models.close()
         self._executors.close(patience_s)
-
-
-def _record_of(plan: Plan, outcome: StepOutcome) -> StepRecord:
-    return StepRecord(
-        model=plan.model,
-        kind=plan.kind,
-        num_rows=len(outcome.result.rows) if outcome.result is not None else 0,
-        start_s=outcome.ended_s - outcome.busy_s,
-        length_s=outcome.busy_s,
-        busy_s=outcome.busy_s,
-        is_failed=outcome.result is None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _FaultInjector:
-    """A runner that fails after its work is launched, for `sim_failure`."""
-
-    runner: Runner
-
-    def launch(self, plan: Plan) -> PendingStep:
-        self.runner.launch(plan)
-        raise RuntimeError("simulated failure")
-
-    def close(self) -> None:
-        """Do nothing: the model closes the wrapped runner."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult
+from triptych.core.engine_api.reports import StepRecord
 
 Clock = Callable[[], float]
 Post = Callable[[Callable[[], None]], None]
@@ -57,6 +58,18 @@ class StepOutcome:
     error: Exception | None
     busy_s: float
     ended_s: float
+
+    def record(self, plan: Plan) -> StepRecord:
+        """Describe the step of `plan` for the log of steps."""
+        return StepRecord(
+            model=plan.model,
+            kind=plan.kind,
+            num_rows=len(self.result.rows) if self.result is not None else 0,
+            start_s=self.ended_s - self.busy_s,
+            length_s=self.busy_s,
+            busy_s=self.busy_s,
+            is_failed=self.result is None,
+        )
 
 
 class Executors(Protocol):

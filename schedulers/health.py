@@ -1,15 +1,17 @@
 """Failures of steps, and when they mean a broken device.
 
-Owns the translation of a step's exception into the error of its jobs, and the verdict that the
-engine must be restarted. Knows nothing of the restart.
+Owns the translation of a step's exception into the error of its jobs, the verdict that the engine
+must be restarted, and simulated failures. Knows nothing of the restart.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import NoReturn
 
+from triptych.core.engine_api.plan import PendingStep, Plan, Runner
 from triptych.core.errors import (
     DeviceError,
     EngineDown,
@@ -97,3 +99,18 @@ def translate(error: Exception) -> TriptychError:
     if isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in _NO_MEMORY):
         return OutOfMemory("A step did not fit in memory.")
     return InternalError("An internal error ended this job; the server's log says more.")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultInjector:
+    """A runner that fails after its work is launched, for `sim_failure`."""
+
+    runner: Runner
+
+    def launch(self, plan: Plan) -> PendingStep:
+        """Launch the step, and raise the simulated error."""
+        self.runner.launch(plan)
+        raise RuntimeError("simulated failure")
+
+    def close(self) -> None:
+        """Do nothing: the model closes the wrapped runner."""

@@ -125,15 +125,13 @@ def create_app(
             **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
         },
     )
-    app.state.options = config.server
     app.state.tracing = observers.tracing
     app.state.dialects = tuple(dialects)
     app.state.metrics = metrics
     app.state.in_flight = in_flight
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
-    app.state.user_files = UserFiles(None)
-    app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
+    _set_uploads(app.state, config.server)
     _set_names(app.state, config, cards, tasks)
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
@@ -145,6 +143,13 @@ def create_app(
     if config.server.root_path:
         app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
     return app
+
+
+def _set_uploads(state: State, options: ServerOptions) -> None:
+    """Set the options, and what requests with files share."""
+    state.options = options
+    state.user_files = UserFiles(None)
+    state.upload_budget = UploadBudget(MAX_FORMS_HELD * options.max_upload_bytes)
 
 
 def _set_names(

@@ -10,7 +10,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -55,12 +54,7 @@ class Startup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._view.close()
 
     def expect(self, models: Iterable[tuple[str, str]]) -> None:
