@@ -67,6 +67,17 @@ def _by_spelling() -> Mapping[str, Option]:
     return {_field_name(flag): option for option in declared().values() for flag in option.flags}
 
 
+@once
+def _by_word() -> Mapping[str, Option]:
+    """The options by their long spellings: one letter names an option on the command line alone."""
+    return {
+        _field_name(flag): option
+        for option in declared().values()
+        for flag in option.flags
+        if flag.startswith("--")
+    }
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -352,7 +363,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         option = _find(name, variable, text, spell=lambda option: option.variable)
         if option is not None:
-            value = [part.strip() for part in text.split(",")] if option.is_repeatable else text
+            is_list = option.is_repeatable and not text.lstrip().startswith("[")  # that is JSON
+            value = [part.strip() for part in text.split(",")] if is_list else text.strip()
             found[option.name] = (convert_value(option, value, variable, is_text=True), variable)
     return found
 
@@ -392,7 +404,7 @@ def _find(
 ) -> Option | None:
     """Return the option of `spelling`; None for an accepted fixed option. Raises ConfigError."""
     name = _field_name(spelling)
-    option = _by_spelling().get(name)
+    option = _by_word().get(name)
     if option is not None:
         return option
     if refused.is_fixed(_flag(name), value):
@@ -400,7 +412,7 @@ def _find(
     reason = refused.reason(_flag(name))
     if reason is not None:
         raise ConfigError(f"{where} is not offered: {reason}")
-    near = nearest(name, _by_spelling(), map(_field_name, refused.REFUSED))
+    near = nearest(name, _by_word(), map(_field_name, refused.REFUSED))
     hint = spell(_by_spelling()[near]) if near and spell else near
     raise ConfigError(f"{where} is not an option" + (f"; did you mean {hint}?" if hint else "."))
 

@@ -57,7 +57,8 @@ def convert_value(option: Option, value: Any, where: str, *, is_text: bool) -> A
 
 def _check_value(option: Option, converted: Any, where: str) -> None:
     """Raise `ConfigError` for a mask, several keys in one, and a value that is not allowed."""
-    if option.name in SECRETS and MASK in converted:
+    parts = converted if isinstance(converted, tuple) else (converted,)
+    if option.name in SECRETS and MASK in parts:
         raise ConfigError(f"{where}: {MASK!r} is the mask of a secret; give the secret itself.")
     if option.name in KEYS and any("," in key for key in converted):
         raise ConfigError(f"{where}: a key contains no comma; give each key separately.")

@@ -460,3 +460,18 @@ def test_secrets_are_masked() -> None:
     assert "s3cret" not in repr([(option.name, value) for option, value, _ in shown])
     with pytest.raises(ConfigError, match="is the mask of a secret"):
         make_config({"hf_token": "***"})
+
+
+def test_a_variable_may_be_a_json_list() -> None:
+    config = resolve(environ={"TRIPTYCH_CORS_ORIGIN": '["https://a", "https://b"]'})
+    assert config.server.cors_origin == ("https://a", "https://b")
+
+
+@pytest.mark.parametrize("variable", ["TRIPTYCH_S", "TRIPTYCH_C", "TRIPTYCH_M", "TRIPTYCH_NP"])
+def test_one_letter_is_an_option_on_the_command_line_alone(variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} is not an option"):
+        resolve(environ={variable: "5"})
+
+
+def test_a_secret_may_contain_the_mask() -> None:
+    assert resolve(environ={"TRIPTYCH_HF_TOKEN": "ab***cd"}).models.hf_token == "ab***cd"

@@ -197,7 +197,8 @@ def run(args: argparse.Namespace) -> int:
     for line in failed:
         console.print(Text(line, style="red"))
     if args.output:
-        content = msgspec.json.encode(document(results, workload, _settings(args)))
+        made_up = None if args.dataset else workload
+        content = msgspec.json.encode(document(results, made_up, _settings(args)))
         args.output.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     if args.plot:
         save_plot(results, args.plot)

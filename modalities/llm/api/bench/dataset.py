@@ -75,7 +75,12 @@ def _ask(row: dict[str, Any], output_tokens: int, tokens_per_word: float) -> Ask
         if row.get(name):
             return Ask(row[name], max_tokens)
     turns = row.get("conversations")
-    if not isinstance(turns, list) or len(turns) < 2 or turns[0].get("from") not in _HUMAN:
+    if not isinstance(turns, list) or len(turns) < 2:
         return None
-    words = len(str(turns[1].get("value", "")).split())
-    return Ask(str(turns[0].get("value", "")), max(1, round(words * tokens_per_word)))
+    question, answer = turns[:2]
+    if not isinstance(question, dict) or not isinstance(answer, dict):
+        return None
+    if question.get("from") not in _HUMAN:
+        return None
+    words = len(str(answer.get("value", "")).split())
+    return Ask(str(question.get("value", "")), max(1, round(words * tokens_per_word)))

@@ -174,16 +174,19 @@ def _number(value: float, unit: str, shown: str | None = None) -> str:
 
 
 def document(
-    results: Sequence[Result], workload: Workload, settings: Mapping[str, Any]
+    results: Sequence[Result], workload: Workload | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole benchmark as plain data; `settings` are the command's."""
+    """The whole benchmark as plain data; `settings` are the command's.
+
+    There is no `workload` where prompts are those of a file.
+    """
     loads = list(dict.fromkeys(result.load for result in results))
     return {
         "schema": 2,
         "versions": versions(),
         "machine": machine(),
         "settings": dict(settings),
-        "workload": asdict(workload),
+        **({"workload": asdict(workload)} if workload is not None else {}),
         "loads": [_load(load, [each for each in results if each.load == load]) for load in loads],
     }
 
