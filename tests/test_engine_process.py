@@ -78,6 +78,17 @@ def test_a_model_s_state_is_sent_when_it_changes_with_its_memory() -> None:
     assert [note.memory_bytes for note in notes] == [0, 120], "of this model, once it is loaded"
 
 
+def test_a_model_that_waits_for_others_is_sent_once() -> None:
+    line = Line()
+    report = StartReport(line, lambda: None)
+    loading = ModelStatus(model="image", state="loading")
+    for idle_s in (0.0, 0.5, 1.0):
+        ready = ModelStatus(model="chat", state="ready", idle_s=idle_s)
+        report.take(structs.replace(beat("ready"), models=(ready, loading)))
+    assert [each.name for each in line.sent if isinstance(each, Phase)] == ["load"]
+    assert sum(isinstance(each, ModelNote) for each in line.sent) == 2
+
+
 @pytest.mark.parametrize("state", ["failed", "ready"])
 def test_a_start_that_ends_was_never_ready(state: ModelState) -> None:
     """Its supervisor would start it again and again, where it says why it cannot."""

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.reports import ModelState
-from triptych.core.errors import AdminKeyRequired, UnknownModel
+from triptych.core.errors import AdminKeyRequired, UnknownModel, from_info
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
-from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.errors import ERROR_RESPONSES, to_public
 from triptych.core.http.fields import Name, Strict
 from triptych.core.http.models import ModelCard
-from triptych.core.process.metrics import DEVICE_BYTES, labelled_series
+from triptych.core.process.metrics import held_bytes
 
 
 class EngineModel(BaseModel):
@@ -87,7 +87,7 @@ def engine_models_router(
                     task=tasks.get(each.model, ""),
                     state=each.state,
                     progress=each.progress,
-                    error=each.error.message if each.error else None,
+                    error=to_public(from_info(each.error)).message if each.error else None,
                     device_bytes=held_bytes(each.model, gauges),
                     idle_s=round(each.idle_s, 1),
                     num_loads=each.num_loads,
@@ -108,9 +108,3 @@ def engine_models_router(
         return Unloading(model=name, state=found[name].state, num_loads=found[name].num_loads)
 
     return router
-
-
-def held_bytes(model: str, gauges: Mapping[str, float]) -> int:
-    """Return the bytes on the device whose owners are parts of `model`."""
-    owned = labelled_series(gauges, DEVICE_BYTES)
-    return round(sum(held for labels, held in owned if labels["owner"].startswith(f"{model}/")))

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
+from triptych.core.ledger import model_of
+
 STEP_SECONDS = "triptych_step_seconds"
 DEVICE_INFO = "triptych_device_info"
 DEVICE_BUDGET = "triptych_device_memory_budget_bytes"
@@ -113,3 +115,9 @@ class Metrics:
     def histograms(self) -> dict[str, list[float]]:
         """Every histogram in snapshot form."""
         return {key: histogram.snapshot() for key, histogram in self._histograms.items()}
+
+
+def held_bytes(model: str, gauges: Mapping[str, float]) -> int:
+    """Return the bytes on the device whose owners are parts of `model`."""
+    owned = labelled_series(gauges, DEVICE_BYTES)
+    return round(sum(held for labels, held in owned if model_of(labels["owner"]) == model))

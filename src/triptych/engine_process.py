@@ -16,12 +16,12 @@ from msgspec import structs
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge
-from triptych.core.ledger import Ledger, mib, model_of
+from triptych.core.ledger import Ledger, mib
 from triptych.core.options.config import Config
 from triptych.core.process import logs
 from triptych.core.process.collector import pause_collector, resume_collector
 from triptych.core.process.lookups import listen_to_lookups
-from triptych.core.process.metrics import DEVICE_BYTES, labelled_series
+from triptych.core.process.metrics import held_bytes
 from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import (
     Beat,
@@ -104,7 +104,7 @@ class StartReport:
         for status in beat.models:
             self._report(
                 ModelNote(
-                    structs.replace(status, progress=round(status.progress, 1)),
+                    structs.replace(status, progress=round(status.progress, 1), idle_s=0.0),
                     _memory(beat, status),
                 )
             )
@@ -117,19 +117,19 @@ class StartReport:
 
     def _report(self, note: ModelNote) -> None:
         """Send a model's state and memory if they have changed."""
-        if self._noted.get(note.status.model) != note:
-            self._noted[note.status.model] = note
-            self._line.send(note)
-            if note.status.state == "ready":
-                self._line.send(Phase("load", note.status.model))
+        model, before = note.status.model, self._noted.get(note.status.model)
+        if before == note:
+            return
+        self._noted[model] = note
+        self._line.send(note)
+        was_ready = before is not None and before.status.state == "ready"
+        if note.status.state == "ready" and not was_ready:
+            self._line.send(Phase("load", model))
 
 
 def _memory(beat: Heartbeat, status: ModelStatus) -> int:
     """The device memory of a model, once it is loaded."""
-    if status.state != "ready":
-        return 0
-    owned = labelled_series(beat.gauges, DEVICE_BYTES)
-    return int(sum(value for labels, value in owned if model_of(labels["owner"]) == status.model))
+    return held_bytes(status.model, beat.gauges) if status.state == "ready" else 0
 
 
 def _is_too_large(status: ModelStatus) -> bool:

@@ -126,7 +126,7 @@ class FallbackBlueprint:
                 _body(self._sketch)(
                     input_ids=ids, position_ids=ids, use_cache=False, **{STEP: tracing}
                 )
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return _stated_plan(self._config)
         return tracing.plan(self._config.num_hidden_layers)
 
@@ -235,9 +235,9 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     known = _known_fields(config_kind)
     fields = {k: v for k, v in config.items() if k in known and k[0] != "_"}
-    if layers := fields.get(_PER_LAYER):
-        fields[_PER_LAYER] = _known_per_layer(layers, known)
     with library_errors(f"config.json is not usable as {family}"):
+        if layers := fields.get(_PER_LAYER):
+            fields[_PER_LAYER] = _known_per_layer(layers, known)
         parsed = config_kind(**fields, attn_implementation=ATTENTION)
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= _SERVED_LAYERS and not kind._is_stateful
@@ -272,14 +272,17 @@ def _known_per_layer(layers: object, known: set[str]) -> dict[int, dict[str, Any
 
 
 def _fit_context(config: Any, max_length: int) -> None:
-    """Refuse contexts that Llama 4's attention divides or scales; shorter ones it does not touch.
+    """Refuse contexts for which Llama 4's attention is chunked, or scaled by position.
 
     Its class scales queries by their place in a step, not by their positions. The scale is 1 below
     the first step of the floor function, so it is switched off there.
     """
-    layer_types, limits = getattr(config, "layer_types", None) or (), []
+    layer_types, limits = getattr(config, "layer_types", None) or (), list[int]()
     if "chunked_attention" in layer_types:
-        limits.append(getattr(config, "attention_chunk_size", None) or 0)
+        chunk_size: int | None = getattr(config, "attention_chunk_size", None)
+        if not chunk_size:
+            raise WeightsError("config.json: attention_chunk_size is missing.")
+        limits.append(chunk_size)
     if getattr(config, "attn_temperature_tuning", False):
         limits.append(int(config.floor_scale) - 1)
         config.attn_temperature_tuning = False

@@ -10,7 +10,7 @@ import pytest
 
 from support.http import READY, FakeEngine, in_process, make_app
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
-from triptych.core.errors import ErrorInfo
+from triptych.core.errors import ErrorInfo, WeightsError, to_info
 from triptych.core.process.metrics import DEVICE_BYTES, series
 
 STATE = replace(
@@ -31,6 +31,7 @@ STATE = replace(
             series(DEVICE_BYTES, owner="tiny/weights"): 30.0,
             series(DEVICE_BYTES, owner="tiny/kv"): 12.0,
             series(DEVICE_BYTES, owner="tiny2/kv"): 99.0,
+            series(DEVICE_BYTES, owner="tiny/other/kv"): 77.0,
         },
         counters={},
         histograms={},
@@ -87,3 +88,12 @@ async def test_with_keys_an_admin_key_is_needed(tmp_path: Path, engine: FakeEngi
         assert engine.unloaded == []
         assert (await unload(client, key="boss")).status_code == 200
     assert engine.unloaded == ["tiny"]
+
+
+async def test_errors_for_the_log_are_not_shown(tmp_path: Path) -> None:
+    damaged = to_info(WeightsError("/a/model.safetensors is damaged."))
+    state = replace(STATE, models=(ModelStatus(model="tiny", state="failed", error=damaged),))
+    async with in_process(make_app(tmp_path, FakeEngine(state=state))) as client:
+        (tiny,) = (await client.get("/v1/engine/models")).json()["models"]
+    assert tiny["error"]
+    assert "safetensors" not in tiny["error"]

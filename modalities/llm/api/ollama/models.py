@@ -19,8 +19,7 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import UnknownModel
-from triptych.core.http.engine_models import held_bytes
-from triptych.core.process.metrics import DEVICE_INFO, labelled_series
+from triptych.core.process.metrics import DEVICE_INFO, held_bytes, labelled_series
 from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
