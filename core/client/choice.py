@@ -119,27 +119,27 @@ class RemoteModel:
         self.close()
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of commands that can use a running server."""
+def add_server_options(parser: argparse.ArgumentParser, *, needs_server: bool = False) -> None:
+    """Declare the options of commands that can use a running server, or need one."""
     group = parser.add_argument_group("where it runs")
-    group.add_argument(
-        "--server",
-        metavar="URL",
-        help="use this server; by default a server of yours on this machine that has the model is"
-        f" used, and otherwise a model in this process [{_SERVER}]",
-    )
-    group.add_argument(
-        "--no-server",
-        dest="server",
-        action="store_const",
-        const=NONE,
-        help="use no server: run the model in this process",
-    )
+    default = "by default a server of yours on this machine that has the model is used, and"
+    default += " otherwise a model in this process"
+    if needs_server:
+        default = "by default the one of yours on this machine"
+    group.add_argument("--server", metavar="URL", help=f"use this server; {default} [{_SERVER}]")
+    if not needs_server:
+        group.add_argument(
+            "--no-server",
+            dest="server",
+            action="store_const",
+            const=NONE,
+            help="use no server: run the model in this process",
+        )
     group.add_argument(
         "--server-key",
         metavar="KEY",
-        help=f"API key of the server [{_KEY}, for that of {_SERVER}, over https, or on this machine"
-        " if it is named; on this machine also TRIPTYCH_API_KEY]",
+        help=f"API key of the server [{_KEY}, which is sent to {_SERVER}, and to another --server"
+        " over https or on this machine; on this machine also TRIPTYCH_API_KEY]",
     )
 
 

@@ -9,7 +9,7 @@ import argparse
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triptych.core.client.choice import (
+    NONE,
     add_server_options,
     only_server,
     open_server,
@@ -34,7 +35,7 @@ Report = Mapping[str, Any]
 def add_ps_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `triptych ps`."""
     parser.add_argument("--all", action="store_true", help="also models that are not in memory")
-    add_server_options(parser)
+    add_server_options(parser, needs_server=True)
 
 
 def run_ps(args: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="MODEL", help="unload this model; without one, stop the server"
     )
-    add_server_options(parser)
+    add_server_options(parser, needs_server=True)
 
 
 def run_stop(args: argparse.Namespace) -> int:
@@ -122,7 +123,7 @@ def _stopped(model: Report) -> str:
 def _own_record(args: argparse.Namespace) -> ServerRecord:
     """Return the server of this user to stop. Raises `ConfigError` unless there is exactly one."""
     running = running_servers()
-    if address := server_address(args):
+    if (address := server_address(args)) not in ("", NONE):
         running = [record for record in running if is_same_server(record.url, address)]
     return only_server(running)
 
@@ -130,20 +131,16 @@ def _own_record(args: argparse.Namespace) -> ServerRecord:
 def _stop_server(record: ServerRecord) -> int:
     os.kill(record.pid, signal.SIGTERM)
     with Console(stderr=True).status(f"{record.url} finishes its requests"):
-        _wait(lambda: record not in running_servers())
+        while record in running_servers():
+            time.sleep(_POLL_S)
     Console().print(Text(f"The server at {record.url} has stopped."))
     return 0
-
-
-def _wait(is_over: Callable[[], bool]) -> None:
-    while not is_over():
-        time.sleep(_POLL_S)
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `triptych explain`."""
     parser.add_argument("id", help="the request's id, from X-Request-Id of its response")
-    add_server_options(parser)
+    add_server_options(parser, needs_server=True)
 
 
 def run_explain(args: argparse.Namespace) -> int:
