@@ -47,7 +47,7 @@ function openNamed(name) {
   });
 }
 
-/** Return what `act` returns, its requests being complete. */
+/** Run the requests that `act` makes in one transaction; return its result once they are complete. */
 async function run(store, mode, act) {
   const database = await open();
   return new Promise((resolve, reject) => {

@@ -21,7 +21,7 @@ export class History {
   shownId = null;
   #failure = ""; // of the latest access: the name of a note
 
-  /** `open` shows a chat; `start` a new one, in place of one that is deleted if it says so.
+  /** `open` shows a chat. `start` shows a new one, and knows if the shown chat was deleted.
    *
    * `follow` receives the shown chat after another tab changed it.
    */

@@ -35,9 +35,10 @@ async function shown(task, body) {
     const src = URL.createObjectURL(body);
     return [el("audio", { controls: true, autoplay: true, src, "aria-label": "The speech" })];
   }
-  const text = JSON.stringify(JSON.parse(await body.text()), shorten, 2);
+  const reply = JSON.parse(await body.text());
+  const text = JSON.stringify(reply, shorten, 2);
   const block = codeBlock(text.slice(0, MAX_SHOWN_CHARS), "JSON");
-  return task === "image" ? [...pictures(JSON.parse(await body.text())), block] : [block];
+  return task === "image" ? [...pictures(reply), block] : [block];
 }
 
 const pictures = ({ data }) =>

@@ -3,7 +3,7 @@
 import { call } from "../api.js";
 import { DRAW } from "../examples.js";
 
-const TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. ";
+const TEXT = "The ferry left at noon, and the gulls followed it across the bay. ";
 const STORY = "Tell me a long story about a lighthouse.";
 const NUM_EMBEDDINGS = 10;
 const EMBEDDING_EVERY_MS = 450;
