@@ -418,8 +418,8 @@ class Engine:
         if job.state is JobState.FINISHED:
             state = JobState.FINISHED
         times = job.timings
-        firsts = [times[name] for name in _FIRST_OUTPUTS if name in times]
-        report = job.recorder.report(state.value, self.clock(), *firsts)
+        first_s = next((times[name] for name in _FIRST_OUTPUTS if name in times), None)
+        report = job.recorder.report(state.value, self.clock(), first_s)
         return structs.replace(output, report=report)
 
     def _refuse(self, job: Job, error: TriptychError) -> None:

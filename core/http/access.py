@@ -63,12 +63,12 @@ class Access:
         state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
         state["principal"], state["record"] = Principal(), AccessRecord()
         state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
-        ids = log_ids(state["request_id"], state["call_id"])
         answer = _StampedResponse(send, state["dialect"].id_headers(state["request_id"]))
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:  # the boundary of the process: the details stay in the log
+            ids = log_ids(state["request_id"], state["call_id"])
             _logger.error("request failed", exc_info=error, extra=fields(**ids))
             if answer.status:
                 raise
@@ -78,15 +78,15 @@ class Access:
             self._record(scope, recorded_status(scope, answer.status), elapsed_s)
 
     def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
+        state = scope["state"]
         route = getattr(scope.get("route"), "path", "unmatched")
-        recent: RecentRequest | None = scope["state"].get("recent_request")
+        recent: RecentRequest | None = state.get("recent_request")
         if recent is not None:
             recent.end(route, status)
-        model = scope["state"]["record"].model
+        model = state["record"].model
         self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s, model=model)
         if not self._is_logged:
             return
-        state = scope["state"]
         is_public = state.get("is_public", False)  # probes, and the page's files
         noted = asdict(state["record"])
         _logger.log(
@@ -99,7 +99,7 @@ class Access:
                 status=status,
                 elapsed_ms=round(elapsed_s * 1000, 1),
                 **{name: value for name, value in noted.items() if value is not None},
-                client=(scope.get("client") or "-")[0],
+                client=(scope.get("client") or ("-",))[0],
                 key=state["principal"].key or "-",
             ),
         )

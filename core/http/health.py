@@ -91,8 +91,10 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
 
 
 def _describe(now: EngineStatus, *, is_ok: bool, is_draining: bool) -> Health:
-    reason = _missing(now.models) if is_ok else now.reason
-    reason = reason or ("" if is_ok else "draining" if is_draining else "not ready yet")
+    if is_ok:
+        reason = _missing(now.models)
+    else:
+        reason = now.reason or ("draining" if is_draining else "not ready yet")
     return Health(
         status="ok" if is_ok else "unavailable",
         reason=reason,

@@ -24,7 +24,7 @@ class MetricFamily(NamedTuple):
 
 
 def _families(kind: Kind, labels: str, **helps: str) -> tuple[MetricFamily, ...]:
-    names = tuple(filter(None, labels.split()))
+    names = tuple(labels.split())
     return tuple(MetricFamily(name, kind, names, text) for name, text in helps.items())
 
 

@@ -31,10 +31,10 @@ def nearest(word: str, words: Iterable[str], vocabulary: Iterable[str] = ()) -> 
     terms = {term for name in (*known, *vocabulary) for term in words_of(name)}
     typed = words_of(word)
     alike = [name for name in known if _is_spelling_of(typed, words_of(name), terms)]
-    ranks = sorted((_rank(word, name) for name in alike), reverse=True)
-    if not ranks or ranks[:1] == ranks[1:2]:  # none, or two that are equally likely
+    ranked = sorted(((_rank(word, name), name) for name in alike), reverse=True)
+    if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):  # equally likely
         return None
-    return next(name for name in alike if _rank(word, name) == ranks[0])
+    return ranked[0][1]
 
 
 def words_of(name: str) -> list[str]:

@@ -37,7 +37,7 @@ async def ended(client: httpx.AsyncClient, batch: Batch) -> Batch:
 
 
 async def results(client: httpx.AsyncClient, file_id: str | None) -> dict[str | None, Any]:
-    """What a file of results says of each line, by custom id."""
+    """The records of a file of results, by custom id."""
     if file_id is None:
         return {}
     text = (await client.get(f"/v1/files/{file_id}/content")).text
@@ -48,5 +48,5 @@ async def results(client: httpx.AsyncClient, file_id: str | None) -> dict[str | 
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of it
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.005)

@@ -81,11 +81,11 @@ class CachePlan:
 
 @dataclass(slots=True)
 class BridgedStep:
-    """A step on its way through the model. `windows` are those that attention was given."""
+    """A step on its way through the model. `windows`, if given, receives those of attention."""
 
     step: PagedStep
     plan: CachePlan
-    windows: dict[int, int | None] = field(default_factory=dict)
+    windows: dict[int, int | None] | None = None
 
     def attend(
         self,
@@ -104,7 +104,9 @@ class BridgedStep:
         if plan.stores:
             keys, values = _widened(k_TKD, head_dim), _widened(v_TKD, head_dim)
             write_pages(keys, values, pages, self.step.batch)
-        window = self.windows[layer] = options.get("sliding_window")
+        window = options.get("sliding_window")
+        if self.windows is not None:
+            self.windows[layer] = window
         rule = AttentionRule(
             scale=_scale(options, q_THD.shape[2]),
             window=window or plan.mask_window,

@@ -38,7 +38,7 @@ PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Programs that play a WAV stream from stdin, and their flags for it."""
-_WANTED = Wanted(
+WANTED = Wanted(
     task=SPEECH.task[0],
     default=SPEECH.default,
     pipeline="triptych.modalities.tts.api.pipeline:SpeechPipeline",
@@ -102,7 +102,7 @@ def run_speak(args: argparse.Namespace) -> int:
 
 
 def _open_pipeline(args: argparse.Namespace) -> AbstractContextManager[Speaks]:
-    opened: AbstractContextManager[Speaks] = open_model(args, _WANTED)
+    opened: AbstractContextManager[Speaks] = open_model(args, WANTED)
     return opened
 
 

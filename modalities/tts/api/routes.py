@@ -136,7 +136,7 @@ def _call(body: SpeechBody, context: Context) -> SpeechCall:
 
 
 def _without_hints(call: SpeechCall, front: FrontEnd, request: Request) -> SpeechCall:
-    """The call without instructions that the model cannot follow, as OpenAI's older models do.
+    """Return the call, without instructions if the model follows none, as OpenAI's older models.
 
     They are reported as ignored, and so is a voice of another server that the model lacks.
     """

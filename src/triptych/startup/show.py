@@ -20,7 +20,7 @@ from triptych.core.process.logs import fields
 from triptych.core.process.lookups import Lookup
 from triptych.core.weights.progress import Progress
 from triptych.startup.phases import log_phase, summarize
-from triptych.startup.state import Event, ModelRow, StartProgress, StartState
+from triptych.startup.state import StartProgress, StartState
 from triptych.startup.table import Address
 from triptych.startup.views import LogView, TableView, View
 
@@ -44,12 +44,13 @@ class Startup:
     ) -> None:
         # JSON is for programs, which filter; a person sees phases only with --log-level debug.
         self._phase_level = logging.INFO if options.log_format == "json" else logging.DEBUG
-        default: View = TableView(Console(stderr=True)) if has_table(options) else LogView()
-        self._view = view or default
+        self._view: View = view or (
+            TableView(Console(stderr=True)) if has_table(options) else LogView()
+        )
         self._clock = clock
         self._started_s = clock()
         self._lookups: list[Lookup] = []
-        self.state = StartState(self._on_event, clock)
+        self.state = StartState(self._view.on_event, clock)
 
     def __enter__(self) -> Self:
         return self
@@ -95,9 +96,6 @@ class Startup:
             return
         self.state.is_open = False
         self._view.ready(self.state, address, elapsed_s)
-
-    def _on_event(self, event: Event, row: ModelRow) -> None:
-        self._view.on_event(event, row)
 
 
 def _by_phase(lookups: Iterable[Lookup]) -> dict[str, list[Lookup]]:

@@ -171,7 +171,7 @@ class _TextRoutes:
     async def _load(
         self, body: AnswerFields, model: str, kind: type[OllamaFormatter], request: Request
     ) -> Response:
-        """Load a model only, or unload it; other callers' models are not theirs to unload."""
+        """Load a model only, or unload it, which needs an admin key if there are API keys."""
         self.service.model(model)
         if body.is_unloading:
             check_may_unload(request)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triptych.core.bundle.resolve import resolve_all
-from triptych.core.client.choice import Wanted, add_server_options, choose_server
+from triptych.core.client.choice import add_server_options, choose_server
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
@@ -29,6 +29,7 @@ from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import RichProgress
+from triptych.modalities.tts.api.cli import WANTED
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard
@@ -42,14 +43,6 @@ from triptych.modalities.tts.modality import SPEECH
 _OPTIONS = frozenset({"model", "served_model_name", "revision", "cache_dir", "offline"}) | {
     *("api_key", "api_key_file", "max_voices_per_key", "max_voices"),
 }
-
-
-_WANTED = Wanted(
-    task=SPEECH.task[0],
-    default=SPEECH.default,
-    pipeline="triptych.modalities.tts.api.pipeline:SpeechPipeline",
-    remote="triptych.modalities.tts.api.remote:RemoteSpeech",
-)
 
 
 def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +65,7 @@ def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
 def run_voices(args: argparse.Namespace) -> int:
     """List, add or delete voices. With an API key, those of that key."""
     config = resolve(args)
-    remote = choose_server(args, _WANTED)
+    remote = choose_server(args, WANTED)
     with closing(RemoteVoices(remote) if remote else _LocalVoices(config)) as voices:
         _ACTIONS[args.action](args, voices)
     return 0
@@ -141,7 +134,7 @@ class _LocalVoices:
         (owner, *more) = self._owners
         if more:
             raise ConfigError(
-                "Several API keys are configured; give the one that shall own the voice."
+                "Several API keys are configured; give the key of the voice's owner alone."
             )
         return VoiceCard.of_caller(asyncio.run(self._make(owner, name, data, args)))
 
