@@ -67,17 +67,6 @@ def _by_spelling() -> Mapping[str, Option]:
     return {_field_name(flag): option for option in declared().values() for flag in option.flags}
 
 
-@once
-def _by_word() -> Mapping[str, Option]:
-    """The options by their long spellings: one letter names an option on the command line alone."""
-    return {
-        _field_name(flag): option
-        for option in declared().values()
-        for flag in option.flags
-        if flag.startswith("--")
-    }
-
-
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -404,15 +393,15 @@ def _find(
 ) -> Option | None:
     """Return the option of `spelling`; None for an accepted fixed option. Raises ConfigError."""
     name = _field_name(spelling)
-    option = _by_word().get(name)
-    if option is not None:
+    option = _by_spelling().get(name)
+    if option is not None and _flag(name) in option.flags:  # letters are for flags alone
         return option
     if refused.is_fixed(_flag(name), value):
         return None
     reason = refused.reason(_flag(name))
     if reason is not None:
         raise ConfigError(f"{where} is not offered: {reason}")
-    near = nearest(name, _by_word(), map(_field_name, refused.REFUSED))
+    near = nearest(name, _by_spelling(), map(_field_name, refused.REFUSED))
     hint = spell(_by_spelling()[near]) if near and spell else near
     raise ConfigError(f"{where} is not an option" + (f"; did you mean {hint}?" if hint else "."))
 
