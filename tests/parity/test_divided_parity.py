@@ -19,7 +19,7 @@ from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.decoders import families
 from triptych.core.runtime.decoders.division import divide
-from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.decoders.tensor_names import ProjectionTarget
 from triptych.core.runtime.kernels.native.library import NativeKernels

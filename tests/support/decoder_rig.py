@@ -15,7 +15,7 @@ from msgspec import structs
 from triptych.core.engine_api.plan import StepResult, TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.decoders.causal_model import CausalModel
-from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner

@@ -7,7 +7,7 @@ a configuration ever names code to run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,6 +19,8 @@ from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
 
+Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
+"""Translates a `config.json` for the context served; 0 means the model's own."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Factors = tuple[Positive, ...]

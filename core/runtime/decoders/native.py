@@ -15,7 +15,7 @@ import torch
 
 from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
 from triptych.core.runtime.decoders.division import divide
-from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import (
     AS_STORED,
     BARE,

@@ -20,7 +20,7 @@ from triptych.core.options.config import Config
 from triptych.core.options.pipeline_plan import PipelinePlan
 from triptych.core.process.lazy import load
 from triptych.core.runtime.decoders.causal_model import CausalModel
-from triptych.core.runtime.decoders.families import is_native
+from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.devices.device import Device, share_cores
 from triptych.core.runtime.engine.loader import TokenLoader

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from triptych.core.runtime.decoders.families import is_native as is_native_decoder
+from triptych.core.runtime.decoders.families.table import is_native as is_native_decoder
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.decoders.tensor_names import AS_STORED, DecoderTensors
 from triptych.core.runtime.kernels.native.library import NativeKernels

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from triptych.core.errors import SetupError, WeightsError
-from triptych.core.runtime.decoders.families import FAMILIES, read_decoder_config
+from triptych.core.runtime.decoders.families.table import FAMILIES, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.layers.decoder import Decoder
 

@@ -1,0 +1,1 @@
+"""The families that our decoder runs: a small file for each group of relatives."""

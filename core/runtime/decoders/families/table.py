@@ -1,0 +1,49 @@
+"""The families that our decoder runs, by architecture.
+
+Owns the table from architecture name to reader. A family is a set of defaults and one function for
+the differences of its layers, in the file of its group; the rest is shared (`decoders.hf_config`,
+`decoders.tensor_names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.families import gemma, llama, mixtures, qwen
+from triptych.core.runtime.decoders.hf_config import Reader
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+
+FAMILIES: Mapping[str, Reader] = MappingProxyType(
+    {**llama.READERS, **qwen.READERS, **gemma.READERS, **mixtures.READERS}
+)
+"""The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""
+
+
+def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> DecoderConfig:
+    """Translate a `config.json`. `max_length` is the context served; 0 means the model's own.
+
+    Raises `WeightsError` for an unsupported architecture (naming the supported ones) and for fields
+    that are missing, out of range or not supported.
+    """
+    reader = FAMILIES.get(architecture_of(config))
+    if reader is None:
+        raise WeightsError(
+            f"Architecture {architecture_of(config)!r} is not supported by the native"
+            f" decoder, which runs {', '.join(FAMILIES)}. Use --model-impl transformers for others."
+        )
+    return reader(config, max_length)
+
+
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows this architecture."""
+    return architecture_of(config) in FAMILIES
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first architecture that a `config.json` names; empty when it names none."""
+    names = config.get("architectures")
+    is_named = isinstance(names, list) and names and isinstance(names[0], str)
+    return names[0] if is_named and names else ""
