@@ -79,11 +79,9 @@ class CpuPagedKernels(Protocol):
         q_THD: torch.Tensor,
         pages: KvPages,
         batch: AttentionBatch,
-        *,
-        scale: float,
-        window: int | None,
+        rule: AttentionRule,
     ) -> torch.Tensor:
-        """Attend: `paged_attention` of this module, for a rule of scale and window only."""
+        """Attend: `paged_attention` of this module."""
         ...
 
 
@@ -163,10 +161,7 @@ def paged_attention(
     assert q_THD.stride(2) == 1
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     if batch.native is not None:
-        assert rule.is_plain, "the native kernels support scale and window only"
-        return batch.native.paged_attention(
-            q_THD, pages, batch, scale=rule.scale, window=rule.window
-        )
+        return batch.native.paged_attention(q_THD, pages, batch, rule)
     run = _on_gpu if q_THD.is_cuda else _reference
     return run(q_THD, pages, batch, rule)
 

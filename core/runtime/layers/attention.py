@@ -32,15 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """The cells of one layer: `num_heads` query heads read them.
-
-    `is_plain`: every layer that reads them weighs by scale and window alone, as CPU kernels do.
-    """
+    """The cells of one layer: `num_heads` query heads read them."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    is_plain: bool = True
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a token's key and value."""
@@ -111,7 +107,7 @@ class KvCache:
 def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
     """Whether the kernels read and write the cells of every layer."""
     return all(
-        shape.is_plain and native.can_hold(shape.num_heads, _cells(layout, shape), layout.dtype)
+        native.can_hold(shape.num_heads, _cells(layout, shape), layout.dtype)
         for shape in set(layout.shapes)
     )
 

@@ -146,12 +146,10 @@ class Tracing:
         if layer in self._layers:
             raise WeightsError(refusal("a layer of it attends twice in a step"))
         q_THD, k_TKD, v_TKD = qkv
-        is_plain = options.get("softcap") is None and options.get("s_aux") is None
         shape = KvShape(
             num_heads=q_THD.shape[1],
             num_kv_heads=k_TKD.shape[1],
             head_dim=max(q_THD.shape[2], v_TKD.shape[2]),
-            is_plain=is_plain,
         )
         if q_THD.shape[2] != k_TKD.shape[2] or shape.num_heads % shape.num_kv_heads:
             raise WeightsError(refusal("its queries do not fit its keys"))
@@ -168,11 +166,7 @@ class Tracing:
     def _share(self, cells: int, shape: KvShape) -> None:
         """Let one more layer read some cells."""
         owner = self._shapes[cells]
-        self._shapes[cells] = replace(
-            owner,
-            num_heads=max(owner.num_heads, shape.num_heads),
-            is_plain=owner.is_plain and shape.is_plain,
-        )
+        self._shapes[cells] = replace(owner, num_heads=max(owner.num_heads, shape.num_heads))
 
     def plan(self, num_layers: int) -> CachePlan:
         """The plan; raises `WeightsError` unless every layer attends once."""

@@ -100,13 +100,13 @@ class AttentionArguments(ctypes.Structure):
         *PAGE_POINTERS,
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("page_table", "context_lengths", "query_starts")),
-        ("blocks", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("blocks", "sinks")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_tokens", "q_stride")),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("page_shift", "q_dtype", "kv_dtype", "window")),
         ("num_threads", ctypes.c_int32),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap", "out_scale")),
     )
 
 

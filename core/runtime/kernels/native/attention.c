@@ -1,5 +1,5 @@
-/* Attention over paged keys and values: decode rows and prompt chunks, grouped queries, windows,
- * blocks whose tokens all see each other.
+/* Attention over paged keys and values: decode rows and prompt chunks, grouped queries, windows, soft
+ * caps, sinks, blocks whose tokens all see each other.
  *
  * The method is FlashAttention's (Dao et al. 2022, arXiv:2205.14135): keys pass in tiles, with a
  * running maximum and sum per query, which restart for every segment of keys, so that segments can be
@@ -147,19 +147,24 @@ static void attend_tile(const Attention *a, Block *b, const Work *w, int64_t fir
         (b->is_bf16 ? score_pairs : score_floats)(b, begin, end);
         for (int m = begin; m < end; m++) {
             int64_t query = (m - begin) / group;
-            softmax_tile(b, m, range_of(a, w->first_token + query, w->position + query), first_key,
-                   a->scale);
+            KeyRange range = range_of(a, w->first_token + query, w->position + query);
+            softmax_tile(a, b, m, range, first_key);
         }
         (b->is_bf16 ? mix_pairs : mix_floats)(b, begin, end);
     }
 }
 
-/* Index of query `m` of the task's `head`-th head in q, by its stride, or in out. */
+/* The head of row `m` of the task's products. */
+INLINE int head_of(const Attention *a, const Work *w, int m) {
+    int group = a->num_heads / a->num_kv_heads, num_q = w->num_queries * group;
+    return (w->kv_head + m / num_q) * group + m % num_q % group;
+}
+
+/* Index of row `m` in q, by its stride, or in out. */
 INLINE int64_t locate(const Attention *a, const Work *w, int m, int64_t token_stride) {
     int group = a->num_heads / a->num_kv_heads, num_q = w->num_queries * group;
-    int head = w->kv_head + m / num_q, rest = m % num_q;
-    return (w->first_token + rest / group) * token_stride +
-           (int64_t)(head * group + rest % group) * a->head_dim;
+    return (w->first_token + m % num_q / group) * token_stride +
+           (int64_t)head_of(a, w, m) * a->head_dim;
 }
 
 static void pack_queries(const Attention *a, Block *b, const Work *w, int num_rows) {
@@ -172,14 +177,22 @@ static void pack_queries(const Attention *a, Block *b, const Work *w, int num_ro
     }
 }
 
+/* Add a key of score `sink` to a sum relative to `peak`; `scale` is the factor on values. */
+static __attribute__((noinline)) void add_sink(float sink, float peak, float *sum, float *scale) {
+    float highest = sink > peak ? sink : peak, shrink = exp_vec(splat(peak - highest))[0];
+    *sum = *sum * shrink + exp_vec(splat(sink - highest))[0];
+    *scale *= shrink;
+}
+
 static void finish(const Attention *a, const Sums *s, const Work *w, int num_rows, int dim) {
     for (int m = 0; m < num_rows; m++) {
-        float *out = s->out + m * dim, sum = sum_lanes(s->weights[m]);
+        float *out = s->out + m * dim, sum = sum_lanes(s->weights[m]), scale = a->out_scale;
         int64_t to = locate(a, w, m, (int64_t)a->num_heads * a->head_dim);
+        if (a->sinks) add_sink(a->sinks[head_of(a, w, m)], s->peaks[m], &sum, &scale);
         int d = 0;
         for (; d + LANES <= a->head_dim; d += LANES)
-            store_as(a->out, to + d, load(out + d) / sum, a->q_dtype);
-        for (; d < a->head_dim; d++) write_as(a->out, to + d, out[d] / sum, a->q_dtype);
+            store_as(a->out, to + d, load(out + d) * scale / sum, a->q_dtype);
+        for (; d < a->head_dim; d++) write_as(a->out, to + d, out[d] * scale / sum, a->q_dtype);
     }
 }
 
@@ -196,6 +209,12 @@ static KeyRange range_of_all(const Attention *a, const Work *w) {
 
 INLINE int padded_dim(const Attention *a) {
     return (a->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+}
+
+/* The most rows of a task's products. */
+INLINE int max_rows(const Attention *a) {
+    int num = QUERY_WORDS / padded_dim(a);
+    return num < MAX_QUERIES ? num : MAX_QUERIES;
 }
 
 static void open_block(const Attention *a, Block *b, const Work *w) {
@@ -228,7 +247,7 @@ INLINE KeyRange cut(KeyRange range, int64_t segment) {
 
 /* All segments, one after the other. */
 static void attend(const Attention *a, const Work *w) {
-    _Alignas(64) float memory[2][MAX_QUERIES * FLOATS_PER_QUERY(MAX_DIM)];
+    _Alignas(64) float memory[2][MAX_QUERIES * FLOATS_PER_QUERY(WIDE_DIM)];
     Block b;
     open_block(a, &b, w);
     int num_rows = rows_of(a, w);
@@ -352,11 +371,11 @@ static int run_segments(Batch *batch, int64_t num_tasks) {
 
 /* Rows of one token process all heads, so that a page is read from end to end. */
 int paged_attention(const Attention *a) {
-    int is_decode = a->num_rows == a->num_tokens && a->num_heads <= MAX_QUERIES, status = 0;
+    int is_decode = a->num_rows == a->num_tokens && a->num_heads <= max_rows(a), status = 0;
     Batch batch = {
         .a = a,
         .first_task = malloc(sizeof(int64_t) * (size_t)(a->num_rows + 1)),
-        .num_queries = MAX_QUERIES / (a->num_heads / a->num_kv_heads),
+        .num_queries = max_rows(a) / (a->num_heads / a->num_kv_heads),
         .num_heads = is_decode ? a->num_kv_heads : 1,
         .in_segments = is_decode && a->num_threads > 1 && a->num_rows < 2 * a->num_threads,
     };

@@ -12,7 +12,9 @@
 #include "unrolled.h"
 
 #define TILE PAGE_BLOCK
-#define MAX_QUERIES 64
+#define MAX_QUERIES 64 /* of heads of up to WIDE_DIM; fewer of wider ones */
+#define WIDE_DIM 256
+#define QUERY_WORDS (MAX_QUERIES * WIDE_DIM)
 
 /* Queries and registers of columns whose sums fit into registers. */
 #if defined(__AVX512F__)
@@ -39,7 +41,7 @@ typedef struct {
 typedef struct {
     _Alignas(64) float scores[MAX_QUERIES * TILE];
     _Alignas(64) uint32_t probs[MAX_QUERIES * TILE];
-    _Alignas(64) uint32_t q[MAX_QUERIES * MAX_DIM];
+    _Alignas(64) uint32_t q[QUERY_WORDS];
     _Alignas(64) uint32_t k[MAX_DIM * TILE];
     _Alignas(64) uint32_t v[MAX_DIM * TILE];
     _Alignas(64) float k_scales[TILE], v_scales[TILE]; /* the tile's, where cells have scales */
@@ -217,13 +219,22 @@ INLINE int clamp_to_tile(int64_t offset) {
     return offset < -1 ? -1 : offset > TILE ? TILE : (int)offset;
 }
 
+/* cap * tanh(x / cap), which is exact at both infinities. */
+INLINE vec limit(vec x, float cap) {
+    return cap - 2.0f * cap / (exp_vec(x * (2.0f / cap)) + 1.0f);
+}
+
 /* Turn the scores of the tile at `first_key` into probabilities, 0 for keys that are not seen. */
-static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, float scale) {
-    vec s0 = load(b->scores + m * TILE) * scale;
-    vec s1 = load(b->scores + m * TILE + LANES) * scale;
+static void softmax_tile(const Attention *a, Block *b, int m, KeyRange range, int64_t first_key) {
+    vec s0 = load(b->scores + m * TILE) * a->scale;
+    vec s1 = load(b->scores + m * TILE + LANES) * a->scale;
     if (b->has_scales) {
         s0 *= load(b->k_scales);
         s1 *= load(b->k_scales + LANES);
+    }
+    if (a->soft_cap > 0) {
+        s0 = limit(s0, a->soft_cap);
+        s1 = limit(s1, a->soft_cap);
     }
     int last = clamp_to_tile(range.last - first_key), first = clamp_to_tile(range.first - first_key);
     if (last < TILE - 1) {

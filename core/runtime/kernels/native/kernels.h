@@ -7,17 +7,20 @@
 
 /* Pages have the layout of pages.h; scales are those of INT8 pages, otherwise NULL. `blocks`, if given,
  * are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
- * window of 0 is unlimited. */
+ * window of 0 is unlimited. Scores are multiplied by `scale`, then limited to +-`soft_cap` by tanh; 0
+ * is no cap. `sinks`, if given, are [num_heads]: scores of an additional key without a value. The
+ * result is multiplied by `out_scale`. */
 typedef struct {
     const void *q;
     void *k_pages, *v_pages;
     bf16 *k_scales, *v_scales;
     void *out;
     const int64_t *page_table, *context_lengths, *query_starts, *blocks;
+    const float *sinks;
     int64_t num_rows, num_tokens, q_stride, table_stride;
     int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
     int32_t q_dtype, kv_dtype, window, num_threads;
-    float scale;
+    float scale, soft_cap, out_scale;
 } Attention;
 
 /* Returns 0, or 1 when out of memory. */

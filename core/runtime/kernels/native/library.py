@@ -47,12 +47,13 @@ from triptych.core.runtime.kernels.native.build import (
 
 if TYPE_CHECKING:
     from triptych.core.bundle.store import Bundle
-    from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+    from triptych.core.runtime.kernels.paged_attention import AttentionBatch, AttentionRule
 
 _log = logging.getLogger(__name__)
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _MAX_GROUP = 64
+_MAX_GROUP_VALUES = _MAX_GROUP * 256
 _PANEL = 32
 _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
 
@@ -172,10 +173,11 @@ class NativeKernels:
     def can_hold(self, num_heads: int, shape_PKD: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether pages of this shape and type, for so many query heads, are within the limits."""
         page_size, num_kv_heads, head_dim = shape_PKD
+        group, padded_dim = num_heads // num_kv_heads, -(-head_dim // _PANEL) * _PANEL
         return (
             dtype in PAGE_DTYPES
             and head_dim <= _MAX_HEAD_DIM
-            and num_heads // num_kv_heads <= _MAX_GROUP
+            and group <= min(_MAX_GROUP, _MAX_GROUP_VALUES // padded_dim)
             and page_size.bit_count() == 1
         )
 
@@ -198,9 +200,7 @@ class NativeKernels:
         q_THD: torch.Tensor,
         pages: KvPages,
         batch: AttentionBatch,
-        *,
-        scale: float,
-        window: int | None,
+        rule: AttentionRule,
     ) -> torch.Tensor:
         """Attend as `kernels.paged_attention.paged_attention`, over pages from `write_pages`."""
         dtype, q_THD = q_THD.dtype, _readable(q_THD)
@@ -212,8 +212,12 @@ class NativeKernels:
         arguments.q = q_THD.data_ptr()
         arguments.out = out_THD.data_ptr()
         arguments.q_stride = q_THD.stride(0)
-        arguments.window = window or 0
-        arguments.scale = scale
+        sinks_H = None if rule.sinks_H is None else rule.sinks_H.float().contiguous()
+        arguments.window = rule.window or 0
+        arguments.scale = rule.scale * rule.k_scale
+        arguments.soft_cap = rule.soft_cap or 0.0
+        arguments.sinks = pointer(sinks_H)
+        arguments.out_scale = rule.v_scale
         _check(self._library.paged_attention(arguments))
         return out_THD.to(dtype)
 
@@ -457,6 +461,7 @@ def attention_arguments(
         q_dtype=DTYPES[dtype],
         kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],
         num_threads=torch.get_num_threads(),
+        out_scale=1.0,
     )
 
 

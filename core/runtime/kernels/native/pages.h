@@ -13,7 +13,7 @@
 #include "kernels.h"
 
 #define PAGE_BLOCK 32
-#define MAX_DIM 256
+#define MAX_DIM 512
 
 INLINE int tokens_per_block(const Attention *a) {
     return a->page_shift < 5 ? 1 << a->page_shift : PAGE_BLOCK;

@@ -13,6 +13,7 @@ from support.native_pages import exactly, in_native_order, pages_of
 from support.paged_case import PagedCase, PagedShape, make_batch, make_case
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionRule
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
@@ -29,8 +30,16 @@ SHAPES = st.builds(
     ),
     st.integers(1, 4),
     st.sampled_from((1, 2, 3, 5, 8)),
-    st.sampled_from((1, 2, 6, 7, 16, 33, 40, 64, 80, 128, 256)),
+    st.sampled_from((1, 2, 6, 7, 16, 33, 40, 64, 80, 128, 256, 512)),
     st.sampled_from((1, 2, 8, 32, 64)),
+)
+RULES = st.builds(
+    AttentionRule,
+    scale=st.sampled_from((1.0, 0.5)),
+    window=st.sampled_from((None, 1, 6, 32, 100, 10**6)),
+    soft_cap=st.sampled_from((None, 0.7, 50.0)),
+    sinks_H=st.sampled_from((None, torch.linspace(-3, 40, 64), torch.linspace(3, -200, 64))),
+    v_scale=st.sampled_from((1.0, 0.3)),
 )
 ROWS = st.lists(
     st.tuples(st.one_of(st.just(1), st.integers(1, 70)), st.integers(0, 200)).map(
@@ -46,7 +55,7 @@ ROWS = st.lists(
     rows=ROWS,
     shape=SHAPES,
     dtypes=st.tuples(st.sampled_from((FLOAT, HALF)), st.sampled_from(CELLS)),
-    window=st.sampled_from((None, 1, 6, 32, 100, 10**6)),
+    rule=RULES,
     seed=st.integers(0, 1000),
 )
 def test_agrees_with_torch(
@@ -54,16 +63,23 @@ def test_agrees_with_torch(
     rows: list[tuple[int, int]],
     shape: PagedShape,
     dtypes: tuple[torch.dtype, torch.dtype],
-    window: int | None,
+    rule: AttentionRule,
     seed: int,
 ) -> None:
     case = make_case(rows, shape, dtypes, seed)
-    out_THD = case.run(kernels, window)
+    rule = of_shape(rule, shape)
+    out_THD = case.attend(rule, kernels)
     assert out_THD.dtype is dtypes[0]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     torch.testing.assert_close(
-        out_THD.float(), case.exact().run(None, window), atol=tolerance, rtol=tolerance
+        out_THD.float(), case.exact().attend(rule), atol=tolerance, rtol=tolerance
     )
+
+
+def of_shape(rule: AttentionRule, shape: PagedShape) -> AttentionRule:
+    """The rule for heads of this size, and as many sinks if it has any."""
+    sinks_H = None if rule.sinks_H is None else rule.sinks_H[: shape.num_heads]
+    return replace(rule, scale=rule.scale * shape.head_dim**-0.5, sinks_H=sinks_H)
 
 
 @settings(max_examples=40, deadline=None)
@@ -71,7 +87,7 @@ def test_agrees_with_torch(
     rows=ROWS,
     shape=SHAPES,
     dtypes=st.sampled_from(((FLOAT, FLOAT), (HALF, HALF), (HALF, INT8), (FLOAT, FLOAT8))),
-    window=st.sampled_from((None, 6, 100)),
+    rule=RULES,
     num_threads=st.sampled_from((1, 2)),
 )
 def test_a_row_is_bitwise_the_same_in_any_batch(
@@ -79,16 +95,17 @@ def test_a_row_is_bitwise_the_same_in_any_batch(
     rows: list[tuple[int, int]],
     shape: PagedShape,
     dtypes: tuple[torch.dtype, torch.dtype],
-    window: int | None,
+    rule: AttentionRule,
     num_threads: int,
 ) -> None:
     case = make_case(rows, shape, dtypes, 0)
+    rule = of_shape(rule, shape)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    together = case.run(kernels, window).split([n for n, _ in rows])
+    together = case.attend(rule, kernels).split([n for n, _ in rows])
     torch.set_num_threads(before)
     for index, expected in enumerate(together):
-        assert torch.equal(case.row(index).run(kernels, window), expected)
+        assert torch.equal(case.row(index).attend(rule, kernels), expected)
 
 
 @pytest.mark.parametrize("dtype", CELLS)
@@ -201,7 +218,9 @@ def test_what_is_no_number_stays_so_in_int8(kernels: NativeKernels, bad: float) 
 
 def test_limits(kernels: NativeKernels) -> None:
     assert all(kernels.can_hold(64, (32, 1, 256), dtype) for dtype in CELLS)
+    assert kernels.can_hold(32, (32, 1, 512), FLOAT)
     assert not kernels.can_hold(2, (4, 1, 8), torch.float16)
     assert not kernels.can_hold(2, (3, 1, 8), FLOAT)
-    assert not kernels.can_hold(2, (4, 1, 320), FLOAT)
+    assert not kernels.can_hold(2, (4, 1, 513), FLOAT)
+    assert not kernels.can_hold(33, (4, 1, 512), FLOAT)
     assert not kernels.can_hold(65, (4, 1, 8), FLOAT)
