@@ -83,7 +83,7 @@ def _routing(place: Place, num_tokens: int) -> Case:
 
     return Case(
         f"routing to {num_chosen} of {num_experts}, {num_tokens} tokens",
-        lambda: launch_route(logits_TE, num_chosen, "softmax", None, True, 1.0)[0],
+        lambda: launch_route(logits_TE, None, num_chosen, "softmax", True, 1.0, [])[0],
         {"torch": theirs},
         logits_TE.nbytes,
     )

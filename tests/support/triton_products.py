@@ -111,15 +111,16 @@ def _expert_launches() -> list[Callable[[], Any]]:
         experts_TC = _tensor(num_tokens, _CHOSEN, dtype=torch.int32)
         return launch_moe_mlp(_x(num_tokens), gate_up, down, weights_TC, experts_TC, "silu")
 
-    def route(num_experts: int, scoring: str, bias_E: torch.Tensor | None) -> object:
+    def route(num_experts: int, scoring: str, *groups: int) -> object:
         logits_TE = _tensor(9, num_experts, dtype=torch.float32)
-        return launch_route(logits_TE, _CHOSEN, scoring, bias_E, True, 1.0)
+        correction_E = _tensor(num_experts, dtype=torch.float32) if groups else None
+        return launch_route(logits_TE, correction_E, _CHOSEN, scoring, True, 1.0, list(groups))
 
     return [
         lambda: moe(9),
         lambda: moe(2000),
-        lambda: route(128, "softmax", None),
-        lambda: route(256, "sigmoid", _tensor(256, dtype=torch.float32)),
+        lambda: route(128, "softmax"),
+        lambda: route(256, "sigmoid", 8, 4, 2),
     ]
 
 

@@ -57,11 +57,14 @@ def _divide_experts(
     moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bool, unit: int
 ) -> MoeConfig:
     most = moe.num_experts if by_experts else moe.intermediate_size
+    most = min(most, moe.shared_size or most)
     if num_ranks > most:
         raise ConfigError(
             f"--tensor-parallel-size {num_ranks}: this model's experts can be divided by {most} at"
             " most; lower it."
         )
+    if moe.shared_size:
+        moe = replace(moe, shared_features=feature_shard(moe.shared_size, rank, num_ranks, unit))
     if by_experts:
         return replace(moe, experts=even_shard(moe.num_experts, rank, num_ranks))
     return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks, unit))

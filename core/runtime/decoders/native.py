@@ -169,7 +169,9 @@ def position_values(config: DecoderConfig) -> int:
     num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
     widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
     if (moe := config.moe) is not None:  # inputs and outputs of a token's experts
-        widest = max(widest, moe.num_chosen * (3 * moe.intermediate_size + config.hidden_size))
+        of_expert = 3 * moe.intermediate_size + 2 * config.hidden_size
+        of_shared = 3 * moe.shared_size + 2 * config.hidden_size
+        widest = max(widest, moe.routing.num_chosen * of_expert + of_shared)
     return 4 * config.hidden_size + widest
 
 

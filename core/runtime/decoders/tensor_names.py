@@ -13,6 +13,7 @@ import torch
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertNames
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
@@ -57,20 +58,6 @@ class DecoderTensors:
 AS_STORED = WeightEncoding()
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
-
-
-@dataclass(frozen=True, slots=True)
-class _ExpertNames:
-    """The names that a layer gives to its mixture, and an expert to its projections."""
-
-    module: str
-    gate: str
-    up: str
-    down: str
-
-
-_EXPERTS = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
-_MIXTRAL = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +190,15 @@ def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
+    moe = stack.config.moe
+    names = EXPERT_NAMES["" if moe is None else moe.naming]
     yield TensorTarget(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
         for norm_name, norm in _norms(layer).items():
             yield TensorTarget(f"{name}.{norm_name}.weight", norm.weight_C)
         yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding)
-        yield from mlp_targets(f"{name}.mlp", layer.mlp, encoding)
+        yield from mlp_targets(f"{name}.{names.module}", layer.mlp, encoding, names)
 
 
 def _below(prefix: str) -> str:
@@ -250,29 +239,52 @@ def _attention_targets(
 
 
 def mlp_targets(
-    prefix: str, mlp: Mlp | MoeMlp, encoding: WeightEncoding = AS_STORED
+    prefix: str,
+    mlp: Mlp | MoeMlp,
+    encoding: WeightEncoding = AS_STORED,
+    names: ExpertNames = EXPERT_NAMES[""],
 ) -> Iterator[Target]:
     """The destinations of one MLP, or of a mixture in its place."""
     if isinstance(mlp, MoeMlp):
-        yield from _moe_targets(prefix, mlp, encoding)
-        return
-    rows = {"gate_proj": mlp.features, "up_proj": mlp.features}
-    yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
-    rows = {"down_proj": Shard.whole(mlp.down.num_outputs)}
-    yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
+        yield from _moe_targets(prefix, mlp, encoding, names)
+    else:
+        yield from _gated_targets(prefix, (mlp.gate_up, mlp.down), mlp.features, encoding)
 
 
-def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
-    """The destinations of a router and of this rank's experts, by the names of the family."""
-    names = _MIXTRAL if moe.config.has_mixtral_names else _EXPERTS
-    prefix = f"{prefix.rpartition('.')[0]}.{names.module}"
-    yield TensorTarget(f"{prefix}.gate.weight", moe.router.weight_OI)
+def _gated_targets(
+    prefix: str,
+    linears: tuple[Linear, Linear],
+    features: Shard,
+    encoding: WeightEncoding,
+    names: ExpertNames = EXPERT_NAMES[""],
+) -> Iterator[Target]:
+    """The destinations of gate and up, and of down."""
+    gate_up, down = linears
+    rows = {names.gate: features, names.up: features}
+    yield from _fused_targets(prefix, gate_up, rows, encoding)
+    rows = {names.down: Shard.whole(down.num_outputs)}
+    yield from _fused_targets(prefix, down, rows, encoding, features)
+
+
+def _moe_targets(
+    prefix: str, moe: MoeMlp, encoding: WeightEncoding, names: ExpertNames
+) -> Iterator[Target]:
+    """The destinations of a router, of this rank's experts and of the shared one."""
+    yield TensorTarget(f"{prefix}.{names.router}.weight", moe.router.weight_OI)
+    if moe.router.bias_O is not None:
+        yield TensorTarget(f"{prefix}.{names.router}.bias", moe.router.bias_O)
+    if moe.correction_E is not None:
+        yield TensorTarget(f"{prefix}.{names.correction}", moe.correction_E)
     for number, expert in enumerate(moe.experts, moe.shard.first):
+        linears = expert.gate_up, expert.down
         place = f"{prefix}.experts.{number}"
-        rows = {names.gate: moe.features, names.up: moe.features}
-        yield from _fused_targets(place, expert.gate_up, rows, encoding)
-        rows = {names.down: Shard.whole(expert.down.num_outputs)}
-        yield from _fused_targets(place, expert.down, rows, encoding, moe.features)
+        yield from _gated_targets(place, linears, moe.features, encoding, names)
+    if moe.shared is not None:
+        linears = moe.shared.gate_up, moe.shared.down
+        place = f"{prefix}.{names.shared}"
+        yield from _gated_targets(place, linears, moe.shared_features, encoding)
+    if moe.shared_gate is not None:
+        yield TensorTarget(f"{prefix}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
 
 
 def _fused_targets(

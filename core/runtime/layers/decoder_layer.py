@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
+from triptych.core.runtime.kernels.gated import Activation, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import (
     Attention,
@@ -54,7 +54,7 @@ class DecoderConfig:
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
     local_rope: RopeConfig | None = None
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Activation = "silu"
     embedding_scale: float = 1.0
     has_centred_norms: bool = False
     has_post_norms: bool = False
@@ -91,11 +91,16 @@ class Mlp:
         self.down = row_parallel(
             group, (features, hidden), has_bias=bias, dtype=dtype, device=device
         )
-        self._gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
+        self._gate = gate_of(config.activation)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
         yield from (self.gate_up, self.down)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        for linear in self.linears():
+            linear.prepare(native)
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the MLP. Adds to the residual where given."""
@@ -128,8 +133,7 @@ class DecoderLayer:
         self.attention.prepare(native)
         for norm in (self.input_norm, self.mlp_norm, *(self.post_norms or ())):
             norm.prepare()
-        for linear in self.mlp.linears():
-            linear.prepare(native)
+        self.mlp.prepare(native)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""

@@ -19,7 +19,7 @@ from triptych.core.runtime.layers.linear import Linear
 
 
 class ExpertWeights:
-    """The weights `[E, O, I]` of a projection; `linears` has that of each expert."""
+    """The weights `[E, O, I]` and biases of a projection; `linears` has that of each expert."""
 
     def __init__(
         self,
@@ -27,10 +27,14 @@ class ExpertWeights:
         num_inputs: int,
         num_outputs: int,
         *,
+        has_bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._shape = num_experts, num_outputs, num_inputs
+        self.bias_EO: torch.Tensor | None = None
+        if has_bias:
+            self.bias_EO = torch.empty(num_experts, num_outputs, dtype=dtype, device=device)
         self._dtype, self._device = dtype, device
         self._plain_EOI: torch.Tensor | None = None
         self._parts: list[dict[int, HeldWeight]] = [{} for _ in range(num_experts)]
@@ -88,6 +92,7 @@ class _ExpertLinear(Linear):
             num_inputs, num_outputs, has_bias=False, dtype=weights._dtype, device=weights._device
         )
         self._all, self._number = weights, number
+        self.bias_O = None if weights.bias_EO is None else weights.bias_EO[number]
 
     @property
     def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape

@@ -1,10 +1,12 @@
 """A mixture of experts in the place of an MLP: each token goes through a few of many.
 
 Owns the router and the experts' projections. On a GPU all experts are one product over tokens
-sorted by expert; elsewhere each expert has two projections. Weights may stay as they are stored.
-Knows nothing of checkpoints.
+sorted by expert; elsewhere each expert has two projections, which core/runtime/kernels/native
+multiplies in one call where all layers run there. Weights may stay as they are stored. Knows
+nothing of checkpoints.
 
 Mixture of experts: Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088.
+Shared experts: Dai et al. 2024, arXiv:2401.06066.
 
 Shapes: T tokens, C hidden, E experts, F features of an expert, X chosen experts of a token.
 """
@@ -13,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.core.runtime.kernels.expert_products import moe_product
-from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
-from triptych.core.runtime.kernels.routing import route
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.routing import Routing, route
 from triptych.core.runtime.layers.expert_weights import ExpertWeights
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.shards import Shard
@@ -34,21 +38,32 @@ split anywhere, and its last bits depend on where."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
-    """The number of experts, and how they are chosen. All layers except `dense_layers` have them.
+    """The experts of every layer except `dense_layers`, and how they are chosen.
 
-    With `renormalizes` the weights of a token's experts add up to one. Checkpoints name their
-    tensors as Mixtral does, or as most others do. In a model that is divided over ranks, a rank has
-    the experts `experts`, or `features` of each.
+    Every token also goes through a shared expert of `shared_size` features, if any; with a
+    `has_shared_gate` its result is multiplied by the sigmoid of one more projection.
+    `has_correction`: see `core.runtime.kernels.routing`. If it `scales_inputs`, weights are of an
+    expert's input, not of its result. A `clamp` limits the experts' gates. Checkpoints name tensors
+    as `naming` says (see `core.runtime.decoders.expert_names`). In a model that is divided over
+    ranks, a rank has the experts `experts`, or `features` of each, and `shared_features` of the
+    shared one.
     """
 
     num_experts: int
-    num_chosen: int
+    routing: Routing
     intermediate_size: int
-    renormalizes: bool = True
-    has_mixtral_names: bool = False
+    shared_size: int = 0
+    has_shared_gate: bool = False
+    has_router_bias: bool = False
+    has_correction: bool = False
+    has_expert_bias: bool = False
+    scales_inputs: bool = False
+    clamp: SwigluClamp | None = None
+    naming: str = ""
     dense_layers: frozenset[int] = frozenset()
     experts: Shard | None = None
     features: Shard | None = None
+    shared_features: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ def has_grouped_products(device: torch.device) -> bool:
 
 
 class MoeMlp:
-    """The sum of `weight * expert(x)` over a token's experts.
+    """The sum of `weight * expert(x)` over a token's experts, and of the shared expert.
 
     With a `group` each rank sums its part, and the sums are added over the ranks.
     """
@@ -74,7 +89,7 @@ class MoeMlp:
         self,
         config: MoeConfig,
         hidden_size: int,
-        activation: Literal["silu", "gelu_tanh"],
+        activation: Activation,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -82,48 +97,76 @@ class MoeMlp:
     ) -> None:
         self.shard = config.experts or Shard.whole(config.num_experts)
         self.features = config.features or Shard.whole(config.intermediate_size)
-        num_experts, features = self.shard.length, self.features.length
-        self.config = config
-        self._group = group
-        self.router = Linear(
-            hidden_size, config.num_experts, has_bias=False, dtype=dtype, device=device
-        )
-        self._activation = activation
-        self._gate = silu_and_mul if activation == "silu" else gelu_and_mul
+        self.shared_features = config.shared_features or Shard.whole(config.shared_size)
+        self.config, self.activation = config, activation
+        self._hidden_size, self._group = hidden_size, group
+        self._new = new = partial(Linear, dtype=dtype, device=device)
+        self.router = new(hidden_size, config.num_experts, has_bias=config.has_router_bias)
+        self.correction_E: torch.Tensor | None = None
+        if config.has_correction:
+            self.correction_E = torch.empty(config.num_experts, device=device)
         self._all: tuple[ExpertWeights, ExpertWeights] | None = None
-        sizes = ((hidden_size, 2 * features), (features, hidden_size))
         if has_grouped_products(device):
-            self._all = gate_up, down = (
-                ExpertWeights(num_experts, *sizes[0], dtype=dtype, device=device),
-                ExpertWeights(num_experts, *sizes[1], dtype=dtype, device=device),
-            )
-            pairs = zip(gate_up.linears, down.linears, strict=True)
+            self._all = self._new_stacks(dtype, device)
+            pairs = zip(*(stack.linears for stack in self._all), strict=True)
             self.experts = [Expert(*pair) for pair in pairs]
         else:
-            self.experts = [
-                Expert(*(Linear(*s, has_bias=False, dtype=dtype, device=device) for s in sizes))
-                for _ in range(num_experts)
-            ]
+            features, has_bias = self.features.length, config.has_expert_bias
+            self.experts = [self._expert(features, has_bias) for _ in range(self.shard.length)]
+        num_shared = self.shared_features.length
+        self.shared = self._expert(num_shared, has_bias=False) if config.shared_size else None
+        self.shared_gate = new(hidden_size, 1, has_bias=False) if config.has_shared_gate else None
+
+    def _expert(self, num_features: int, has_bias: bool) -> Expert:
+        sizes = (self._hidden_size, 2 * num_features), (num_features, self._hidden_size)
+        return Expert(*(self._new(*each, has_bias=has_bias) for each in sizes))
+
+    def _new_stacks(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> tuple[ExpertWeights, ExpertWeights]:
+        features, hidden = self.features.length, self._hidden_size
+        new = partial(
+            ExpertWeights, has_bias=self.config.has_expert_bias, dtype=dtype, device=device
+        )
+        num_experts = self.shard.length
+        return new(num_experts, hidden, 2 * features), new(num_experts, features, hidden)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
         yield self.router
-        for expert in self.experts:
+        if self.shared_gate is not None:
+            yield self.shared_gate
+        for expert in (*self.experts, *((self.shared,) if self.shared else ())):
             yield from (expert.gate_up, expert.down)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        is_added_elsewhere = self._group is not None and self._group.rank > 0
+        for expert in self.experts if self.features.length < self.features.total else ():
+            if expert.down.bias_O is not None and is_added_elsewhere:
+                expert.down.bias_O.zero_()
+        for linear in self.linears():
+            linear.prepare(native)
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the experts. Adds to the residual where given."""
-        weights_TX, experts_TX = route(
-            self.router(x_TC, out_dtype=torch.float32),
-            self.config.num_chosen,
-            renormalize=self.config.renormalizes,
-        )
+        logits_TE = self.router(x_TC, out_dtype=torch.float32)
+        weights_TX, experts_TX = route(logits_TE, self.config.routing, self.correction_E)
         run = self._one_by_one if self._all is None else self._together
         y_TC = run(x_TC, weights_TX, experts_TX)
+        if self.shared is not None:
+            y_TC = y_TC + self._of_shared(x_TC, self.shared)
         if self._group is not None:
             y_TC = self._group.sum(y_TC)
         y_TC = y_TC.to(x_TC.dtype)
         return y_TC if residual_TC is None else residual_TC + y_TC
+
+    def _of_shared(self, x_TC: torch.Tensor, shared: Expert) -> torch.Tensor:
+        hidden_TF = gate_of(self.activation)(shared.gate_up(x_TC))
+        y_TC = shared.down(hidden_TF, out_dtype=torch.float32)
+        if self.shared_gate is not None:
+            y_TC *= self.shared_gate(x_TC, out_dtype=torch.float32).sigmoid()
+        return y_TC
 
     def _together(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor
@@ -140,7 +183,7 @@ class MoeMlp:
             gate_up,
             down,
             (weights_TX, experts_TX),
-            self._activation,
+            self.activation,
             is_deterministic=self.router.is_deterministic,
         )
 
@@ -159,7 +202,15 @@ class MoeMlp:
             expert = self.experts[number - self.shard.first]
             tokens, places = torch.where(experts_TX == number)
             for tokens_N, places_N in zip(tokens.split(rows), places.split(rows), strict=True):
-                hidden_NF = self._gate(expert.gate_up(x_TC[tokens_N]))
-                y_NC = expert.down(hidden_NF, out_dtype=torch.float32)
-                total_TC[tokens_N] += y_NC * weights_TX[tokens_N, places_N, None]
+                weights_N1 = weights_TX[tokens_N, places_N, None]
+                total_TC[tokens_N] += self._of_expert(x_TC[tokens_N], weights_N1, expert)
         return total_TC
+
+    def _of_expert(
+        self, x_NC: torch.Tensor, weights_N1: torch.Tensor, expert: Expert
+    ) -> torch.Tensor:
+        if self.config.scales_inputs:
+            x_NC = (x_NC * weights_N1).to(x_NC.dtype)
+        hidden_NF = gate_of(self.activation, self.config.clamp)(expert.gate_up(x_NC))
+        y_NC = expert.down(hidden_NF, out_dtype=torch.float32)
+        return y_NC if self.config.scales_inputs else y_NC * weights_N1

@@ -17,6 +17,7 @@ from triptych.core.runtime.decoders.hf_config import (
     decoder_of,
     parse,
 )
+from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 
@@ -45,13 +46,13 @@ def _mixtral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     fields = parse(config, _MixtralConfig)
     moe = MoeConfig(
         num_experts=fields.num_local_experts,
-        num_chosen=fields.num_experts_per_tok,
+        routing=Routing(num_chosen=fields.num_experts_per_tok),
         intermediate_size=fields.intermediate_size,
-        has_mixtral_names=True,
+        naming="mixtral",
     )
     base = replace(attention_of(fields), has_qkv_bias=False, has_out_bias=False)
     attention = (replace(base, window=fields.sliding_window),) * fields.num_hidden_layers
-    return _with_experts(decoder_of(fields, attention, max_length), moe)
+    return with_experts(decoder_of(fields, attention, max_length), moe)
 
 
 def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
@@ -61,23 +62,39 @@ def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     dense = fields.mlp_only_layers or ()
     moe = MoeConfig(
         num_experts=fields.num_local_experts or fields.num_experts,
-        num_chosen=fields.num_experts_per_tok,
+        routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
         intermediate_size=fields.moe_intermediate_size,
-        renormalizes=fields.norm_topk_prob,
         dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
     )
     window = fields.sliding_window if fields.use_sliding_window else None
     base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps, window=window)
     attention = (base,) * fields.num_hidden_layers
-    return _with_experts(decoder_of(fields, attention, max_length), moe)
+    return with_experts(decoder_of(fields, attention, max_length), moe)
 
 
-def _with_experts(decoder: DecoderConfig, moe: MoeConfig) -> DecoderConfig:
-    if moe.num_chosen > moe.num_experts:
-        raise WeightsError(
-            f"config.json: cannot choose {moe.num_chosen} of {moe.num_experts} experts for a token."
-        )
+def with_experts(decoder: DecoderConfig, moe: MoeConfig) -> DecoderConfig:
+    """The decoder with a mixture. Raises `WeightsError` for rules its experts cannot follow."""
+    _check_routing(moe.routing, moe.num_experts)
     return replace(decoder, moe=moe)
+
+
+def _check_routing(routing: Routing, num_experts: int) -> None:
+    num_groups, num_chosen_groups = routing.num_groups, routing.num_chosen_groups
+    if num_experts % num_groups or num_chosen_groups > num_groups:
+        raise WeightsError(
+            f"config.json: cannot choose {num_chosen_groups} of {num_groups} groups of"
+            f" {num_experts} experts."
+        )
+    group_size = num_experts // num_groups
+    if routing.num_chosen > num_chosen_groups * group_size:
+        raise WeightsError(
+            f"config.json: cannot choose {routing.num_chosen} of {num_experts} experts for a token."
+        )
+    if routing.is_limited and routing.num_group_scores > group_size:
+        raise WeightsError(
+            f"config.json: groups of {group_size} experts cannot be ranked by"
+            f" {routing.num_group_scores} of them."
+        )
 
 
 READERS: Mapping[str, Reader] = MappingProxyType(

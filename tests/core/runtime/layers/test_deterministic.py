@@ -13,6 +13,7 @@ from support.gpu_rehearsal import rehearse_gpu
 from support.kernel_device import each_type, kernel_device
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers import moe as moe_module
 from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import Decoder
@@ -34,7 +35,7 @@ PLAIN = DecoderConfig(
     attention=(ATTENTION,),
     rope=RopeConfig(num_rotated_dims=32, max_length=80, trained_length=80),
 )
-MOE = MoeConfig(num_experts=3, num_chosen=2, intermediate_size=32)
+MOE = MoeConfig(num_experts=3, routing=Routing(num_chosen=2), intermediate_size=32)
 EXPERTS = replace(PLAIN, moe=MOE)
 ROWS = ((1, 3), (1, 30), (65, 70), (5, 9))
 """New tokens and context: those with one are decoding; the batch has more tokens than a tile."""

@@ -13,6 +13,7 @@ from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, HeldWeight, Int4Weight
+from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.kernels.stacked_weights import StackedWeight, stack_experts
 from triptych.core.runtime.layers import moe as moe_module
 from triptych.core.runtime.layers.linear import Linear
@@ -20,7 +21,7 @@ from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 
 CPU = torch.device("cpu")
 HIDDEN, FEATURES, EXPERTS = 64, 32, 3
-CONFIG = MoeConfig(num_experts=EXPERTS, num_chosen=2, intermediate_size=FEATURES)
+CONFIG = MoeConfig(num_experts=EXPERTS, routing=Routing(num_chosen=2), intermediate_size=FEATURES)
 SEED = torch.Generator().manual_seed(5)
 
 

@@ -74,7 +74,7 @@ def test_operands_on_two_devices_are_refused(product: Callable[[torch.Tensor], o
 
 def test_experts() -> None:
     with FakeTensorMode():
-        weights_TC, experts_TC = route(_empty(T, E), C, "sigmoid", _float32(E), True, 1.0)
+        weights_TC, experts_TC = route(_empty(T, E), _float32(E), C, "sigmoid", True, 1.0, [])
         x_TI, down_EIF = _empty(T, NUM_INPUTS), _empty(E, NUM_INPUTS, F)
         gate_up_EFI = _empty(E, 2 * F, NUM_INPUTS)
         y_TI = moe_mlp(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, "silu")
