@@ -22,6 +22,17 @@ TINY = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+LATENT = {
+    "head_dim": 8,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biased-tied": (
@@ -48,6 +59,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
+    ),
+    "youtu": ("Youtu", LATENT),
+    "youtu-direct": (
+        "Youtu",
+        LATENT | {"q_lora_rank": None, "rope_interleave": False, "tie_word_embeddings": True},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-of-all": ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 2}),

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych.core.errors import ConfigError
-from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.moe import MoeConfig
-from triptych.core.runtime.layers.shards import PLAIN_UNIT, even_shard, feature_shard, head_shards
+from triptych.core.runtime.layers.shards import PLAIN_UNIT, even_shard, feature_shard
 
 
 def divide(
@@ -45,7 +44,7 @@ def divide(
         moe = _divide_experts(moe, rank, num_ranks, by_experts=by_experts, unit=unit)
     return replace(
         config,
-        attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
+        attention=tuple(layer.of_rank(rank, num_ranks) for layer in config.attention),
         intermediate_size=features.length,
         features=features,
         vocabulary=even_shard(config.vocab_size, rank, num_ranks),
@@ -68,10 +67,3 @@ def _divide_experts(
     if by_experts:
         return replace(moe, experts=even_shard(moe.num_experts, rank, num_ranks))
     return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks, unit))
-
-
-def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:
-    shards = head_shards(config.num_heads, config.num_kv_heads, rank, num_ranks)
-    return replace(
-        config, num_heads=shards.queries.length, num_kv_heads=shards.keys.length, shards=shards
-    )

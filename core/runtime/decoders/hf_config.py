@@ -17,6 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
 
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
@@ -152,7 +153,7 @@ def layer_windows(fields: CausalLmConfig, default: tuple[bool, ...]) -> tuple[in
 
 
 def decoder_of(
-    fields: CausalLmConfig, attention: tuple[AttentionConfig, ...], max_length: int
+    fields: CausalLmConfig, attention: tuple[AttentionConfig | LatentConfig, ...], max_length: int
 ) -> DecoderConfig:
     """Translate the rest. `max_length` is the context served; 0 means the model's own."""
     return DecoderConfig(

@@ -165,9 +165,8 @@ class NativeBlueprint:
 
 def position_values(config: DecoderConfig) -> int:
     """The most values that layers hold for each position in addition to weights and cache."""
-    first = config.attention[0]
-    num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
-    widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+    attention = max(layer.position_values for layer in config.attention)
+    widest = max(3 * config.intermediate_size, attention)
     if (moe := config.moe) is not None:  # inputs and outputs of a token's experts
         of_expert = 3 * moe.intermediate_size + 2 * config.hidden_size
         of_shared = 3 * moe.shared_size + 2 * config.hidden_size
@@ -180,6 +179,5 @@ def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> in
 
     Rows of similar length are padded to the longest, which is less than twice their own.
     """
-    first, max_length = config.attention[0], config.rope.max_length
-    gathered = 2 * num_rows * first.num_kv_heads * first.head_dim
-    return (num_tokens + gathered) * max_length
+    gathered = num_rows * max(layer.gathered_values for layer in config.attention)
+    return (num_tokens + gathered) * config.rope.max_length

@@ -18,6 +18,7 @@ from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderLayer, Mlp
+from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
 from triptych.core.runtime.layers.norm import RMSNorm
@@ -56,6 +57,7 @@ class DecoderTensors:
 
 
 AS_STORED = WeightEncoding()
+PLAIN = WeightEncoding("bfloat16")
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
 
@@ -224,8 +226,11 @@ def is_unused(name: str) -> bool:
 
 
 def _attention_targets(
-    prefix: str, attention: Attention, encoding: WeightEncoding
+    prefix: str, attention: Attention | LatentAttention, encoding: WeightEncoding
 ) -> Iterator[Target]:
+    if isinstance(attention, LatentAttention):
+        yield from _latent_targets(prefix, attention, encoding)
+        return
     config = attention.config
     shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
     queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
@@ -236,6 +241,29 @@ def _attention_targets(
     if attention.qk_norm_2D is not None:
         yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
         yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
+
+
+def _latent_targets(
+    prefix: str, attention: LatentAttention, encoding: WeightEncoding
+) -> Iterator[Target]:
+    """The destinations of latent attention; the matrix that becomes two is read as numbers."""
+    config, heads = attention.config, attention.heads
+    queries, is_direct = heads.times(config.key_dim), attention.q_up is None
+    row = {"kv_a_proj_with_mqa": Shard.whole(config.row_dim)}
+    first = {"q_proj": queries} if is_direct else {"q_a_proj": Shard.whole(config.query_inputs)}
+    for target in _fused_targets(prefix, attention.down, first | row, encoding):
+        if target.name != f"{prefix}.q_proj.bias":
+            yield target
+    if attention.q_up is not None and attention.q_norm is not None:
+        yield TensorTarget(f"{prefix}.q_a_layernorm.weight", attention.q_norm.weight_C)
+        yield from _fused_targets(prefix, attention.q_up, {"q_b_proj": queries}, encoding)
+    yield TensorTarget(f"{prefix}.kv_a_layernorm.weight", attention.kv_norm.weight_C)
+    assert attention.kv_up is not None, "it is loaded before `prepare`"
+    made = {"kv_b_proj": heads.times(config.nope_dim + config.value_dim)}
+    yield from _fused_targets(prefix, attention.kv_up, made, PLAIN)
+    outputs = {"o_proj": Shard.whole(config.hidden_size)}
+    inputs = heads.times(config.value_dim)
+    yield from _fused_targets(prefix, attention.out, outputs, encoding, inputs)
 
 
 def mlp_targets(

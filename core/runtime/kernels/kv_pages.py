@@ -9,6 +9,9 @@ value to 127. A scale for a page would have to grow with its tokens, and earlier
 rounded again: the contents would depend on how a prompt was cut into chunks. Scales are bfloat16
 (two bytes for a head's 64 or 128), and values are divided by the rounded scale.
 
+Latent attention (DeepSeek-V2, arXiv:2405.04434) stores one row for all heads: its first values are
+also the value (`LatentPages`).
+
 Shapes: T tokens, N pages, P tokens per page, K key-value heads, D head dim.
 """
 
@@ -58,6 +61,44 @@ class KvPages(NamedTuple):
             assert scale_NPK is None or scale_NPK.shape == self.k_NPKD.shape[:3]
             assert scale_NPK is None or scale_NPK.dtype is _SCALE_TYPE
         assert all(tensor.is_contiguous() for tensor in self.tensors)
+
+
+class LatentPages(KvPages):
+    """Rows that are keys and, in their first values, values: `v_NPKD` is a view of `k_NPKD`.
+
+    There is one head, and one scale for a row.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of_rows(
+        cls,
+        shape_NPD: tuple[int, int, int],
+        value_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> LatentPages:
+        """Allocate without initializing."""
+        num_pages, page_size, row_dim = shape_NPD
+        rows_NPKD = torch.empty(num_pages, page_size, 1, row_dim, dtype=dtype, device=device)
+        scale_NPK = None
+        if dtype is torch.int8:
+            scale_NPK = torch.empty(rows_NPKD.shape[:3], dtype=_SCALE_TYPE, device=device)
+        return cls(rows_NPKD, rows_NPKD[..., :value_dim], scale_NPK, scale_NPK)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that take memory."""
+        rows = self.k_NPKD, self.k_scale_NPK
+        return tuple(tensor for tensor in rows if tensor is not None)
+
+    def check(self) -> None:
+        """Assert that values are views, and that rows and scales match."""
+        assert self.v_NPKD.stride() == self.k_NPKD.stride()
+        assert self.k_NPKD.shape[2] == 1
+        assert self.k_scale_NPK is self.v_scale_NPK
+        KvPages(self.k_NPKD, self.k_NPKD, self.k_scale_NPK, self.k_scale_NPK).check()
 
 
 def head_bytes(head_dim: int, dtype: torch.dtype) -> int:

@@ -162,7 +162,7 @@ def paged_attention(
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     if batch.native is not None:
         return batch.native.paged_attention(q_THD, pages, batch, rule)
-    run = _on_gpu if q_THD.is_cuda else _reference
+    run = _on_gpu if q_THD.is_cuda else reference
     return run(q_THD, pages, batch, rule)
 
 
@@ -226,13 +226,16 @@ def _prompts_by_library(
     return attend_prompts(q_THD, pages, batch.prompt_keys, scale=rule.scale, window=rule.window)
 
 
-def _reference(
+def reference(
     q_THD: torch.Tensor,
     pages: KvPages,
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Gather the keys of rows of similar length into one padded block; one SDPA per block."""
+    """Gather the keys of rows of similar length into one padded block; one SDPA per block.
+
+    Values may have another width than keys.
+    """
     window = rule.window
     if window not in batch.groups:
         batch.groups[window] = _plan_groups(batch, pages.k_NPKD.shape[:2], window)
@@ -240,7 +243,7 @@ def _reference(
     outs = [_attend_group(q_THD, pages, group, rule) for group in groups]
     if len(groups) == 1 and groups[0].query_index_L is None:
         return outs[0]
-    out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+    out_THD = q_THD.new_empty(*q_THD.shape[:2], pages.v_NPKD.shape[3])
     for group, out_LHD in zip(groups, outs, strict=True):
         assert group.query_index_L is not None
         # A clamped index repeats a row's last query, which writes equal values to the same place.
@@ -267,20 +270,21 @@ def _attend_group(
     (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], pages.k_NPKD.shape[2]
     index = group.query_index_L
     q_LHD = q_THD if index is None else q_THD.index_select(0, index)
-    kv_shape = (group.num_rows, -1, num_kv_heads, head_dim)
     k_GKSD, v_GKSD = (
-        read_cells(cells, scale, group.key_slots_L, q_THD.dtype).view(kv_shape).transpose(1, 2)
+        read_cells(cells, scale, group.key_slots_L, q_THD.dtype)
+        .unflatten(0, (group.num_rows, -1))
+        .transpose(1, 2)
         for cells, scale in ((pages.k_NPKD, pages.k_scale_NPK), (pages.v_NPKD, pages.v_scale_NPK))
     )
     mask, scale = group.mask_G1QS, rule.scale
     if not rule.is_plain:
         q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
         out = _weigh(q, k_GKSD, v_GKSD, mask, rule)
-        return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
+        return out.transpose(1, 2).reshape(len(q_LHD), num_heads, -1)
     if mask.shape[2] == 1:  # one query per row: heads of one key-value head become queries
         q = q_LHD.reshape(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = scaled_dot_product_attention(q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale)
-        return out.reshape(-1, num_heads, head_dim)
+        return out.reshape(len(q_LHD), num_heads, -1)
     q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
     if not q.is_cpu:  # fused kernels of other devices do not take a mask and grouped heads together
         repeats = num_heads // num_kv_heads
@@ -288,7 +292,7 @@ def _attend_group(
     out = scaled_dot_product_attention(
         q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_GKSD.shape[1]
     )
-    return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
+    return out.transpose(1, 2).reshape(len(q_LHD), num_heads, -1)
 
 
 def _weigh(

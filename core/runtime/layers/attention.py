@@ -8,13 +8,13 @@ Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N page
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.runtime.kernels.kv_pages import KvPages, head_bytes
+from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages, head_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import (
     AttentionBatch,
@@ -24,9 +24,11 @@ from triptych.core.runtime.kernels.paged_attention import (
 from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.parallel import row_parallel
-from triptych.core.runtime.layers.shards import HeadShards
+from triptych.core.runtime.layers.shards import HeadShards, head_shards
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from triptych.core.runtime.devices.rank_group import RankGroup
 
 
@@ -41,6 +43,35 @@ class KvShape:
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a token's key and value."""
         return 2 * self.num_kv_heads * head_bytes(self.head_dim, dtype)
+
+    def new_pages(
+        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KvPages:
+        """Allocate pages of such cells, uninitialized."""
+        shape = num_pages, page_size, self.num_kv_heads, self.head_dim
+        return KvPages.empty(shape, dtype, device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape(KvShape):
+    """The cells of a layer whose heads all read one row of `head_dim` values for each token.
+
+    The first `value_dim` of them are also the token's value.
+    """
+
+    num_kv_heads: int = 1
+    value_dim: int
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a token's row."""
+        return head_bytes(self.head_dim, dtype)
+
+    def new_pages(
+        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> LatentPages:
+        """Allocate pages of such rows, uninitialized."""
+        shape = num_pages, page_size, self.head_dim
+        return LatentPages.of_rows(shape, self.value_dim, dtype, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +118,7 @@ class KvCache:
         self.layout = layout
         self.native = native if native is not None and _can_hold(native, layout) else None
         self.pages = [
-            KvPages.empty((num_pages + 1, *_cells(layout, shape)), layout.dtype, device)
+            shape.new_pages(num_pages + 1, layout.page_size, layout.dtype, device)
             for shape in layout.shapes
         ]
         for tensor in self.tensors:
@@ -107,13 +138,14 @@ class KvCache:
 def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
     """Whether the kernels read and write the cells of every layer."""
     return all(
-        native.can_hold(shape.num_heads, _cells(layout, shape), layout.dtype)
+        not isinstance(shape, LatentShape)
+        and native.can_hold(
+            shape.num_heads,
+            (layout.page_size, shape.num_kv_heads, shape.head_dim),
+            layout.dtype,
+        )
         for shape in set(layout.shapes)
     )
-
-
-def _cells(layout: KvLayout, shape: KvShape) -> tuple[int, int, int]:
-    return layout.page_size, shape.num_kv_heads, shape.head_dim
 
 
 @dataclass(slots=True)
@@ -147,6 +179,29 @@ class AttentionConfig:
     has_centred_qk_norm: bool = False
     scale: float | None = None
     shards: HeadShards | None = None
+
+    @property
+    def shape(self) -> KvShape:
+        """The cells of the layer."""
+        return KvShape(
+            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
+
+    @property
+    def position_values(self) -> int:
+        """The most values that the layer holds for each position, beside the residual stream."""
+        return (2 * self.num_heads + 4 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def gathered_values(self) -> int:
+        """The values that attention by torch gathers for each key."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    def of_rank(self, rank: int, num_ranks: int) -> AttentionConfig:
+        """The part of a rank."""
+        shards = head_shards(self.num_heads, self.num_kv_heads, rank, num_ranks)
+        num_heads, num_kv_heads = shards.queries.length, shards.keys.length
+        return replace(self, num_heads=num_heads, num_kv_heads=num_kv_heads, shards=shards)
 
 
 class Attention:
@@ -186,6 +241,10 @@ class Attention:
         if config.qk_norm_eps is not None:
             kept = torch.float32 if config.has_centred_qk_norm else dtype
             self.qk_norm_2D = torch.empty(2, head_dim, dtype=kept, device=device)
+
+    def linears(self) -> Iterator[Linear]:
+        """Iterate over its projections."""
+        yield from (self.qkv, self.out)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""

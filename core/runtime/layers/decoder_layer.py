@@ -20,9 +20,9 @@ from triptych.core.runtime.layers.attention import (
     Attention,
     AttentionConfig,
     KvLayout,
-    KvShape,
     PagedStep,
 )
+from triptych.core.runtime.layers.latent_attention import LatentAttention, LatentConfig
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 from triptych.core.runtime.layers.norm import RMSNorm
@@ -49,7 +49,7 @@ class DecoderConfig:
     hidden_size: int
     intermediate_size: int
     norm_eps: float
-    attention: tuple[AttentionConfig, ...]
+    attention: tuple[AttentionConfig | LatentConfig, ...]
     rope: RopeConfig
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
@@ -64,14 +64,7 @@ class DecoderConfig:
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        shapes = tuple(
-            KvShape(
-                num_heads=layer.num_heads,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-            )
-            for layer in self.attention
-        )
+        shapes = tuple(layer.shape for layer in self.attention)
         return KvLayout(shapes=shapes, page_size=page_size, dtype=dtype)
 
 
@@ -121,7 +114,7 @@ class DecoderLayer:
     ) -> None:
         make_norm = partial(new_norm, config, dtype=dtype, device=device)
         self.input_norm = make_norm()
-        self.attention = Attention(
+        self.attention = _attention(
             config.attention[layer], layer=layer, dtype=dtype, device=device, group=group
         )
         self.mlp_norm = make_norm()
@@ -137,7 +130,7 @@ class DecoderLayer:
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
-        yield from (self.attention.qkv, self.attention.out)
+        yield from self.attention.linears()
         yield from self.mlp.linears()
 
     def __call__(
@@ -164,6 +157,19 @@ class DecoderLayer:
 
 def _unchanged(x_TC: torch.Tensor) -> torch.Tensor:
     return x_TC
+
+
+def _attention(
+    config: AttentionConfig | LatentConfig,
+    *,
+    layer: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: RankGroup | None,
+) -> Attention | LatentAttention:
+    if isinstance(config, LatentConfig):
+        return LatentAttention(config, layer=layer, dtype=dtype, device=device, group=group)
+    return Attention(config, layer=layer, dtype=dtype, device=device, group=group)
 
 
 def _mlp(

@@ -24,7 +24,12 @@ from triptych.core.runtime.kernels.native.arguments import (
     pointer,
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
-from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.runtime.layers.attention import (
+    Attention,
+    AttentionConfig,
+    KvCache,
+    PagedStep,
+)
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, LateInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.norm import RMSNorm
@@ -34,11 +39,12 @@ _ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
 def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
     """Whether prepared layers are alike, without experts, and with all weights packed."""
-    if config.moe is not None:
+    kinds = [c for c in config.attention if isinstance(c, AttentionConfig)]
+    if config.moe is not None or len(kinds) < len(layers):
         return False
     heads = {
         (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
-        for c in config.attention
+        for c in kinds
     }
     linears = chain.from_iterable(map(_projections, layers))
     return len(heads) == 1 and all(linear.native is not None for linear in linears)
@@ -59,7 +65,7 @@ class NativeLayers:
         norm: RMSNorm,
         native: NativeKernels,
     ) -> None:
-        first = config.attention[0]
+        first = _attention(layers[0]).config
         self._native = native
         self._config, self._norm_C = config, norm.weight_C
         self._norms_2D = [_head_norms(layer, self._norm_C.dtype) for layer in layers]
@@ -147,13 +153,18 @@ class NativeLayers:
             activation=_ACTIVATIONS[config.activation],
             norm_dtype=DTYPES[self._norm_C.dtype],
             eps=config.norm_eps,
-            qk_eps=config.attention[0].qk_norm_eps or 0.0,
+            qk_eps=_attention(self._owners[0]).config.qk_norm_eps or 0.0,
             attention=attention,
         ), (scratch, quantized)
 
 
+def _attention(layer: DecoderLayer) -> Attention:
+    assert isinstance(layer.attention, Attention)
+    return layer.attention
+
+
 def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:
-    config = layer.attention.config
+    config = _attention(layer).config
     post_norms = layer.post_norms
     after_attention, after_mlp = (
         (None, None) if post_norms is None else (norm.weight_C for norm in post_norms)
@@ -177,5 +188,6 @@ def _projection(linear: Linear) -> ProjectionPointers:
 
 def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:
     """The complete weights of a layer's head norms, in the type of the other norms."""
-    norms_2D, is_centred = layer.attention.qk_norm_2D, layer.attention.config.has_centred_qk_norm
+    attention = _attention(layer)
+    norms_2D, is_centred = attention.qk_norm_2D, attention.config.has_centred_qk_norm
     return None if norms_2D is None else (norms_2D + 1 if is_centred else norms_2D).to(dtype)

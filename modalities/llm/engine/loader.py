@@ -31,7 +31,7 @@ from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.kernels.attention_backends import TRITON, choose_backend
 from triptych.core.runtime.kernels.library_attention import gathered_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, LatentShape
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
@@ -233,6 +233,12 @@ class LlmLoader(TokenLoader):
                     " its rules of attention are not known before it runs; leave it out."
                 )
             return TRITON
+        is_latent = any(isinstance(shape, LatentShape) for shape in layout.shapes)
+        if is_latent and wanted not in ("auto", TRITON):
+            raise ConfigError(
+                f"--attention-backend {wanted}: it does not read the compressed keys of"
+                f" {self.name}; leave it out."
+            )
         return choose_backend(
             wanted,
             blueprint.dtype,

@@ -56,14 +56,14 @@ def _gemma3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     scalar = fields.query_pre_attn_scalar
     attention = tuple(
         replace(
-            layer,
+            attention_of(fields),
             window=window,
             uses_local_rope=window is not None,
             qk_norm_eps=fields.rms_norm_eps,
             has_centred_qk_norm=True,
             scale=None if scalar is None else scalar**-0.5,
         )
-        for layer, window in zip(full.attention, windows, strict=True)
+        for window in windows
     )
     return replace(full, attention=attention, local_rope=local.rope, has_post_norms=True)
 

@@ -12,12 +12,18 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.decoders.families import gemma, llama, mixtures, qwen
+from triptych.core.runtime.decoders.families import deepseek, gemma, llama, mixtures, qwen
 from triptych.core.runtime.decoders.hf_config import Reader
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 
 FAMILIES: Mapping[str, Reader] = MappingProxyType(
-    {**llama.READERS, **qwen.READERS, **gemma.READERS, **mixtures.READERS}
+    {
+        **llama.READERS,
+        **qwen.READERS,
+        **gemma.READERS,
+        **mixtures.READERS,
+        **deepseek.READERS,
+    }
 )
 """The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from support.paged_case import PagedShape, make_case
+from support.paged_case import PagedShape, make_batch, make_case
 from triptych.core.runtime.kernels.kv_pages import (
     KvPages,
+    LatentPages,
     head_bytes,
     quantized,
     read_cells,
     write_cells,
 )
+from triptych.core.runtime.kernels.latent_attention import write_latents
 from triptych.core.runtime.kernels.paged_attention import AttentionRule
-from triptych.core.runtime.layers.attention import KvCache, KvLayout, KvShape
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, KvShape, LatentShape
 
 BFLOAT, FLOAT8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 CPU = torch.device("cpu")
@@ -22,7 +26,8 @@ CPU = torch.device("cpu")
 
 def layout(dtype: torch.dtype) -> KvLayout:
     shape = KvShape(num_heads=9, num_kv_heads=3, head_dim=64)
-    return KvLayout(shapes=(shape,) * 3, page_size=32, dtype=dtype)
+    rows = LatentShape(num_heads=20, head_dim=72, value_dim=64)
+    return KvLayout(shapes=(shape, rows, shape), page_size=32, dtype=dtype)
 
 
 def test_bytes_of_a_page_are_those_of_its_tensors() -> None:
@@ -30,6 +35,28 @@ def test_bytes_of_a_page_are_those_of_its_tensors() -> None:
         kv = KvCache(layout(dtype), 4, CPU)
         assert sum(tensor.nbytes for tensor in kv.tensors) == kv.num_pages * kv.layout.page_bytes
         assert not any(tensor[-1].float().any() for tensor in kv.tensors)
+
+
+def test_latents_take_a_fraction_of_keys_and_values() -> None:
+    """GLM-4.7-Flash: 20 heads with keys and values of 256."""
+    rows = LatentShape(num_heads=20, head_dim=512 + 64, value_dim=512)
+    heads = KvShape(num_heads=20, num_kv_heads=20, head_dim=256)
+    assert rows.token_bytes(BFLOAT) == 1152
+    assert heads.token_bytes(BFLOAT) / rows.token_bytes(BFLOAT) > 17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT, FLOAT8, INT8])
+def test_values_of_latents_are_the_first_of_a_row(dtype: torch.dtype) -> None:
+    pages = LatentPages.of_rows((3, 4, 12), 8, dtype, CPU)
+    batch = replace(make_batch(torch.arange(3)[None], [12], [12]), write_slots_T=torch.arange(12))
+    write_latents(torch.randn(12, 12), pages, batch)
+    pages.check()
+    rows, values = (
+        read_cells(cells, pages.k_scale_NPK, torch.arange(12), torch.float32)
+        for cells in (pages.k_NPKD, pages.v_NPKD)
+    )
+    assert rows.any()
+    assert torch.equal(rows[..., :8], values)
 
 
 def test_small_cells_take_half() -> None:

@@ -12,6 +12,7 @@ from triptych.core.errors import SetupError, WeightsError
 from triptych.core.runtime.decoders.families.table import FAMILIES, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.norm import RMSNorm
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -148,6 +149,7 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
     for layer in decoder.layers:
         holders += layer.linears()
+        holders += [each for each in vars(layer.attention).values() if isinstance(each, RMSNorm)]
         holders += [layer.input_norm, layer.mlp_norm, *(layer.post_norms or ())]
     storages = {}
     for holder in holders:

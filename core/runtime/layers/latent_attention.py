@@ -1,0 +1,195 @@
+"""Latent attention: keys and values of all heads are made from one short row for each token.
+
+Owns the projections of one layer. The cache has the row (`LatentShape`): the normalized compressed
+values, and one rotated key that all heads share. The matrices that make a head's key and value from
+the row are applied to its query and to its result instead, so that nothing is expanded ("absorbed":
+DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Decode rows and prompts run alike, so that a token's
+result does not depend on the chunks of its prompt.
+
+Shapes: T tokens, C hidden, H heads, N values of a head's key without position, P rotated values,
+L compressed values of a row, D = L + P of a whole row, V values of a head, X outputs of a
+projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from triptych.core.runtime.kernels.kv_pages import LatentPages
+from triptych.core.runtime.kernels.latent_attention import latent_attention, write_latents
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.rotary import rotary
+from triptych.core.runtime.layers.attention import LatentShape, PagedStep
+from triptych.core.runtime.layers.head_linear import HeadLinear
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.norm import RMSNorm
+from triptych.core.runtime.layers.parallel import row_parallel
+from triptych.core.runtime.layers.shards import Shard, even_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from triptych.core.runtime.devices.rank_group import RankGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """One layer's latent attention, in the terms of model configurations.
+
+    A head's key has `nope_dim` values made from the row and `rope_dim` rotated ones. Queries pass
+    through `q_rank` values, or directly where that is `None`. Compressed queries and rows have
+    norms. `scale` is that of the scores. In a model that is divided over ranks, `num_heads` are
+    this rank's, and `heads` says which of all they are; every rank has the whole rows.
+    """
+
+    hidden_size: int
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    kv_rank: int
+    q_rank: int | None
+    scale: float
+    norm_eps: float = 1e-6
+    has_bias: bool = False
+    is_interleaved: bool = True
+    heads: Shard | None = None
+    uses_local_rope: ClassVar[bool] = False
+
+    @property
+    def key_dim(self) -> int:
+        """The values of a head's query, and of its key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def row_dim(self) -> int:
+        """The values of a token's row in the cache."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def query_inputs(self) -> int:
+        """The values from which queries are made, or the queries themselves."""
+        return self.num_heads * self.key_dim if self.q_rank is None else self.q_rank
+
+    @property
+    def shape(self) -> LatentShape:
+        """The cells of the layer."""
+        return LatentShape(num_heads=self.num_heads, head_dim=self.row_dim, value_dim=self.kv_rank)
+
+    @property
+    def position_values(self) -> int:
+        """The most values that the layer holds for each position, beside the residual stream."""
+        absorbed = self.num_heads * (self.key_dim + self.row_dim + self.kv_rank)
+        return self.query_inputs + 2 * self.row_dim + absorbed
+
+    @property
+    def gathered_values(self) -> int:
+        """The values that attention by torch gathers for each key: the row, and its copy."""
+        return self.row_dim + self.kv_rank
+
+    def of_rank(self, rank: int, num_ranks: int) -> LatentConfig:
+        """The part of a rank."""
+        heads = even_shard(self.num_heads, rank, num_ranks)
+        return replace(self, num_heads=heads.length, heads=heads)
+
+
+class LatentAttention:
+    """Compression, norms, rotation, absorbed attention over rows, output.
+
+    `down` makes the inputs of queries, and the row: one projection. `kv_up` is loaded, and split by
+    `prepare` into a matrix for queries and one for results.
+    """
+
+    def __init__(
+        self,
+        config: LatentConfig,
+        *,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
+        self.config, self.layer = config, layer
+        self.heads = config.heads or Shard.whole(config.num_heads)
+        hidden, bias, num_heads = config.hidden_size, config.has_bias, config.num_heads
+        new = partial(Linear, has_bias=False, dtype=dtype, device=device)
+        new_norm = partial(RMSNorm, eps=config.norm_eps, dtype=dtype, device=device)
+        self.down = new(hidden, config.query_inputs + config.row_dim, has_bias=bias)
+        if config.q_rank is None and self.down.bias_O is not None:
+            self.down.bias_O[: config.query_inputs].zero_()  # which files do not have
+        self.q_up: Linear | None = None
+        self.q_norm: RMSNorm | None = None
+        if config.q_rank is not None:
+            self.q_up = new(config.q_rank, num_heads * config.key_dim)
+            self.q_norm = new_norm(config.q_rank)
+        self.kv_norm = new_norm(config.kv_rank)
+        self.kv_up: Linear | None = new(
+            config.kv_rank, num_heads * (config.nope_dim + config.value_dim)
+        )
+        sizes = num_heads * config.value_dim, hidden
+        self.out = row_parallel(group, sizes, has_bias=bias, dtype=dtype, device=device)
+        self._absorb: HeadLinear | None = None
+        self._expand: HeadLinear | None = None
+
+    def linears(self) -> Iterator[Linear]:
+        """Iterate over its projections, without `kv_up` once it is split."""
+        ups = (linear for linear in (self.q_up, self.kv_up) if linear is not None)
+        yield from (self.down, *ups, self.out)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        config, kv_up = self.config, self.kv_up
+        assert kv_up is not None
+        self.kv_up = None
+        for linear in self.linears():
+            linear.prepare(native)
+        sizes = config.num_heads, config.nope_dim + config.value_dim, config.kv_rank
+        keys_HNL, values_HVL = kv_up.weight_OI.view(sizes).split(
+            (config.nope_dim, config.value_dim), dim=1
+        )
+        self._absorb, self._expand = HeadLinear(keys_HNL.mT), HeadLinear(values_HVL)
+
+    def __call__(
+        self,
+        x_TC: torch.Tensor,
+        residual_TC: torch.Tensor | None,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        step: PagedStep,
+    ) -> torch.Tensor:
+        """Attend, writing this step's rows first. Adds to the residual where given."""
+        assert self._absorb is not None, "call prepare() before the first step"
+        assert self._expand is not None
+        pages, config = step.kv.pages[self.layer], self.config
+        assert isinstance(pages, LatentPages)
+        q_TX, row_TD = self.down(x_TC).split((config.query_inputs, config.row_dim), dim=1)
+        write_latents(self._rows(row_TD, cos_sin), pages, step.batch)
+        q_THD = self._queries(q_TX, cos_sin)
+        out_THL = latent_attention(q_THD, pages, step.batch, scale=config.scale)
+        return self.out(self._expand(out_THL).flatten(1), residual_TC)
+
+    def _rows(
+        self, row_TD: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """The rows of the cache: compressed values, and the rotated key."""
+        config = self.config
+        latent_TL, key_TP = row_TD.split((config.kv_rank, config.rope_dim), dim=1)
+        key_T1P = rotary(key_TP.unsqueeze(1), *cos_sin, is_interleaved=config.is_interleaved)
+        return torch.cat((self.kv_norm(latent_TL.contiguous()), key_T1P.squeeze(1)), dim=1)
+
+    def _queries(
+        self, q_TX: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """The queries in the space of rows, `[T, H, D]`."""
+        config = self.config
+        if self.q_up is not None:
+            assert self.q_norm is not None
+            q_TX = self.q_up(self.q_norm(q_TX.contiguous()))
+        q_THX = q_TX.unflatten(1, (config.num_heads, config.key_dim))
+        nope_THN, rope_THP = q_THX.split((config.nope_dim, config.rope_dim), dim=2)
+        rope_THP = rotary(rope_THP, *cos_sin, is_interleaved=config.is_interleaved)
+        assert self._absorb is not None
+        return torch.cat((self._absorb(nope_THN), rope_THP), dim=2)
