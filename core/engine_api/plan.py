@@ -58,6 +58,10 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     not reach the end of its prompt does not. `allowed` is the token mask of the row's grammar, one
     bit per token in little-endian 32-bit words, lowest first; empty without a grammar.
 
+    In a model with recurrent layers, a row that starts at 0 begins with the state before any token,
+    one with a `restored_snapshot` (not -1) with that, and any other with the state in its slot. The
+    states before the positions in `saved_snapshots`, `(position, snapshot)` in order, are saved.
+
     A row with `sampling` takes its slot with this step, and the runner keeps the fields after it
     until another row takes the slot. `history_ids` is prompt plus output so far (a resumed row has
     both); `num_prompt_tokens` is where the output begins, for penalties that count output only.
@@ -74,6 +78,8 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     new_page_ids: tuple[int, ...] = ()
     is_sampled: bool = True
     allowed: bytes = b""
+    restored_snapshot: int = -1
+    saved_snapshots: tuple[tuple[int, int], ...] = ()
     sampling: SamplingParams | None = None
     history_ids: tuple[int, ...] = ()
     num_prompt_tokens: int = 0

@@ -1,7 +1,9 @@
 """The pool of key-value pages: leases of rows, and the index of reusable pages.
 
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
-jobs: a page is a number, its content a key (`core.kv.keys`).
+jobs: a page is a number, its content a key (`core.kv.keys`). For a model with recurrent layers, it
+also holds the snapshots of their states (`core.kv.snapshots`): pages are found up to the last one
+with a snapshot at its end.
 
 Every page is in exactly one place: free (holds nothing), cached (full, indexed, in no lease; the
 least recently used is evicted first) or leased (held by one lease or shared by several). A page is
@@ -15,16 +17,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from triptych.core.kv.snapshots import SnapshotIndex
+
 
 @dataclass(slots=True, eq=False)
 class Lease:
     """The pages that one row holds, in token order. Created, extended and released by the pool.
 
     The first `num_published` are full, and were found or published; they are read, never written.
+    `snapshot` has the state after the pages that were found; -1 without one.
     """
 
     page_ids: list[int] = field(default_factory=list)
     num_published: int = 0
+    snapshot: int = -1
 
     def __len__(self) -> int:
         return len(self.page_ids)
@@ -40,10 +46,18 @@ class PoolCounters:
 
 
 class PagePool:
-    """Pages `0 .. num_pages - 1` of `page_size` tokens each."""
+    """Pages `0 .. num_pages - 1` of `page_size` tokens each.
+
+    `num_snapshots` is the number of states that can be kept; `None` for a model without states.
+    """
 
     def __init__(
-        self, *, num_pages: int, page_size: int, enable_prefix_caching: bool = True
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool = True,
+        num_snapshots: int | None = None,
     ) -> None:
         assert num_pages > 0, "a pool holds at least one page"
         assert page_size > 0, "a page holds at least one token"
@@ -51,6 +65,7 @@ class PagePool:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.counters = PoolCounters()
+        self.snapshots = None if num_snapshots is None else SnapshotIndex(num_snapshots)
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._num_holders = [0] * num_pages
@@ -89,6 +104,16 @@ class PagePool:
 
     def peek(self, keys: Sequence[bytes]) -> list[int]:
         """The pages that `acquire(keys)` would find now, without pinning them."""
+        found = self._indexed(keys)
+        if self.snapshots is not None:
+            del found[self.snapshots.depth(keys[: len(found)]) :]
+        return found
+
+    def num_indexed(self, keys: Sequence[bytes]) -> int:
+        """The number of leading pages that are indexed, whether or not a state is known there."""
+        return len(self._indexed(keys))
+
+    def _indexed(self, keys: Sequence[bytes]) -> list[int]:
         found: list[int] = []
         for key in keys:
             page_id = self._index.get(key)
@@ -106,6 +131,8 @@ class PagePool:
         lease = Lease()
         self._leases.add(lease)
         self.extend_cached(lease, keys)
+        if self.snapshots is not None and len(lease):
+            lease.snapshot = self.snapshots.find(keys[len(lease) - 1])
         self.counters.num_hits += len(lease)
         return lease
 
@@ -146,11 +173,17 @@ class PagePool:
             else:
                 self.counters.num_duplicates += 1
 
-    def unpublish(self, lease: Lease) -> None:
-        """Remove all pages of `lease` from the index, because their content is not trusted."""
+    def unpublish(self, lease: Lease, keys: Sequence[bytes] = ()) -> None:
+        """Remove all pages of `lease`, and snapshots of its `keys`, from the index.
+
+        Their content is not trusted.
+        """
         assert lease in self._leases, "the lease has ended"
         for page_id in lease.page_ids:
             self._unindex(page_id)
+        if self.snapshots is not None:
+            for key in keys:
+                self.snapshots.drop(key)
 
     def release(self, lease: Lease) -> None:
         """End `lease`, once: pages it alone held become cached if indexed, else free."""
@@ -181,6 +214,8 @@ class PagePool:
         assert named == self._index, "the index disagrees with the pages"
         assert not free & set(named.values()), "a free page can be found"
         assert cached <= set(named.values()), "a cached page cannot be found"
+        if self.snapshots is not None:
+            self.snapshots.check()
 
     def _evict(self) -> int:
         page_id, _ = self._cached.popitem(last=False)

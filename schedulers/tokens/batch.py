@@ -30,6 +30,12 @@ from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
+from triptych.schedulers.tokens.state_saves import (
+    book_saves,
+    give_back_saves,
+    plan_saves,
+    publish_saves,
+)
 from triptych.schedulers.tokens.step import TokenLimits, TokenStep
 
 COUNTERS = (
@@ -109,13 +115,22 @@ class TokenBatch:
         row.is_over = True
         self.state.shares.leave(row.client)
         self.state.leave(row)
-        self.settle(row)
+        self._release(row)
 
-    def settle(self, row: SequenceState) -> None:
-        """Free the resources of an ended sequence, if no step in flight uses them."""
-        if row in self.state.leaving and not row.num_in_flight:
+    def settle(self, piece: ScheduledRow) -> None:
+        """Free what a sequence's part of a step that is over held alone."""
+        give_back_saves(self.pool, piece)
+        self._release(piece.unit)
+
+    def _release(self, row: SequenceState) -> None:
+        """Free the resources of an ended or spoiled sequence, if no step in flight uses them."""
+        if row.num_in_flight:
+            return
+        if row in self.state.leaving:
             self.state.leaving.remove(row)
             self.state.release(row)
+        elif row.is_spoiled:
+            self._preempt(row)
 
     def num_covered(self, row: SequenceState) -> int:
         """The number of leading positions that are computed, in flight, cached or arriving."""
@@ -199,8 +214,8 @@ class TokenBatch:
             self.state.retries.popleft()
         for victim in step.victims:
             self._preempt(victim)
-        for row, key in step.awaited:
-            row.awaited_key = key
+        for row, num_pages in step.awaited:
+            row.awaited_key = row.keys[num_pages - 1]
         for row in step.overtaken:
             row.num_times_overtaken += 1
         for admission in step.admissions:
@@ -213,9 +228,11 @@ class TokenBatch:
             if end > len(lease.page_ids) * page_size and piece.unit.is_answering:
                 self.pool.extend(lease, self.pool.num_pages_for(end) - len(lease))
         for admission in step.admissions:
+            plan_saves(self.pool, admission.row)
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
+        self._book_saves(step)
         self.state.charge(step.rows)
         return TokenPlan(
             step_id=step_id,
@@ -223,6 +240,17 @@ class TokenBatch:
             kind=step.kind,
             rows=tuple([piece.book() for piece in step.rows]),
         )
+
+    def _book_saves(self, step: TokenStep) -> None:
+        """Choose the snapshots that a step saves, those that rows wait for among them."""
+        if self.pool.snapshots is None:
+            return
+        for row, num_pages in step.awaited:
+            owner = self.state.computing.get(row.keys[num_pages - 1])
+            if owner is not None:
+                owner.saved_pages.add(num_pages)
+        for piece in step.rows:
+            book_saves(self.pool, piece, len(self.state.running))
 
     def accept(
         self, piece: ScheduledRow, result: TokenDelta, now_s: float
@@ -235,14 +263,16 @@ class TokenBatch:
         row = piece.unit
         row.num_committed = num_committed = piece.start + piece.num_tokens
         row.num_unknown -= piece.is_sampled
+        row.has_restarted = False
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
         if not result.is_finite:
-            self.pool.unpublish(lease)
+            self.pool.unpublish(lease, row.keys)
             self._counters["non_finite_total"] += 1
             return NonFinite("The model computed no finite values for this request.")
         if num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
+        publish_saves(self.pool, piece)
         if not row.has_answered:
             row.prompt_logprobs += result.prompt_logprobs
         if not piece.is_sampled:
@@ -311,16 +341,19 @@ class TokenBatch:
     def retry(self, live: list[ScheduledRow], later: Iterable[Any]) -> None:
         """Undo a step that ran out of memory, and retry it in two halves.
 
-        Results of its rows in `later` steps are void, since they depend on this step.
+        Results of its rows in `later` steps are void, since they depend on this step. Rows with
+        states begin again instead, from their last snapshots.
         """
         for piece in live:
             piece.roll_back()
+            piece.unit.is_spoiled = piece.unit.has_restarted = self.pool.snapshots is not None
         rows = {piece.unit for piece in live}
         for piece in later:
             if isinstance(piece, ScheduledRow) and piece.unit in rows and not piece.is_stale:
                 piece.is_stale = True
                 piece.unit.num_unknown -= piece.is_sampled
-        self.state.retry(live)
+        if self.pool.snapshots is None:
+            self.state.retry(live)
 
     def missing_for_next(self) -> str:
         """The resource that the next waiting sequence lacks to begin; empty if there is none."""
@@ -359,7 +392,11 @@ class TokenBatch:
     def check(self, rows: Iterable[Any]) -> None:
         """Assert that every page, slot and sequence is accounted for; `rows` are in flight."""
         self.pool.check()
-        self.state.check([row for row in rows if isinstance(row, ScheduledRow)])
+        pieces = [row for row in rows if isinstance(row, ScheduledRow)]
+        self.state.check(pieces)
+        saved = [snapshot for piece in pieces for _, snapshot in piece.saves]
+        num_pending = 0 if self.pool.snapshots is None else self.pool.snapshots.num_pending
+        assert len(saved) == num_pending, "a snapshot is lost"
 
     def _count_start(self, row: SequenceState) -> None:
         row.has_started = True

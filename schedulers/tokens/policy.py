@@ -22,7 +22,7 @@ would do, and booking does exactly that. The rules, in the order they are applie
    clearly less work left take the other half, shortest first. What they do not need goes to the
    long one, and then to the others (`_fill_rest`, `prompt_order`).
 7. A waiting prompt whose next page a running row is computing, or that is on its way from another
-   engine, waits for that page (`_find_awaited`).
+   engine, waits for that page (`coming_pages`).
 8. A waiting prompt for which there is no room may be overtaken by later ones, but only
    `_MAX_OVERTAKEN` times, also by those that pass a long one (`_begin`, `_find_passed`).
 """
@@ -30,13 +30,13 @@ would do, and booking does exactly that. The rules, in the order they are applie
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from triptych.schedulers.shares import none_running, round_robin
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
+from triptych.schedulers.tokens.coming_pages import ComingPages
 from triptych.schedulers.tokens.prompt_order import split_by_work
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
 from triptych.schedulers.tokens.step import UNLIMITED, AdmittedRow, TokenLimits, TokenStep
@@ -80,6 +80,7 @@ class _TokenPolicy:
         self._pool = state.pool
         self._budget = StepBudget(state)
         self._excluded = self._budget.excluded
+        self._coming = ComingPages(state, self._budget, limits.names)
         self._answering: list[SequenceState] = []
         self._begun: list[SequenceState] = []
         self._waits_for_masks = False
@@ -115,7 +116,7 @@ class _TokenPolicy:
             if is_behind or not self._can_begin(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
-            if self._find_awaited(row, len(found)) is not None:
+            if self._coming.find_awaited(row, len(found)):
                 continue
             victims = usage.admit(row, budget.num_missing(self._num_pages_to_start(row), found))
             if victims is None:
@@ -247,7 +248,7 @@ class _TokenPolicy:
             return False
         start = len(found) * self._pool.page_size
         may_begin = self._may_begin_with(self._chunk_size(row, start), row.num_tokens - start)
-        return self._can_begin(row) and may_begin and self._find_awaited(row, len(found)) is None
+        return self._can_begin(row) and may_begin and not self._coming.find_awaited(row, len(found))
 
     def _add_all(self, rows: Iterable[SequenceState], blocked: list[SequenceState]) -> bool:
         """Add chunks of prompts in any order; false if no other prompt may begin."""
@@ -359,9 +360,9 @@ class _TokenPolicy:
         if not self._can_begin(row) or any(self._blocks(other, row) for other in passed):
             return True
         found = self._pool.peek(row.lookup_keys(self._pool.page_size))
-        awaited = self._find_awaited(row, len(found))
-        if awaited is not None:
-            self.step.awaited.append((row, awaited))
+        num_awaited = self._coming.find_awaited(row, len(found))
+        if num_awaited:
+            self.step.awaited.append((row, num_awaited))
             return True
         return self._begin_after(found, row, blocked)
 
@@ -410,23 +411,8 @@ class _TokenPolicy:
 
     def _can_begin(self, row: SequenceState) -> bool:
         """Whether only lack of room can keep a waiting row out of the step."""
-        awaits_page = row.awaited_key is not None and self._is_coming(row.awaited_key)
+        awaits_page = row.awaited_key is not None and self._coming.has(row.awaited_key)
         return row.can_step and not (self._limits.excludes(row) or awaits_page)
-
-    def _is_coming(self, key: bytes) -> bool:
-        """Whether the page of `key` is fetched, or computed by a row that is not held back."""
-        owner = self._state.computing.get(key)
-        is_moving = owner is not None and not (owner.is_paused or owner.name in self._limits.names)
-        return key in self._budget.computed_keys or key in self._state.arriving or is_moving
-
-    def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
-        """The last of the contiguous pages that `row` lacks and that are coming.
-
-        Where a page is coming, the pages before it are too: its row computes them first.
-        """
-        missing = row.lookup_keys(self._pool.page_size)[num_found:]
-        num_coming = bisect_left(missing, True, key=lambda key: not self._is_coming(key))
-        return missing[num_coming - 1] if num_coming else None
 
     def _has_tokens(self, num_remaining: int) -> bool:
         """Whether a prompt fits the token budget: without chunks the first does at any size."""

@@ -279,7 +279,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
                 self._send_delta(opened, delta)
 
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
-        if step.is_retry:
+        if step.is_retry or any(piece.unit.has_restarted for piece in live):
             return False
         self.tokens.retry(live, later)
         return True
@@ -288,4 +288,4 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._end(row.unit, JobState.FAILED, error=error)
 
     def _settle(self, row: Any) -> None:
-        self.tokens.settle(row.unit)
+        self.tokens.settle(row)

@@ -39,6 +39,11 @@ class SequenceState(Unit):
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
     were computed by another engine.
+
+    In a model with recurrent layers its state is saved after `saved_pages`, in steps in flight
+    after `pending_pages`; `progress_key` is that of its latest snapshot. A row that `is_spoiled`
+    was in a step that ran out of memory, which may have changed its state: it begins again, and
+    `has_restarted` until a step of it succeeds.
     """
 
     name: str
@@ -70,6 +75,11 @@ class SequenceState(Unit):
     num_preemptions: int = 0
     num_times_overtaken: int = 0
     awaited_key: bytes | None = None
+    saved_pages: set[int] = field(default_factory=set)
+    pending_pages: set[int] = field(default_factory=set)
+    progress_key: bytes | None = None
+    is_spoiled: bool = False
+    has_restarted: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
@@ -109,7 +119,7 @@ class SequenceState(Unit):
         depends on its last token; a reasoning row may wait likewise.
         """
         return (
-            not self.is_paused
+            not (self.is_paused or self.is_spoiled)
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
             and (self.grammar is None or self.grammar.is_ready)
@@ -166,6 +176,10 @@ class SequenceState(Unit):
             return []
         return self.keys[: (self.num_known - 1) // page_size]
 
+    def will_save(self, num_pages: int, page_size: int) -> bool:
+        """Whether its state after so many pages is being saved, or still can be."""
+        return num_pages in self.pending_pages or num_pages * page_size > self.num_booked
+
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The known tokens at positions `start .. stop - 1`."""
         num_prompt = self.num_prompt_tokens
@@ -207,6 +221,8 @@ class ScheduledRow:
     is_stale: bool = False
     stage: str = "decode"
     """The name of its part of the step, known once booked."""
+    saves: tuple[tuple[int, int], ...] = ()
+    """The snapshots of its state that the step saves, `(position, snapshot)`."""
 
     def book(self) -> TokenRow:
         """Book the row into a step, and return its part of the plan."""
@@ -225,9 +241,11 @@ class ScheduledRow:
             new_page_ids=tuple(lease.page_ids[row.num_bound_pages :]) if has_new else (),
             is_sampled=self.is_sampled,
             allowed=row.allowed if self.is_sampled and row.has_masks else b"",
+            saved_snapshots=self.saves,
         )
         if not row.is_bound:
-            planned = structs.replace(planned, **row.binding())
+            snapshot = lease.snapshot if self.start else -1
+            planned = structs.replace(planned, restored_snapshot=snapshot, **row.binding())
         if self.is_sampled:
             row.num_forced = 0
             if row.grammar is not None:
@@ -411,8 +429,9 @@ class TokenState:
         self.pool.release(lease)
         heapq.heappush(self.free_slots, row.slot)
         row.lease, row.slot = None, -1
-        row.is_bound = row.is_decoding = False
+        row.is_bound = row.is_decoding = row.is_spoiled = False
         row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
+        row.progress_key = None
 
     def leave(self, row: SequenceState) -> None:
         """Remove an ended row from every queue; it keeps its resources until released."""

@@ -55,13 +55,16 @@ UNLIMITED = TokenLimits()
 
 @dataclass(slots=True, kw_only=True)
 class TokenStep(ScheduledStep):
-    """A token step, and the changes that booking it makes. Decode rows come first."""
+    """A token step, and the changes that booking it makes. Decode rows come first.
+
+    Rows in `awaited` wait for so many of their leading pages.
+    """
 
     kind: str = "prefill"
     rows: list[Any] = field(default_factory=list)
     victims: list[SequenceState] = field(default_factory=list)
     admissions: list[AdmittedRow] = field(default_factory=list)
     overtaken: list[SequenceState] = field(default_factory=list)
-    awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
+    awaited: list[tuple[SequenceState, int]] = field(default_factory=list)
     is_retry: bool = False
     turn: StepTurn | None = None

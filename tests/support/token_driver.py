@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from support.token_world import World, token_request
 from triptych.core.engine_api.tokens import TokenRequest
@@ -31,7 +32,7 @@ def random_request(rng: random.Random) -> TokenRequest:
     )
 
 
-def random_world(rng: random.Random) -> World:
+def random_world(rng: random.Random, **given: Any) -> World:
     """A small server: every option at more than one value, pools that are often too small."""
     return World(
         num_pages=rng.choice((6, 10, 14, 20, 40)),
@@ -47,7 +48,13 @@ def random_world(rng: random.Random) -> World:
         max_preemptions=rng.choice((0, 1, 3)),
         max_queue_size=8,
         schedule_policy=rng.choice(("fcfs", "priority")),
+        **given,
     )
+
+
+def random_stateful_world(rng: random.Random) -> World:
+    """A small server for a model with recurrent layers."""
+    return random_world(rng, num_snapshots=rng.choice((0, 1, 3, 8, 20)))
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.schedules import schedule_of
+from support.shadow_states import ShadowStates
 from triptych.core.engine_api.plan import (
     Plan,
     StepResult,
@@ -118,8 +119,10 @@ class Page:
 class ShadowRunner:
     """Runs plans at once, in order, as a device stream would.
 
-    A step of n rows takes `step_s(n)`.
+    A step of n rows takes `step_s(n)`. With `has_states` a row also has a recurrent state.
     """
+
+    has_states = False
 
     def __init__(
         self, *, num_pages: int, page_size: int, requests: dict[str, TokenRequest]
@@ -129,6 +132,7 @@ class ShadowRunner:
         self.stories: dict[str, ExpectedTokens] = {}
         self.pages = [Page([b""] * page_size, [-1] * page_size) for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
+        self.states = ShadowStates()
         self.in_flight: dict[int, list[tuple[str, int, set[int]]]] = {}
         self.num_computed_tokens = 0
         self.bad_jobs: set[str] = set()
@@ -142,7 +146,11 @@ class ShadowRunner:
         self.in_flight[plan.step_id] = [
             (row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows
         ]
+        if self.has_states:
+            self.states.begin(plan, self.in_flight.keys())
         results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
+        if self.has_states:
+            self.states.end(plan, self.stories)
         return StepResult(rows=results, elapsed_s=self.step_s(len(plan.rows)))
 
     def finish(self, plan: TokenPlan) -> None:
@@ -157,6 +165,7 @@ class ShadowRunner:
                 for index, step_id in enumerate(page.step_ids):
                     if step_id >= plan.step_id:
                         page.digests[index] = b"garbage"
+        self.states.spoil(plan)
 
     def _bind(self, plan: TokenPlan) -> None:
         job_ids = {row.slot: row.job_id for row in plan.rows}
@@ -193,6 +202,9 @@ class ShadowRunner:
         if row.job_id not in self.bad_jobs:
             assert list(token_ids) == expected.token_ids[row.start : end], "wrong input tokens"
             self._check_past(row, expected)
+        if self.has_states:
+            is_checked = row.job_id not in self.bad_jobs
+            self.states.go_on(row, expected.digests, step_id, is_checked=is_checked)
         for position in range(row.start, end):
             page = self.pages[slot.page_ids[position // self.page_size]]
             page.digests[position % self.page_size] = expected.digests[position]
@@ -246,9 +258,12 @@ class World(SchedulerDriver):
         max_length: int = 48,
         depth: int = 1,
         pool: PagePool | None = None,
+        num_snapshots: int | None = None,
         **options: object,
     ) -> None:
-        self.pool = pool or PagePool(num_pages=num_pages, page_size=page_size)
+        self.pool = pool or PagePool(
+            num_pages=num_pages, page_size=page_size, num_snapshots=num_snapshots
+        )
         self.options = schedule_of(**options)
         self.max_length = max_length
         scheduler = TokenScheduler(
@@ -264,6 +279,7 @@ class World(SchedulerDriver):
             page_size=self.pool.page_size,
             requests=self.requests,
         )
+        self.runner.has_states = self.pool.snapshots is not None
         self.cached_since: dict[tuple[int, bytes], int] = {}
         self._follow = self.pool.extend_cached
         self.pool.extend_cached = self._followed  # type: ignore[method-assign]

@@ -99,7 +99,8 @@ class TextHead:
         """Compute `hidden_TC`; the input of a decode row is its last sample."""
         (token_ids_T,) = step.extras
         self._feed_back(token_ids_T, step)
-        return self._model.forward(token_ids_T, step.positions_T, PagedStep(kv, step.batch))
+        paged = PagedStep(kv, step.batch, step.states)
+        return self._model.forward(token_ids_T, step.positions_T, paged)
 
     def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """One token or state per sampled row, and the scores of prompts that asked for them."""

@@ -33,12 +33,14 @@ from triptych.core.errors import OutOfMemory
 from triptych.core.runtime.devices.device import end_of_work
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.devices.upload import Uploads
+from triptych.core.runtime.engine.step_states import StepStates
 from triptych.core.runtime.graphs.backend import Tensors
 from triptych.core.runtime.graphs.buckets import Bucket
 from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.attention_backends import TRITON
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.layers.states import StateBatch
 
 _PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1, is_sampled=False)
 """A row that pads a bucket: its slot is the last line of the page table."""
@@ -52,7 +54,8 @@ class StepLayout:
     It is first laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
     `num_decode` tokens are unknown there, and 0. `row_T` is the row of each token, `row_starts`
     each row's first token, `lengths_B` its number of tokens, `contexts_B` the position where it
-    ends. The remaining fields are on the device and are set by the upload; `extras` are the head's.
+    ends. The remaining fields are on the device and are set by the upload; `extras` are the head's,
+    `states` those of a model with recurrent layers.
     """
 
     rows: Sequence[TokenRow]
@@ -70,6 +73,7 @@ class StepLayout:
     sampled_slots_R: torch.Tensor = field(init=False)
     extras: Sequence[torch.Tensor] = field(init=False)
     batch: AttentionBatch = field(init=False)
+    states: StateBatch | None = None
 
 
 RowResults = Callable[[], tuple[TokenDelta, ...]]
@@ -131,6 +135,7 @@ class TokenRunner:
         self._page_table[-1] = kv.num_pages - 2
         self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
         self._graphs = graphs
+        self._states = None if kv.states is None else StepStates(kv.states, max_batch_size)
         self._uploads = Uploads(device)
         self.stream = StepStream(device, is_urgent=True)
 
@@ -150,7 +155,11 @@ class TokenRunner:
             with torch.inference_mode(), self.stream.current():
                 for row in plan.starts:
                     self._head.bind(row)
+                if self._states is not None:
+                    self._states.begin(plan.rows)
                 step, hidden_TC = self._compute(plan.rows)
+                if self._states is not None:
+                    self._states.end(plan.rows)
                 results = self._head.sample(step, hidden_TC)
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
@@ -202,7 +211,7 @@ class TokenRunner:
         assert self._graphs is not None
         if num_decode == len(rows):
             return self._graphs.buckets.fit(num_decode, num_pages)
-        if self._graphs.prompts is None:
+        if self._graphs.prompts is None or self._states is not None:
             return None
         num_tokens = sum(row.num_tokens for row in rows[num_decode:])
         return self._graphs.prompts.fit(num_decode, len(rows) - num_decode, num_tokens, num_pages)
@@ -287,13 +296,22 @@ class TokenRunner:
             contexts_B,
             query_starts_B,
             self._page_table[lines_B, :num_pages],
+            self._state_lines(rows),
             *self._head.lay_out(step),
         )
+
+    def _state_lines(self, rows: Sequence[TokenRow]) -> Int64s:
+        """The lines of the rows' states, none in a model without states."""
+        lines = [] if self._states is None else self._states.lines(rows)
+        return np.array(lines, dtype=np.int64)
 
     def _attach(self, step: StepLayout, tensors: Sequence[torch.Tensor]) -> None:
         """Point the step at the arrays of `_lay_out`, on the device."""
         step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
-        step.sampled_slots_R, write_slots, contexts, query_starts, table, *step.extras = tensors
+        step.sampled_slots_R, write_slots, contexts, query_starts, table, *tensors = tensors
+        state_lines, *step.extras = tensors
+        if self._states is not None:
+            step.states = self._states.batch(step.rows, state_lines)
         step.batch = AttentionBatch(
             page_table_BM=table.view(len(contexts), -1),
             context_lengths_B=contexts,

@@ -25,6 +25,7 @@ from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_wr
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.parallel import row_parallel
 from triptych.core.runtime.layers.shards import HeadShards, head_shards
+from triptych.core.runtime.layers.states import LayerState, RowStates, StateBatch, state_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,16 +77,25 @@ class LatentShape(KvShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """The shape of one model's cache: `shapes` has an entry for each layer that stores cells."""
+    """The shape of one model's cache: `shapes` has an entry for each layer that stores cells.
+
+    `states` has one for each recurrent layer.
+    """
 
     shapes: tuple[KvShape, ...]
     page_size: int
     dtype: torch.dtype
+    states: tuple[LayerState, ...] = ()
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: keys and values of all layers."""
         return self.page_size * sum(shape.token_bytes(self.dtype) for shape in self.shapes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a row's state: of a slot, or of a snapshot."""
+        return state_bytes(self.states)
 
     @property
     def widest(self) -> KvShape:
@@ -94,7 +104,7 @@ class KvLayout:
 
     def __str__(self) -> str:
         """The same text for equal layouts: runs of layers that are alike are counted."""
-        runs = (f"{len(list(run))} x {shape}" for shape, run in groupby(self.shapes))
+        runs = (f"{len(list(run))} x {kind}" for kind, run in groupby(self.shapes + self.states))
         return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}"
 
 
@@ -103,10 +113,11 @@ class KvCache:
 
     Holds one page more than requested: the null page (see `core.runtime.kernels.paged_attention`).
     On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
-    then has the order of native/pages.h. With `None` torch does.
+    then has the order of native/pages.h. With `None` torch does. The states of recurrent layers
+    lie in `states`, for rows in `num_slots` batch slots, and `num_snapshots` more.
     """
 
-    __slots__ = ("layout", "native", "pages")
+    __slots__ = ("layout", "native", "pages", "states")
 
     def __init__(
         self,
@@ -114,8 +125,14 @@ class KvCache:
         num_pages: int,
         device: torch.device,
         native: NativeKernels | None = None,
+        *,
+        num_slots: int = 0,
+        num_snapshots: int = 0,
     ) -> None:
         self.layout = layout
+        self.states: RowStates | None = None
+        if layout.states:
+            self.states = RowStates(layout.states, num_slots, num_snapshots, device)
         self.native = native if native is not None and _can_hold(native, layout) else None
         self.pages = [
             shape.new_pages(num_pages + 1, layout.page_size, layout.dtype, device)
@@ -150,10 +167,14 @@ def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
 
 @dataclass(slots=True)
 class PagedStep:
-    """A step's input to attention: the cache, and the places of the step's tokens in it."""
+    """A step's input to the layers: the cache, and the places of tokens and states in it.
+
+    `states` are those of a model with recurrent layers.
+    """
 
     kv: KvCache
     batch: AttentionBatch
+    states: StateBatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

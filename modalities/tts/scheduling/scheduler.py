@@ -489,7 +489,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         elif isinstance(row, ClipEncoding):
             self._state.encoding.discard(row.clip.digest)
         else:
-            self._tokens.settle(row.unit)
+            self._tokens.settle(row)
 
     def _on_step_end(self, now_s: float) -> None:
         self._admit(now_s)

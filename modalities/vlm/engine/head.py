@@ -132,7 +132,7 @@ class VisionHead(TextHead):
         """Run the step's layers: `hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
         self._feed_back(token_ids_T, step)
-        places, paged = step.positions_T, PagedStep(kv, step.batch)
+        places, paged = step.positions_T, PagedStep(kv, step.batch, step.states)
         if self._traits.has_axes:
             has_three = len(flat_places) > len(token_ids_T)
             places = flat_places.view(3, -1) if has_three else flat_places
