@@ -1,13 +1,13 @@
-"""Base class of all Python pipelines: a model and its engine in this process.
+"""Base class of all Python pipelines: a model on an engine in this process.
 
-Owns the start and end of the engine and of the thread with its event loop. Knows no modality: a
-pipeline declares its modalities and opens both halves of a model.
+Owns the choice of the model and its calls. The engine is its own, or that of an object with several
+models (`modalities.host`). Knows no modality: a pipeline declares its modalities and opens both
+halves of a model.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -17,14 +17,16 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from triptych.core.bundle.resolve import resolve_all
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, TriptychError, UnknownModel
-from triptych.core.options.config import Config, ScheduleOptions
-from triptych.core.options.relevance import check_in_process, check_relevance
-from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
+from triptych.core.options.config import Config
+from triptych.core.options.pipeline_config import PipelineConfig
+from triptych.core.options.relevance import check_relevance
+from triptych.core.options.table import Resolved, resolve_with_sources
 from triptych.core.process import logs
 from triptych.core.process.lazy import load
-from triptych.core.process.loop_thread import LoopThread, run_in_order
+from triptych.core.process.loop_thread import run_in_order
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, open_resolved
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
+from triptych.modalities.host import EngineHost, HostedModel, config_in_process, read_keywords
 from triptych.modalities.modality import Modality, modality_of
 from triptych.modalities.service import ModelService
 
@@ -34,31 +36,28 @@ Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
 """Raises `RequestError`s for requests that a model cannot serve, according to its files."""
 
-_PATIENCE_S = 3600.0
-"""The target for first tokens in one process: so long that it cuts no step."""
-
-
-def schedule_in_process(options: Resolved) -> ScheduleOptions:
-    """The options of a pipeline's scheduler: full steps, unless a target for first tokens is set.
-
-    Steps are cut for the prompts of other clients, and a pipeline has none.
-    """
-    schedule, name = options.config.schedule, "target_first_token_s"
-    if options.sources[name] != "default":
-        return schedule
-    return replace(schedule, target_first_token_s=_PATIENCE_S)
-
 
 class Pipeline(ABC, Generic[ServiceT]):
-    """One model and its engine in this process, called from any thread or loop."""
+    """One model on an engine in this process, called from any thread or loop."""
 
     _modalities: ClassVar[tuple[Modality, ...]]
     """The modalities of its models, in matching order; the last is the main one."""
 
-    def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
-        self._service = service
+    def __init__(self, model: str, host: EngineHost, *, owns_host: bool = True) -> None:
         self._model = model
-        self._loop = loop
+        self._host = host
+        self._loop = host.loop
+        self._owns_host = owns_host
+
+    @property
+    def _service(self) -> ServiceT:
+        service: ServiceT = self._host.services[self._model]
+        return service
+
+    @property
+    def name(self) -> str:
+        """The name of its model."""
+        return self._model
 
     @classmethod
     def _default(cls) -> str:
@@ -81,12 +80,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         Raises errors of `core.errors.SetupError`: for options that are unknown, not read by such a
         model or only for a server, for invalid weights, and for too little memory.
         """
-        resolved = resolve_keywords({"model": (model,), **options})
-        if resolved.explicit & {"log_level", "log_format"}:
-            raise ConfigError(
-                "log_level and log_format are for commands; in Python use"
-                " logging.getLogger('triptych').setLevel('DEBUG')."
-            )
+        resolved = read_keywords((model,), options)
         return cls._from_resolved(resolved, RichProgress() if progress else SilentProgress())
 
     @classmethod
@@ -98,21 +92,22 @@ class Pipeline(ABC, Generic[ServiceT]):
         return cls._from_resolved(resolved, RichProgress(), check)
 
     @classmethod
-    def from_config(cls, config: Config, progress: Progress) -> Self:
-        """Load the one model of a configuration; warns of options that it does not read."""
-        return cls._from_resolved(Resolved.of(config), progress)
+    def from_config(cls, config: PipelineConfig | Config, progress: Progress | None = None) -> Self:
+        """Load the one model of a configuration.
+
+        Options that it does not read are warnings in a `Config` built by hand.
+        """
+        given = config.resolved if isinstance(config, PipelineConfig) else Resolved.of(config)
+        return cls._from_resolved(given, progress or RichProgress())
 
     @classmethod
     def _from_resolved(
         cls, options: Resolved, progress: Progress, check: Check | None = None
     ) -> Self:
-        check_in_process(options)
-        # Ranks are processes of their own: they log at the level of this one.
-        server = replace(options.config.server, log_level=logs.current_level())
-        config = replace(options.config, server=server, schedule=schedule_in_process(options))
+        config = config_in_process(options, num_models=1)
         models = config.models
         if len(models.model) > 1:
-            raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
+            raise ConfigError("A pipeline runs one model; `triptych.Engine` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):
             models = replace(models, model=())
         sources = [source for each in cls._modalities for source in each.load_sources()]
@@ -121,13 +116,16 @@ class Pipeline(ABC, Generic[ServiceT]):
         check_relevance(options, (modality_of(resolved, cls._modalities).role,))
         if check is not None:
             check(resolved, config)
-        loop = LoopThread("triptych-pipeline")
-        try:
-            service = loop.run(cls._start(resolved, config))
-        except BaseException:
-            loop.close()
-            raise
-        return cls(service, resolved.name, loop)
+        return cls(resolved.name, EngineHost.start([cls.hosted(resolved)], config))
+
+    @classmethod
+    def hosted(cls, resolved: ResolvedModel) -> HostedModel:
+        """A model as a host starts it for this pipeline."""
+        return HostedModel(
+            resolved=resolved,
+            open_service=cls._open_service,
+            loader=modality_of(resolved, cls._modalities).engine,
+        )
 
     @classmethod
     def _check_kind(cls, resolved: ResolvedModel) -> None:
@@ -140,32 +138,6 @@ class Pipeline(ABC, Generic[ServiceT]):
             raise ConfigError(
                 f"{resolved.name} is a model of another kind ({found.role}): use {pipeline}."
             )
-
-    @classmethod
-    async def _start(cls, resolved: ResolvedModel, config: Config) -> ServiceT:
-        """Start an engine, and load its model unless with load="first-use"."""
-        from triptych.schedulers.engine import Engine
-        from triptych.schedulers.local import LocalClient
-
-        # A slow reader in this process blocks no other client.
-        config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
-        make_service = open_resolved(resolved, cls._open_service, config)  # first: it fails fast
-        device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
-        open_loader = load(modality_of(resolved, cls._modalities).engine)
-        loader = open_resolved(resolved, open_loader, config, device, ledger)
-        service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))
-        try:
-            if config.models.load == "startup":
-                await service.client.load(resolved.name)
-        except BaseException:  # also Ctrl-C: nothing may keep running without its owner
-            await cls._end(service)
-            raise
-        return service
-
-    @classmethod
-    async def _end(cls, service: ServiceT) -> None:
-        """Stop the engine of `service`."""
-        await service.client.close()
 
     def _map_entries(
         self,
@@ -194,10 +166,12 @@ class Pipeline(ABC, Generic[ServiceT]):
             raise UnknownModel.among([self._model], str(name))
 
     def close(self) -> None:
-        """Stop the engine and release its memory. A second call does nothing."""
-        if not self._loop.is_closed:
-            self._loop.run(self._end(self._service))
-            self._loop.close()
+        """Stop the pipeline's own engine and release its memory. A second call does nothing.
+
+        An engine with several models is closed by its own object.
+        """
+        if self._owns_host:
+            self._host.close()
 
     def __enter__(self) -> Self:
         return self

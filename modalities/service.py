@@ -73,6 +73,9 @@ class ModelService(Generic[ModelT]):
             raise UnknownModel.among(self.models, name, self.kind)
         return self.models[own_name]
 
+    async def close(self) -> None:
+        """End what the service itself has started."""
+
     async def ready(self, name: str) -> float:
         """Load a model that is not in memory; returns the seconds that it took."""
         states = {each.model: each.state for each in self.client.status().models}

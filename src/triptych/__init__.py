@@ -7,22 +7,46 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych.core.engine_api.sampling_params import SamplingParams
+    from triptych.core.errors import RequestError, SetupError, TriptychError
+    from triptych.core.options.pipeline_config import AudioGenerationConfig, PipelineConfig
+    from triptych.engine import Engine
     from triptych.modalities.asr.api.pipeline import TranscriptionPipeline
     from triptych.modalities.diffusion.api.pipeline import ImagePipeline
     from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.api.pipeline import ChatPipeline
     from triptych.modalities.tts.api.pipeline import SpeechPipeline
     from triptych.modalities.vlm.api.pipeline import VisionPipeline
+    from triptych.server import Server
 
 __all__ = [
+    "AudioGenerationConfig",
     "ChatPipeline",
     "EmbeddingPipeline",
+    "Engine",
     "ImagePipeline",
+    "PipelineConfig",
+    "RequestError",
+    "SamplingParams",
+    "Server",
+    "SetupError",
     "SpeechPipeline",
     "TranscriptionPipeline",
+    "TriptychError",
     "VisionPipeline",
     "__version__",
 ]
+_PLACES = {
+    "AudioGenerationConfig": "triptych.core.options.pipeline_config",
+    "Engine": "triptych.engine",
+    "PipelineConfig": "triptych.core.options.pipeline_config",
+    "RequestError": "triptych.core.errors",
+    "SamplingParams": "triptych.core.engine_api.sampling_params",
+    "Server": "triptych.server",
+    "SetupError": "triptych.core.errors",
+    "TriptychError": "triptych.core.errors",
+}
+"""The modules of the public names that are no pipelines."""
 __version__ = "0.2.0"
 if "OMP_WAIT_POLICY" not in os.environ:
     # Spin iterations of torch's idle OpenMP threads: 50 to 100 us. GCC's runtime reads it when
@@ -31,15 +55,18 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 
 def __getattr__(name: str) -> Any:
-    """Load pipelines on first use, so that `import triptych` costs nothing."""
-    if name.startswith("_"):
+    """Load a public name on first use, so that `import triptych` costs nothing."""
+    place = None if name.startswith("_") else _PLACES.get(name) or _pipelines().get(name)
+    if place is None:
         raise AttributeError(f"module 'triptych' has no attribute {name!r}")
+    return getattr(importlib.import_module(place), name)
+
+
+def _pipelines() -> dict[str, str]:
+    """The module of each pipeline."""
     from triptych.modalities.registry import MODALITIES
 
-    for modality in MODALITIES:
-        if name in modality.pipelines:
-            return getattr(importlib.import_module(modality.pipelines[name]), name)
-    raise AttributeError(f"module 'triptych' has no attribute {name!r}")
+    return {name: place for each in MODALITIES for name, place in each.pipelines.items()}
 
 
 def __dir__() -> list[str]:

@@ -11,10 +11,15 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import numpy as np
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOption
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
+from triptych.modalities.embedding.api.service import (
+    EmbedCall,
+    EmbeddingService,
+    Floats,
+    ScoreCall,
+)
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.modality import EMBEDDING
 from triptych.modalities.modality import Modality
@@ -31,6 +36,14 @@ class EmbedOptions(TypedDict, total=False):
     dimensions: int
     prompt_name: str
     max_tokens: int
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of `EmbeddingPipeline.score`, as in `ScoreCall`."""
+
+    max_tokens: int
+    max_document_tokens: int
+    has_activation: bool
 
 
 class EmbeddingPipeline(Pipeline[EmbeddingService]):
@@ -78,6 +91,22 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         """Async version of calling the pipeline."""
         return await self._loop.run_async(self._embed(texts, options))
 
+    def score(
+        self, query: str | Sequence[str], documents: Sequence[str], **options: Unpack[ScoreOptions]
+    ) -> list[float]:
+        """How well each of N documents answers a query, in the order of the documents.
+
+        N queries are compared with one document each. The scores of a reranker are between 0 and 1,
+        those of other models are cosines.
+        """
+        return self._loop.run(self._score(query, documents, options))
+
+    async def ascore(
+        self, query: str | Sequence[str], documents: Sequence[str], **options: Unpack[ScoreOptions]
+    ) -> list[float]:
+        """Async version of `score`."""
+        return await self._loop.run_async(self._score(query, documents, options))
+
     def map(
         self, entries: Iterable[Mapping[str, Any]], *, num_in_flight: int = 8
     ) -> Iterator[Floats | TriptychError]:
@@ -93,6 +122,18 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
             return self._embed(entry.get("texts", ()), options, model=entry.get("model"))
 
         return self._map_entries(embed, entries, min(num_in_flight, self._service.max_jobs))
+
+    async def _score(
+        self, query: str | Sequence[str], documents: Sequence[str], options: ScoreOptions
+    ) -> list[float]:
+        queries = [query] if isinstance(query, str) else list(query)
+        if isinstance(documents, str) or len(queries) not in (1, len(documents)):
+            raise InvalidRequest(
+                "score takes one query and a list of documents, or as many queries as documents.",
+                param="documents",
+            )
+        call = ScoreCall(model=self._model, queries=queries, documents=documents, **options)
+        return list((await self._service.score(call)).scores)
 
     async def _embed(
         self,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, overload
 
 import msgspec
 from pydantic import ValidationError
 
 from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOption
 from triptych.core.options.config import Config
 from triptych.core.process.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
@@ -38,11 +39,16 @@ from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 
 Conversation = str | Sequence[Message]
+RawPrompt = str | Sequence[int]
+"""A prompt without a chat template: a text, or its token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSample:
-    """One finished answer: its text, the reasoning before it, and its tool calls."""
+    """One finished answer: its text, the reasoning before it, and its tool calls.
+
+    `token_ids` are those of the text, marks of reasoning and calls included.
+    """
 
     text: str
     reasoning: str = ""
@@ -51,6 +57,7 @@ class ChatSample:
     stop_reason: str | int | None
     usage: TokenUsage
     logprobs: tuple[TokenText, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +98,12 @@ class ChatPipeline(Pipeline[LlmService]):
             for piece in chat.stream("Tell me a story."):
                 print(piece, end="", flush=True)
 
-    A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
-    arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
-    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and the format of the answer:
-    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
-    `guided_grammar`.
+    A conversation is a string or a list of `{"role": ..., "content": ...}` messages; `complete`
+    takes texts or token ids without a template. Keyword arguments of a call are the fields of
+    `SamplingParams`, or `sampling` with all of them, defaults included; `stop`, `n`, `seed`,
+    `ignore_eos`; `tools` and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and the
+    format of the answer: `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`,
+    `guided_choice`, `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -107,11 +115,6 @@ class ChatPipeline(Pipeline[LlmService]):
     ) -> Callable[[EngineClient], LlmService]:
         text = TextModel.open(resolved, config.models)
         return lambda client: LlmService.from_config(config, [text], client)
-
-    @classmethod
-    async def _end(cls, service: LlmService) -> None:
-        await service.close()
-        await super()._end(service)
 
     @overload
     def __call__(self, conversation: Conversation, **options: Any) -> ChatAnswer: ...
@@ -134,6 +137,38 @@ class ChatPipeline(Pipeline[LlmService]):
     def astream(self, conversation: Conversation, **options: Any) -> AsyncGenerator[str, None]:
         """Async twin of `stream`."""
         return self._loop.iterate_async(lambda: self._texts(conversation, options))
+
+    @overload
+    def complete(self, prompt: RawPrompt, **options: Any) -> ChatAnswer: ...
+    @overload
+    def complete(self, prompt: Sequence[RawPrompt], **options: Any) -> list[ChatAnswer]: ...
+    def complete(self, prompt: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
+        """Continue a text or its token ids, or a batch of them, without a chat template.
+
+        The options are those of a call, except tools and `thinking_budget`.
+        """
+        return self._loop.run(self._completions(prompt, options))
+
+    async def acomplete(self, prompt: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
+        """Async twin of `complete`."""
+        return await self._loop.run_async(self._completions(prompt, options))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids of a text."""
+        return self._loop.run(
+            self._service.encode_text(self._model, text, add_special_tokens=add_special_tokens)
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        return self._loop.run(
+            self._service.decode(self._model, token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def render(self, conversation: Conversation, **template_options: Any) -> str:
+        """The prompt that the model's chat template makes of a conversation without images."""
+        messages = self._messages(conversation)
+        return self._loop.run(self._service.render_chat(self._model, messages, **template_options))
 
     def map(
         self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
@@ -174,7 +209,26 @@ class ChatPipeline(Pipeline[LlmService]):
     async def _replies(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> list[ChatAnswer]:
-        call, requests = await self._prepare(conversations, options)
+        return await self._answers(*await self._prepare(conversations, options))
+
+    async def _completions(
+        self, prompt: Any, options: Mapping[str, Any]
+    ) -> ChatAnswer | list[ChatAnswer]:
+        prompts, is_batch = _raw_prompts(prompt)
+        call = self._call(_call_options(options), options)
+        if options.get("tools") or call.max_reasoning_tokens is not None:
+            raise InvalidRequest("tools and thinking_budget are for conversations.", param="tools")
+        ids = [
+            await self._service.encode_text(self._model, each) if isinstance(each, str) else each
+            for each in prompts
+        ]
+        requests = [TokenRequest(prompt_ids=tuple(each)) for each in ids]
+        call = replace(call, tool_set=None)
+        answers = await self._answers(call, await self._service.prepare(call, requests))
+        return answers if is_batch else answers[0]
+
+    async def _answers(self, call: TextCall, requests: Sequence[TokenRequest]) -> list[ChatAnswer]:
+        """The answers to the prompts of a call, whose requests are `call.n` of each."""
         n = call.n
         deltas: list[list[SampleDelta]] = [[] for _ in requests]
         async for delta in self._service.generate(call, requests):
@@ -198,29 +252,32 @@ class ChatPipeline(Pipeline[LlmService]):
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
         """The settings of a call, and its requests."""
-        own = _call_options(options)
-        tool_set = ToolSet.of(own.tools, own.tool_choice)
-        described = tool_set.for_template()
+        call = self._call(_call_options(options), options)
+        assert call.tool_set is not None, "a conversation has a tool set, even an empty one"
+        described = call.tool_set.for_template()
         prompts = [
             await self._service.encode_chat(
                 self._model, self._messages(conversation), tools=described
             )
             for conversation in conversations
         ]
+        return call, await self._service.prepare(call, prompts)
+
+    def _call(self, own: _CallOptions, options: Mapping[str, Any]) -> TextCall:
+        """The settings of a call of a conversation."""
         taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
         given = {k: v for k, v in options.items() if k not in taken}
-        call = TextCall(
+        return TextCall(
             model=self._model,
             n=own.n,
-            seed=own.seed,
-            sampling={**given, "max_tokens": own.max_tokens},
+            seed=own.seed if own.sampling is None else own.sampling.seed,
+            sampling={"max_tokens": None, **own.sampling_fields(), **given},
             ignore_eos=own.ignore_eos,
             stop=stop_strings(own.stop),
-            tool_set=tool_set,
+            tool_set=ToolSet.of(own.tools, own.tool_choice),
             form=constraint_of(options),
             max_reasoning_tokens=own.thinking_budget,
         )
-        return call, await self._service.prepare(call, prompts)
 
     def _messages(self, conversation: Any) -> Sequence[Message]:
         """The messages of a conversation. Raises `InvalidRequest` unless it is a text or a list."""
@@ -267,9 +324,28 @@ class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Any, ...] = ()
     tool_choice: Any = None
     thinking_budget: int | None = None
+    sampling: SamplingParams | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that the call sets here."""
+        fields = {} if self.sampling is None else msgspec.structs.asdict(self.sampling)
+        for name in _OWN_FIELDS:
+            fields.pop(name, None)
+        return {**fields, **({} if self.max_tokens is None else {"max_tokens": self.max_tokens})}
+
+
+_OWN_FIELDS = ("seed", "sample_index", "returns_state")
+"""Fields of `SamplingParams` that the service sets."""
+_REFUSED = {
+    "return_hidden_states": "Hidden states are not returned: EmbeddingPipeline pools them.",
+    "stream": "Call `stream` for an answer piece by piece.",
+}
+"""Options of other libraries' calls, and what to use instead."""
 
 
 def _call_options(options: Mapping[str, Any]) -> _CallOptions:
+    for name in _REFUSED.keys() & options.keys():
+        raise UnsupportedOption(_REFUSED[name], param=name)
     names = _CallOptions.__struct_fields__
     given = {name: options[name] for name in names if options.get(name) is not None}
     try:
@@ -288,6 +364,20 @@ def _as_batch(conversation: Any) -> list[Any] | None:
     if not is_list or not conversation or isinstance(conversation[0], Mapping):
         return None
     return list(conversation)
+
+
+def _raw_prompts(prompt: Any) -> tuple[list[RawPrompt], bool]:
+    """The prompts of a call without a template, and whether it has a batch of them."""
+    if isinstance(prompt, str):
+        return [prompt], False
+    entries = list(prompt)
+    if entries and all(isinstance(each, int) for each in entries):
+        return [entries], False
+    if not entries or not all(isinstance(each, str | Sequence) and each for each in entries):
+        raise InvalidRequest(
+            "A prompt is a text, or token ids; a batch is a list of them.", param="prompt"
+        )
+    return entries, True
 
 
 def _no_message() -> InvalidRequest:
@@ -309,4 +399,5 @@ def _sample(deltas: Sequence[SampleDelta]) -> ChatSample:
         stop_reason=last.stop_reason,
         usage=TokenUsage(**{each.name: getattr(last, each.name) for each in fields(TokenUsage)}),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from triptych.core.options.config import Config
 from triptych.core.options.table import Resolved
-from triptych.modalities.pipeline import schedule_in_process
+from triptych.modalities.host import schedule_in_process
 
 
 def test_no_step_is_cut_for_clients_that_a_pipeline_does_not_have() -> None:
