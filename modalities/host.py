@@ -100,7 +100,7 @@ class EngineHost:
 
     @classmethod
     async def _start(cls, loop: LoopThread, models: Sequence[HostedModel], config: Config) -> Self:
-        from triptych.schedulers.engine import Engine
+        from triptych.schedulers.engine import EngineCore
         from triptych.schedulers.local import LocalClient
 
         makers = {  # first: they fail fast
@@ -112,7 +112,7 @@ class EngineHost:
             open_resolved(model.resolved, load(model.loader), config, device, ledger)
             for model in models
         ]
-        client = LocalClient(Engine(loaders, config=config, ledger=ledger))
+        client = LocalClient(EngineCore(loaders, config=config, ledger=ledger))
         host = cls(loop, client, {name: make(client) for name, make in makers.items()})
         try:
             for name in makers if config.models.load == "startup" else ():

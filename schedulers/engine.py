@@ -1,6 +1,6 @@
 """The engine's loop: the steps of all models on one timeline.
 
-One turn of the loop (`Engine.take_turn`):
+One turn of the loop (`EngineCore.take_turn`):
 
     wait for calls in the inbox, or until the next moment something is due   # _executors.take
     for each call: submit, cancel, pause or load; commit or fail an ended step
@@ -78,7 +78,7 @@ _FIRST_OUTPUTS = ("first_token_s", "first_output_s", "first_audio_s")  # one of 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class EngineCore:
     """Runs all models of one device in one loop.
 
     `submit`, `cancel`, `set_paused`, `load`, `watch`, `drain` and `stop` may be called from any

@@ -20,7 +20,7 @@ from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import EngineDown, TriptychError
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class LocalClient:
     Belongs to the asyncio loop that first submits or loads.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._streams = StreamTable(
             on_cancel=engine.cancel,

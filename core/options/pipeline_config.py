@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import yaml
 
 from triptych.core.errors import UnsupportedOption
 from triptych.core.options.config import Config
@@ -107,8 +108,9 @@ class AudioGenerationConfig(PipelineConfig):
 
     @classmethod
     def from_flags(cls, audio_flags: Mapping[str, str], **config_flags: Any) -> Self:
-        """Make a configuration from the values of flags, audio's and others."""
-        return cls(**{"audio_decoder": "", **audio_flags, **config_flags})
+        """Make a configuration from the texts of audio's flags, and from other fields."""
+        read = {name: yaml.safe_load(text) for name, text in audio_flags.items()}
+        return cls(**{"audio_decoder": "", **read, **config_flags})
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineLoop(Protocol):
-    """The methods of `schedulers.engine.Engine` that the server calls; safe from any thread."""
+    """The methods of `schedulers.engine.EngineCore` that the server calls; safe from any thread."""
 
     on_turn: Callable[[], None]
     on_steps: Callable[[StepReport], None]

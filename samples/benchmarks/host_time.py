@@ -53,7 +53,7 @@ from triptych.core.transport.endpoint import private_folder
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.remote import RemoteClient
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 CPU = torch.device("cpu")
@@ -173,7 +173,7 @@ class Readers:
 
 
 @contextmanager
-def running(engine: Engine, folder: Path) -> Iterator[None]:
+def running(engine: EngineCore, folder: Path) -> Iterator[None]:
     """Run the engine on a thread, connected to the socket in `folder`."""
     server = EngineServer(engine, folder, build_codec())
     engine.on_beat = server.send_beat
@@ -193,7 +193,7 @@ async def measure(num_rows: int, num_steps: int, folder: Path) -> dict[str, floa
         max_batch_size=num_rows, max_batch_input_tokens=max(1024, 8 * num_rows)
     )
     loader = TinyLoader(options, folder)
-    engine = Engine([loader], config=Config(schedule=options), ledger=Ledger(0))
+    engine = EngineCore([loader], config=Config(schedule=options), ledger=Ledger(0))
     sampling = SamplingParams(max_tokens=WARM_UP + num_steps + 40, temperature=0.8, seed=1)
     readers = Readers(loader, WARM_UP * num_rows, (WARM_UP + num_steps) * num_rows)
     client = RemoteClient(folder, build_codec(), stream_timeout_s=60)

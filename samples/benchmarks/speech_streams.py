@@ -46,7 +46,7 @@ from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 FRAME_S = 0.08
@@ -207,7 +207,7 @@ def our_engine(folder: Path) -> Iterator[Ours]:
     resolved = ResolvedModel(name="csm", reference="csm", folder=str(folder), digest="random")
     loader = open_speech_loader(resolved, config, device, ledger)
     loop = asyncio.new_event_loop()
-    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
     try:
         loop.run_until_complete(client.load("csm"))
         yield Ours(client, loop)

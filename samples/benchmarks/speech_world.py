@@ -36,7 +36,7 @@ from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechRequest, SpeechSegment
 from triptych.schedulers.base import LoadedModel, Scheduler
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))  # for `support`
 from support.virtual import VirtualClock, VirtualExecutors
@@ -205,7 +205,7 @@ class World:
         runner = Runner(costs)
         self.executors = VirtualExecutors(self.clock, runner.cost_s)
         model = SpeechModel(name=MODEL, clock=costs.clock, sample_rate=SAMPLE_RATE)
-        self.engine = Engine(
+        self.engine = EngineCore(
             [_Loader(policy.make(model), runner)],
             config=Config(), ledger=Ledger(0), clock=self.clock, executors=self.executors,
         )  # fmt: skip

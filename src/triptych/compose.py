@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from triptych.core.engine_api.client import EngineClient
     from triptych.core.http.models import ModelCard
     from triptych.core.runtime.devices.device import Device
-    from triptych.schedulers.engine import Engine
+    from triptych.schedulers.engine import EngineCore
 
 _PAGES = Path(__file__).with_name("page")
 """Folder of the web page."""
@@ -72,16 +72,16 @@ def _union(places: Sequence[str]) -> Any:
     return reduce(or_, map(load, places))
 
 
-def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
+def build_engine(config: Config, models: Sequence[ResolvedModel]) -> EngineCore:
     """Build the engine that owns the device. Raises `DeviceError` if there is none."""
-    from triptych.schedulers.engine import Engine
+    from triptych.schedulers.engine import EngineCore
 
     device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
     openers = [load(modality_of(model, registry.MODALITIES).engine) for model in models]
     loaders = [
         opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)
     ]
-    engine = Engine(loaders, config=config, ledger=ledger)
+    engine = EngineCore(loaders, config=config, ledger=ledger)
     engine.metrics.gauges[series(DEVICE_INFO, device=device.name)] = 1
     engine.device = _describe(device)
     return engine

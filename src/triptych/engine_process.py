@@ -35,9 +35,9 @@ from triptych.core.transport.control import (
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.weights.manifest import verify_in_background
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 
-BuildEngine = Callable[[Config, Sequence[ResolvedModel]], Engine]
+BuildEngine = Callable[[Config, Sequence[ResolvedModel]], EngineCore]
 _log = logging.getLogger("triptych.engine_process")
 
 

@@ -6,8 +6,24 @@ import triptych
 
 
 def test_exports_are_as_recorded() -> None:
-    kinds = ["Chat", "Embedding", "Image", "Speech", "Transcription", "Vision"]
-    assert triptych.__all__ == [*(f"{kind}Pipeline" for kind in kinds), "__version__"]
+    assert triptych.__all__ == [
+        "AudioGenerationConfig",
+        "ChatPipeline",
+        "EmbeddingPipeline",
+        "Engine",
+        "ImagePipeline",
+        "PipelineConfig",
+        "RequestError",
+        "SamplingParams",
+        "Server",
+        "SetupError",
+        "SpeechPipeline",
+        "TranscriptionPipeline",
+        "TriptychError",
+        "VisionPipeline",
+        "__version__",
+    ]
+    assert all(getattr(triptych, name) for name in triptych.__all__)
     assert set(triptych.__all__) <= set(dir(triptych))
 
 

@@ -24,7 +24,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 pytestmark = [
@@ -50,7 +50,7 @@ def generate(
     loader = DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
 
     async def run() -> list[list[ImageDelta]]:
-        client = LocalClient(Engine([loader], config=config, ledger=ledger))
+        client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
         try:
             streams = [
                 client.submit("m", request, job_id=f"j{index}")

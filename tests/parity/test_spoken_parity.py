@@ -33,7 +33,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -57,7 +57,7 @@ def say(folder: Path, config: Config, *requests: SpeechRequest) -> list[list[Spe
     loader = open_speech_loader(resolved, config, device, ledger)
 
     async def run() -> list[list[SpeechDelta]]:
-        client = LocalClient(Engine([loader], config=config, ledger=ledger))
+        client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
         try:
             streams = [
                 client.submit("m", request, job_id=f"j{index}")

@@ -18,7 +18,7 @@ from triptych.core.options.config import CacheOptions, Config, ModelOptions, Sch
 from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 NUM_TOKENS = 4
@@ -51,7 +51,7 @@ async def client(request: Any, loaded: tuple[Any, Path]) -> AsyncIterator[LocalC
     folder = str(loaded[1])
     resolved = ResolvedModel(name="tiny", reference="x", folder=folder, digest="00")
     loader = VisionLoader(resolved, config, Device.open("cpu"), ledger)
-    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
     await client.load("tiny")
     assert set(ledger.by_owner()) == {f"tiny/{owner}" for owner in OWNERS}
     yield client

@@ -25,7 +25,7 @@ from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.step_log import REPORT_S
 
 
@@ -282,8 +282,8 @@ def test_a_later_step_that_hangs_is_silent_at_once() -> None:
     assert world.beats[len(before_s) - 1].stall_budget_s == 10.0
 
 
-def threaded(loaders: Sequence[FakeLoader], config: Config | None = None) -> Engine:
-    return Engine(loaders, config=config or Config(), ledger=Ledger(1 << 30))
+def threaded(loaders: Sequence[FakeLoader], config: Config | None = None) -> EngineCore:
+    return EngineCore(loaders, config=config or Config(), ledger=Ledger(1 << 30))
 
 
 def test_on_threads_two_steps_are_in_flight_and_results_stay_in_order() -> None:

@@ -24,7 +24,7 @@ from triptych.core.errors import (
 )
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ModelOptions, ServerOptions
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 WAIT_S = 30.0
@@ -33,8 +33,8 @@ WAIT_S = 30.0
 @asynccontextmanager
 async def local(
     *loaders: FakeLoader, config: Config | None = None
-) -> AsyncIterator[tuple[LocalClient, Engine]]:
-    engine = Engine(loaders, config=config or Config(), ledger=Ledger(0))
+) -> AsyncIterator[tuple[LocalClient, EngineCore]]:
+    engine = EngineCore(loaders, config=config or Config(), ledger=Ledger(0))
     client = LocalClient(engine)
     try:
         yield client, engine

@@ -26,7 +26,7 @@ from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -398,14 +398,14 @@ def test_load_asked_for_reports_how_it_went() -> None:
 
 
 @pytest.fixture
-def gated() -> Iterator[tuple[Engine, FakeLoader, Recorder]]:
+def gated() -> Iterator[tuple[EngineCore, FakeLoader, Recorder]]:
     """An engine on threads: `voice` loads at once, `chat` when its gate opens."""
     slow = loader("chat")
     slow.gate = threading.Event()
     config = Config(
         models=ModelOptions(load="first-use"), schedule=ScheduleOptions(max_queue_size=3)
     )
-    engine = Engine([slow, loader("voice")], config=config, ledger=Ledger(0))
+    engine = EngineCore([slow, loader("voice")], config=config, ledger=Ledger(0))
     thread = threading.Thread(target=engine.run)
     thread.start()
     yield engine, slow, Recorder()
@@ -416,7 +416,7 @@ def gated() -> Iterator[tuple[Engine, FakeLoader, Recorder]]:
 
 
 def put(
-    engine: Engine, outputs: Recorder, job_id: str, model: str, deadline_s: float | None = None
+    engine: EngineCore, outputs: Recorder, job_id: str, model: str, deadline_s: float | None = None
 ) -> None:
     now_s = engine.clock()
     engine.submit(
@@ -431,7 +431,7 @@ def put(
     )
 
 
-def test_others_serve_while_a_model_loads(gated: tuple[Engine, FakeLoader, Recorder]) -> None:
+def test_others_serve_while_a_model_loads(gated: tuple[EngineCore, FakeLoader, Recorder]) -> None:
     engine, slow, outputs = gated
     beats: list[Heartbeat] = []
     engine.load("voice")
@@ -457,7 +457,7 @@ def test_others_serve_while_a_model_loads(gated: tuple[Engine, FakeLoader, Recor
 
 
 def test_jobs_waiting_for_a_load_are_bounded_and_expire(
-    gated: tuple[Engine, FakeLoader, Recorder],
+    gated: tuple[EngineCore, FakeLoader, Recorder],
 ) -> None:
     engine, slow, outputs = gated
     put(engine, outputs, "late", "chat", deadline_s=engine.clock() - 1.0)

@@ -10,7 +10,7 @@ from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 
 
 class Pending:
@@ -54,7 +54,7 @@ def test_every_job_gets_its_answer_and_every_page_comes_back() -> None:
     options = {"max_batch_size": 5, "max_batch_input_tokens": 16, "max_queue_size": 200}
     world = World(num_pages=16, **options)
     config = Config(schedule=ScheduleOptions(**options))
-    engine = Engine([Loader(world)], config=config, ledger=Ledger(0))
+    engine = EngineCore([Loader(world)], config=config, ledger=Ledger(0))
     rng = random.Random(5)
     outputs: dict[str, list[Output]] = {}
     for index in range(120):

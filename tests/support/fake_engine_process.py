@@ -17,7 +17,7 @@ from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.engine_process import main
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 STEP_S = 0.01
@@ -35,7 +35,7 @@ class SlowRunner(FakeRunner):
         return super().launch(plan)
 
 
-def build(config: Config, models: Sequence[ResolvedModel]) -> Engine:
+def build(config: Config, models: Sequence[ResolvedModel]) -> EngineCore:
     ledger = Ledger(2**30)
     page_size = config.cache.kv_cache_page_size
 
@@ -55,7 +55,7 @@ def build(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 
     if any(model.name == "crasher" for model in models):
         raise RuntimeError("crashed on purpose")
-    return Engine([loader(model.name) for model in models], config=config, ledger=ledger)
+    return EngineCore([loader(model.name) for model in models], config=config, ledger=ledger)
 
 
 if __name__ == "__main__":

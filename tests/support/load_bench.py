@@ -9,7 +9,7 @@ from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.schedulers.base import ModelLoader
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 
 
 class LoadBench:
@@ -19,7 +19,7 @@ class LoadBench:
         self.clock = VirtualClock()
         self.executors = VirtualExecutors(self.clock, lambda plan: 0.01)
         self.ledger = ledger or Ledger(0)
-        self.engine = Engine(
+        self.engine = EngineCore(
             loaders, config=config, ledger=self.ledger, clock=self.clock, executors=self.executors
         )
         self.beats: list[Heartbeat] = []

@@ -14,7 +14,7 @@ from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ScheduleOptions
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 PAGE_SIZE = 4
@@ -50,7 +50,7 @@ class World:
         self.clock = VirtualClock()
         self.executors = VirtualExecutors(self.clock, cost_s)
         self.ledger = Ledger(1 << 30)
-        self.engine = Engine(
+        self.engine = EngineCore(
             loaders,
             config=config or Config(),
             ledger=self.ledger,

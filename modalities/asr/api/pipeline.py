@@ -40,8 +40,10 @@ from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 from triptych.schedulers.admission import Admission
 
-Audio: TypeAlias = "str | Path | bytes | Pcm"
-"""A file's path or its bytes, or mono samples [S] at 16 kHz."""
+Audio: TypeAlias = "str | Path | bytes | Pcm | tuple[Pcm, int]"
+"""A file's path or its bytes; mono samples [S] at 16 kHz, or with their rate in Hz."""
+MIN_RATE, MAX_RATE = 1_000, 768_000
+"""Rates in Hz at which samples may be given."""
 OWN_LIMITS = ClipLimits(max_bytes=4 * 2**30, max_seconds=MAX_HELD_S)
 
 
@@ -145,15 +147,27 @@ class TranscriptionPipeline(Pipeline[AsrService]):
 
     async def _read(self, audio: Audio) -> Pcm:
         if isinstance(audio, np.ndarray):
-            if audio.ndim != 1 or audio.dtype.kind != "f" or not np.isfinite(audio).all():
-                raise InvalidRequest(
-                    "Samples must be finite floats, mono at 16 kHz, in a one-dimensional array."
-                )
-            check_sound(audio)
-            return audio
+            audio = (audio, SAMPLE_RATE)
+        if isinstance(audio, tuple):
+            pcm_S, sample_rate = audio
+            _check_samples(pcm_S, sample_rate)
+            if sample_rate != SAMPLE_RATE:
+                pcm_S = await asyncio.to_thread(resample, pcm_S, sample_rate)
+            check_sound(pcm_S)
+            return pcm_S
         if isinstance(audio, str | Path):
             audio = await asyncio.to_thread(_file_bytes, Path(audio))
         return await self._service.read(audio, OWN_LIMITS)
+
+
+def _check_samples(pcm_S: object, sample_rate: object) -> None:
+    is_array = isinstance(pcm_S, np.ndarray) and pcm_S.ndim == 1 and pcm_S.dtype.kind == "f"
+    if not is_array or not np.isfinite(np.asarray(pcm_S)).all():
+        raise InvalidRequest("Samples must be finite floats, mono, in a one-dimensional array.")
+    if not isinstance(sample_rate, int) or not MIN_RATE <= sample_rate <= MAX_RATE:
+        raise InvalidRequest(
+            f"The rate of samples must be a whole number of {MIN_RATE} to {MAX_RATE} Hz."
+        )
 
 
 def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:

@@ -370,7 +370,7 @@ def _raw_prompts(prompt: Any) -> tuple[list[RawPrompt], bool]:
     """The prompts of a call without a template, and whether it has a batch of them."""
     if isinstance(prompt, str):
         return [prompt], False
-    entries = list(prompt)
+    entries = list(prompt) if isinstance(prompt, Sequence) else []
     if entries and all(isinstance(each, int) for each in entries):
         return [entries], False
     if not entries or not all(isinstance(each, str | Sequence) and each for each in entries):

@@ -86,8 +86,15 @@ def test_what_is_no_sound_is_refused(pipeline: TranscriptionPipeline, audio: np.
         pipeline(audio)
 
 
-def test_other_rates_are_resampled() -> None:
+def test_other_rates_are_resampled(pipeline: TranscriptionPipeline) -> None:
     assert len(resample(noise(1.0), 8000)) == 2 * SAMPLE_RATE
+    assert pipeline((noise(1.0), 8000)).duration_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("rate", [0, -16_000, 10**9, 16_000.5, "16000"])
+def test_impossible_rates_are_refused(pipeline: TranscriptionPipeline, rate: Any) -> None:
+    with pytest.raises(InvalidRequest, match="whole number"):
+        pipeline((noise(1.0), rate))
 
 
 def test_memory_is_booked_and_given_back(folder: Path) -> None:

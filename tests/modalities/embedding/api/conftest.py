@@ -21,7 +21,7 @@ from triptych.modalities.embedding.api.tei import tei_router
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
 from triptych.modalities.embedding.modality import EMBEDDING
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 
@@ -35,7 +35,7 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     config = Config(device=DeviceOptions(device="cpu"))
     device, ledger = open_device(config.device)
     loaders = [open_embedding_loader(each, config, device, ledger) for each in (tiny, judge)]
-    client = LocalClient(Engine(loaders, config=config, ledger=ledger))
+    client = LocalClient(EngineCore(loaders, config=config, ledger=ledger))
     opened = [EmbeddingModel.open(each, config.models) for each in (tiny, judge)]
     service = EmbeddingService.from_config(config, opened, client)
     routers = [make(service) for make in (score_router, cohere_router, tei_router)]

@@ -26,7 +26,7 @@ from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
 from triptych.modalities.modality import EncodeChat
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 
@@ -37,7 +37,7 @@ def serve(
     config = Config(device=DeviceOptions(device="cpu"), models=ModelOptions(**models))
     device, ledger = open_device(config.device)
     loader = open_embedding_loader(resolved, config, device, ledger)
-    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
     service = EmbeddingService.from_config(
         config, [EmbeddingModel.open(resolved, config.models)], client
     )

@@ -24,7 +24,7 @@ from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
 from triptych.modalities.embedding.modality import EMBEDDING
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 FIRST = ("text_1", "queries", "data_1")
@@ -55,7 +55,7 @@ def client(models: dict[str, Any]) -> Iterator[httpx.Client]:
         type(models["raw"])(name="raw", reference="raw", folder=models["raw"].folder, digest="r"),
     ]
     loaders = [open_embedding_loader(each, config, device, ledger) for each in resolved]
-    engine = LocalClient(Engine(loaders, config=config, ledger=ledger))
+    engine = LocalClient(EngineCore(loaders, config=config, ledger=ledger))
     opened = [EmbeddingModel.open(each, config.models) for each in resolved]
     service = EmbeddingService.from_config(config, opened, engine)
     routers = [embeddings_router(service), score_router(service)]

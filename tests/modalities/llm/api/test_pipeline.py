@@ -11,7 +11,7 @@ import pytest
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, SetupError
 from triptych.core.options.config import Config
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.host import EngineHost
 from triptych.modalities.llm.api.pipeline import ChatAnswer
 from triptych.schedulers.local import LocalClient
 
@@ -119,10 +119,10 @@ def test_logging_is_the_caller_s() -> None:
 def test_other_processes_log_at_the_level_of_this_one(
     monkeypatch: pytest.MonkeyPatch, level: str, name: str
 ) -> None:
-    async def start(resolved: ResolvedModel, config: Config) -> None:
+    def start(models: object, config: Config) -> None:
         raise SetupError(config.server.log_level)
 
-    monkeypatch.setattr(ChatPipeline, "_start", start)
+    monkeypatch.setattr(EngineHost, "start", start)
     monkeypatch.setattr(logging.getLogger("triptych"), "level", getattr(logging, level))
     with pytest.raises(SetupError, match=f"^{name}$"):
         ChatPipeline.from_pretrained(progress=False)

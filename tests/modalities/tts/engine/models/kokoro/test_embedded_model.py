@@ -20,7 +20,7 @@ from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
 from triptych.modalities.tts.sources.kokoro import KOKORO
 from triptych.modalities.tts.wire import SpeechRequest
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 pytestmark = pytest.mark.embedded
@@ -43,7 +43,7 @@ async def serving(model: ResolvedModel) -> AsyncIterator[LocalClient]:
     config = Config()
     device, ledger = open_device(config.device)
     loader = KokoroLoader(model, config, device, ledger)
-    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
     try:
         yield client
     finally:

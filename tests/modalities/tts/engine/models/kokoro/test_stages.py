@@ -23,7 +23,7 @@ from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
 from triptych.modalities.tts.engine.models.kokoro.model import Kokoro
 from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, trim_silence
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.schedulers.engine import Engine
+from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 CPU = torch.device("cpu")
@@ -214,7 +214,9 @@ async def test_concurrent_requests_and_a_cancelled_one(
 ) -> None:
     config = Config(models=ModelOptions(dtype="float32"))
     ledger = Ledger(1 << 30)
-    client = LocalClient(Engine([loader(resolved, config, ledger)], config=config, ledger=ledger))
+    client = LocalClient(
+        EngineCore([loader(resolved, config, ledger)], config=config, ledger=ledger)
+    )
     try:
         streams = [client.submit("tiny", request(n, 20), job_id=f"j{n}") for n in (8, 12)]
         left = client.submit("tiny", request(20, 20), job_id="left")
