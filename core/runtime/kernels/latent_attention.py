@@ -20,6 +20,9 @@ from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Attent
 def write_latents(rows_TD: torch.Tensor, pages: LatentPages, batch: AttentionBatch) -> None:
     """Store this step's rows at `batch.write_slots_T`, as cells of the cache's type."""
     assert rows_TD.shape[1] == pages.k_NPKD.shape[3]
+    if batch.native is not None:
+        batch.native.write_latents(rows_TD, pages, batch)
+        return
     write_cells(rows_TD.unsqueeze(1), pages.k_NPKD, pages.k_scale_NPK, batch.write_slots_T)
 
 
@@ -32,4 +35,6 @@ def latent_attention(
     """
     pages.check()
     assert q_THD.shape[2] == pages.k_NPKD.shape[3]
-    return reference(q_THD, pages, batch, AttentionRule(scale=scale))
+    rule = AttentionRule(scale=scale)
+    run = reference if batch.native is None else batch.native.paged_attention
+    return run(q_THD, pages, batch, rule)

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.attention_backends import FLASH, TRITON
-from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells, write_cells
+from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages, read_cells, write_cells
 from triptych.core.runtime.kernels.library_attention import (
     MAX_GATHERED_KEYS,
     PromptKeys,
@@ -74,6 +74,12 @@ class CpuPagedKernels(Protocol):
         """Store keys and values: `write_pages` of this module."""
         ...
 
+    def write_latents(
+        self, rows_TD: torch.Tensor, pages: LatentPages, batch: AttentionBatch
+    ) -> None:
+        """Store rows: `kernels.latent_attention.write_latents`."""
+        ...
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,
@@ -81,7 +87,7 @@ class CpuPagedKernels(Protocol):
         batch: AttentionBatch,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        """Attend: `paged_attention` of this module."""
+        """Attend: `paged_attention` of this module, or `kernels.latent_attention`."""
         ...
 
 

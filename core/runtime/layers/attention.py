@@ -52,6 +52,11 @@ class KvShape:
         shape = num_pages, page_size, self.num_kv_heads, self.head_dim
         return KvPages.empty(shape, dtype, device)
 
+    def fits(self, native: NativeKernels, layout: KvLayout) -> bool:
+        """Whether the kernels read and write such cells."""
+        shape = layout.page_size, self.num_kv_heads, self.head_dim
+        return native.can_hold(self.num_heads, shape, layout.dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape(KvShape):
@@ -73,6 +78,10 @@ class LatentShape(KvShape):
         """Allocate pages of such rows, uninitialized."""
         shape = num_pages, page_size, self.head_dim
         return LatentPages.of_rows(shape, self.value_dim, dtype, device)
+
+    def fits(self, native: NativeKernels, layout: KvLayout) -> bool:
+        """Whether the kernels read and write such rows."""
+        return native.can_hold_latents(self.head_dim, layout.page_size, layout.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +163,7 @@ class KvCache:
 
 def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
     """Whether the kernels read and write the cells of every layer."""
-    return all(
-        not isinstance(shape, LatentShape)
-        and native.can_hold(
-            shape.num_heads,
-            (layout.page_size, shape.num_kv_heads, shape.head_dim),
-            layout.dtype,
-        )
-        for shape in set(layout.shapes)
-    )
+    return all(shape.fits(native, layout) for shape in set(layout.shapes))
 
 
 @dataclass(slots=True)

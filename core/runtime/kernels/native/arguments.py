@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
@@ -104,8 +104,8 @@ class AttentionArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "num_tokens", "q_stride")),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("page_shift", "q_dtype", "kv_dtype", "window")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("value_dim", "page_shift", "q_dtype", "kv_dtype")),
+        *((name, ctypes.c_int32) for name in ("window", "num_threads")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap", "out_scale")),
     )
 
@@ -185,9 +185,11 @@ class StepArguments(ctypes.Structure):
 
 
 def point_to_pages(arguments: AttentionArguments | LayerPointers, pages: KvPages) -> None:
-    """Point a structure to the pages of a layer."""
+    """Point a structure to the pages of a layer; latents have no pages of values."""
     for (name, _), tensor in zip(PAGE_POINTERS, pages, strict=True):
         setattr(arguments, name, pointer(tensor))
+    if isinstance(pages, LatentPages):
+        arguments.v_pages = None
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

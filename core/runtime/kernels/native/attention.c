@@ -98,6 +98,58 @@ static void copy_tile(const Attention *a, Block *b, const Tile *t, int64_t head)
     b->values = b->v;
 }
 
+/* ---- a tile of latents ------------------------------------------------------------------------ */
+
+/* The tile's rows, in float32 or bfloat16; zeros past the end. */
+static void find_rows(const Attention *a, const Tile *t, bf16 *wide, const void *rows[TILE]) {
+    static const uint32_t zeros[MAX_DIM];
+    int tokens = tokens_per_block(a);
+    for (int j = 0; j < TILE; j++) {
+        rows[j] = zeros;
+        if (j >= t->num_keys) continue;
+        int64_t slot = t->slots[j / tokens * tokens] + j % tokens;
+        const char *row = (const char *)a->k_pages + slot * a->head_dim * size_of(a->kv_dtype);
+        rows[j] = row;
+        if (!has_small_cells(a)) continue;
+        rows[j] = wide + j * MAX_DIM;
+        if (a->kv_dtype == INT8)
+            widen(row, wide + j * MAX_DIM, a->head_dim, INT8);
+        else
+            widen(row, wide + j * MAX_DIM, a->head_dim, FLOAT8);
+    }
+}
+
+/* Columns past the values are keys, or zeros: sums of them are not used. */
+static void copy_latent_values(Block *b, const void *const rows[TILE], int64_t row_bytes) {
+    for (int j = 0; j < TILE; j += b->is_bf16 ? 2 : 1)
+        for (int d = 0; d < b->value_dim; d += b->is_bf16 ? 2 * LANES : LANES) {
+            uint32_t *to = b->v + (b->is_bf16 ? j / 2 : j) * b->value_dim + d;
+            uvec words = load_words(rows[j], b->is_bf16 ? d / 2 : d, row_bytes);
+            if (!b->is_bf16) {
+                memcpy(to, &words, sizeof words);
+                continue;
+            }
+            wvec first = (wvec)words, second = (wvec)load_words(rows[j + 1], d / 2, row_bytes);
+            wvec low = interleave_low(first, second), high = interleave_high(first, second);
+            memcpy(to, &low, sizeof low);
+            memcpy(to + LANES, &high, sizeof high);
+        }
+}
+
+static void open_latents(const Attention *a, Block *b, const Tile *t) {
+    _Alignas(64) bf16 wide[TILE * MAX_DIM];
+    const void *rows[TILE];
+    int64_t row_bytes = a->head_dim * size_of(b->is_bf16 ? BFLOAT16 : FLOAT32);
+    find_rows(a, t, wide, rows);
+    for (int first = 0; first < TILE; first += LANES)
+        transpose_words(rows + first, row_bytes, b->k + first, TILE, b->is_bf16 ? b->dim / 2 : b->dim);
+    copy_latent_values(b, rows, row_bytes);
+    b->keys = b->k;
+    b->values = b->v;
+}
+
+/* ---- a tile of either kind ---------------------------------------------------------------------- */
+
 static void open_scales(const Attention *a, Block *b, const Tile *t, int64_t head) {
     int tokens = tokens_per_block(a);
     memset(b->k_scales, 0, sizeof b->k_scales);
@@ -112,6 +164,10 @@ static void open_scales(const Attention *a, Block *b, const Tile *t, int64_t hea
 
 static void open_tile(const Attention *a, Block *b, const Tile *t, int64_t head) {
     if (b->has_scales) open_scales(a, b, t, head);
+    if (is_latent(a)) {
+        open_latents(a, b, t);
+        return;
+    }
     if (t->num_keys < TILE || tokens_per_block(a) < TILE || a->head_dim != b->dim) {
         copy_tile(a, b, t, head);
         return;
@@ -161,17 +217,19 @@ INLINE int head_of(const Attention *a, const Work *w, int m) {
 }
 
 /* Index of row `m` in q, by its stride, or in out. */
-INLINE int64_t locate(const Attention *a, const Work *w, int m, int64_t token_stride) {
+INLINE int64_t locate(const Attention *a, const Work *w, int m, int64_t token_stride, int dim) {
     int group = a->num_heads / a->num_kv_heads, num_q = w->num_queries * group;
-    return (w->first_token + m % num_q / group) * token_stride +
-           (int64_t)head_of(a, w, m) * a->head_dim;
+    return (w->first_token + m % num_q / group) * token_stride + (int64_t)head_of(a, w, m) * dim;
 }
+
+INLINE int out_dim(const Attention *a) { return is_latent(a) ? a->value_dim : a->head_dim; }
 
 static void pack_queries(const Attention *a, Block *b, const Work *w, int num_rows) {
     int dtype = b->is_bf16 ? BFLOAT16 : FLOAT32;
     memset(b->q, 0, (size_t)(num_rows * b->dim * size_of(dtype)));
     for (int m = 0; m < num_rows; m++) {
-        const char *from = (const char *)a->q + locate(a, w, m, a->q_stride) * size_of(a->q_dtype);
+        int64_t at = locate(a, w, m, a->q_stride, a->head_dim);
+        const char *from = (const char *)a->q + at * size_of(a->q_dtype);
         char *to = (char *)b->q + (int64_t)m * b->dim * size_of(dtype);
         convert(from, a->q_dtype, to, dtype, a->head_dim);
     }
@@ -187,12 +245,12 @@ static __attribute__((noinline)) void add_sink(float sink, float peak, float *su
 static void finish(const Attention *a, const Sums *s, const Work *w, int num_rows, int dim) {
     for (int m = 0; m < num_rows; m++) {
         float *out = s->out + m * dim, sum = sum_lanes(s->weights[m]), scale = a->out_scale;
-        int64_t to = locate(a, w, m, (int64_t)a->num_heads * a->head_dim);
+        int64_t to = locate(a, w, m, (int64_t)a->num_heads * out_dim(a), out_dim(a));
         if (a->sinks) add_sink(a->sinks[head_of(a, w, m)], s->peaks[m], &sum, &scale);
         int d = 0;
-        for (; d + LANES <= a->head_dim; d += LANES)
+        for (; d + LANES <= out_dim(a); d += LANES)
             store_as(a->out, to + d, load(out + d) * scale / sum, a->q_dtype);
-        for (; d < a->head_dim; d++) write_as(a->out, to + d, out[d] * scale / sum, a->q_dtype);
+        for (; d < out_dim(a); d++) write_as(a->out, to + d, out[d] * scale / sum, a->q_dtype);
     }
 }
 
@@ -207,20 +265,15 @@ static KeyRange range_of_all(const Attention *a, const Work *w) {
     return all;
 }
 
-INLINE int padded_dim(const Attention *a) {
-    return (a->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
-}
+INLINE int padded(int dim) { return (dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-/* The most rows of a task's products. */
-INLINE int max_rows(const Attention *a) {
-    int num = QUERY_WORDS / padded_dim(a);
-    return num < MAX_QUERIES ? num : MAX_QUERIES;
-}
+INLINE int padded_out(const Attention *a) { return padded(out_dim(a)); }
 
 static void open_block(const Attention *a, Block *b, const Work *w) {
     b->is_bf16 = a->kv_dtype != FLOAT32;
     b->has_scales = a->k_scales != NULL;
-    b->dim = padded_dim(a);
+    b->dim = padded(a->head_dim);
+    b->value_dim = padded_out(a);
     pack_queries(a, b, w, rows_of(a, w));
 }
 
@@ -247,19 +300,19 @@ INLINE KeyRange cut(KeyRange range, int64_t segment) {
 
 /* All segments, one after the other. */
 static void attend(const Attention *a, const Work *w) {
-    _Alignas(64) float memory[2][MAX_QUERIES * FLOATS_PER_QUERY(WIDE_DIM)];
+    _Alignas(64) float memory[2][MAX_QUERIES * FLOATS_PER_QUERY(MAX_DIM)];
     Block b;
     open_block(a, &b, w);
     int num_rows = rows_of(a, w);
     KeyRange all = range_of_all(a, w);
     int64_t segment = all.first / SEGMENT;
-    Sums sums = empty_sums(memory[0], num_rows, b.dim);
+    Sums sums = empty_sums(memory[0], num_rows, b.value_dim);
     for (int i = 0; segment * SEGMENT <= all.last; segment++, i++) {
-        b.sums = i ? empty_sums(memory[1], num_rows, b.dim) : sums;
+        b.sums = i ? empty_sums(memory[1], num_rows, b.value_dim) : sums;
         attend_keys(a, &b, w, cut(all, segment));
-        if (i) add_sums(&sums, &b.sums, num_rows, b.dim);
+        if (i) add_sums(&sums, &b.sums, num_rows, b.value_dim);
     }
-    finish(a, &sums, w, num_rows, b.dim);
+    finish(a, &sums, w, num_rows, b.value_dim);
 }
 
 /* ---- the whole batch ------------------------------------------------------------------------ */
@@ -317,7 +370,7 @@ INLINE Work lone_query(const Attention *a, int64_t row) {
 
 INLINE float *segment_memory(const Batch *batch, int64_t task) {
     const Attention *a = batch->a;
-    return batch->memory + task * a->num_heads * FLOATS_PER_QUERY(padded_dim(a));
+    return batch->memory + task * a->num_heads * FLOATS_PER_QUERY(padded_out(a));
 }
 
 static void attend_segment(void *context, int64_t index, int worker) {
@@ -329,7 +382,7 @@ static void attend_segment(void *context, int64_t index, int worker) {
     Block b;
     (void)worker;
     open_block(a, &b, &w);
-    b.sums = empty_sums(segment_memory(batch, index), a->num_heads, b.dim);
+    b.sums = empty_sums(segment_memory(batch, index), a->num_heads, b.value_dim);
     attend_keys(a, &b, &w, cut(all, segment));
 }
 
@@ -338,7 +391,7 @@ static void join_segments(void *context, int64_t row, int worker) {
     const Attention *a = batch->a;
     Work w = lone_query(a, row);
     int64_t first = batch->first_task[row], end = batch->first_task[row + 1];
-    int dim = padded_dim(a);
+    int dim = padded_out(a);
     Sums sums = sums_at(segment_memory(batch, first), a->num_heads, dim);
     (void)worker;
     for (int64_t task = first + 1; task < end; task++) {
@@ -361,7 +414,7 @@ static int64_t count_tasks(const Batch *batch, int64_t row) {
 
 static int run_segments(Batch *batch, int64_t num_tasks) {
     const Attention *a = batch->a;
-    size_t per_task = sizeof(float) * (size_t)a->num_heads * FLOATS_PER_QUERY(padded_dim(a));
+    size_t per_task = sizeof(float) * (size_t)a->num_heads * FLOATS_PER_QUERY(padded_out(a));
     if (!(batch->memory = aligned_alloc(64, (size_t)num_tasks * per_task))) return 1;
     run_tasks(num_tasks, a->num_threads, attend_segment, batch);
     run_tasks(a->num_rows, a->num_threads, join_segments, batch);
@@ -369,13 +422,23 @@ static int run_segments(Batch *batch, int64_t num_tasks) {
     return 0;
 }
 
+/* All heads read the same latents: groups of them, as large as a task's products. */
+INLINE int num_groups(const Attention *a) {
+    int num = is_latent(a) ? 1 : a->num_kv_heads;
+    while (a->num_heads / num > MAX_QUERIES || a->num_heads % num) num++;
+    return num;
+}
+
 /* Rows of one token process all heads, so that a page is read from end to end. */
-int paged_attention(const Attention *a) {
-    int is_decode = a->num_rows == a->num_tokens && a->num_heads <= max_rows(a), status = 0;
+int paged_attention(const Attention *given) {
+    Attention grouped = *given;
+    const Attention *a = &grouped;
+    grouped.num_kv_heads = num_groups(given);
+    int is_decode = a->num_rows == a->num_tokens && a->num_heads <= MAX_QUERIES, status = 0;
     Batch batch = {
         .a = a,
         .first_task = malloc(sizeof(int64_t) * (size_t)(a->num_rows + 1)),
-        .num_queries = max_rows(a) / (a->num_heads / a->num_kv_heads),
+        .num_queries = MAX_QUERIES / (a->num_heads / a->num_kv_heads),
         .num_heads = is_decode ? a->num_kv_heads : 1,
         .in_segments = is_decode && a->num_threads > 1 && a->num_rows < 2 * a->num_threads,
     };

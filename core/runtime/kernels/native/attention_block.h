@@ -2,7 +2,8 @@
  *
  * The queries of one key-value head are the rows of a small matrix product. The other operands are
  * keys as [D][TILE] (bfloat16: [D / 2][TILE][2]) and values as [TILE][D] ([TILE / 2][D][2]): a block
- * of a page in place, or a copy if the block is smaller, has masked cells or has cells of a byte.
+ * of a page in place, or a copy if the block is smaller, has masked cells or has cells of a byte, or
+ * rows of latents, which are copied in both orders.
  * Scales of cells are applied to scores and to probabilities.
  */
 #pragma once
@@ -12,9 +13,7 @@
 #include "unrolled.h"
 
 #define TILE PAGE_BLOCK
-#define MAX_QUERIES 64 /* of heads of up to WIDE_DIM; fewer of wider ones */
-#define WIDE_DIM 256
-#define QUERY_WORDS (MAX_QUERIES * WIDE_DIM)
+#define MAX_QUERIES 64
 
 /* Queries and registers of columns whose sums fit into registers. */
 #if defined(__AVX512F__)
@@ -37,17 +36,17 @@ typedef struct {
 
 #define FLOATS_PER_QUERY(dim) ((dim) + 2 * LANES)
 
-/* The state of one task. `dim` is head_dim rounded up to 32. */
+/* The state of one task. `dim` and `value_dim` are those of keys and values, rounded up to 32. */
 typedef struct {
     _Alignas(64) float scores[MAX_QUERIES * TILE];
     _Alignas(64) uint32_t probs[MAX_QUERIES * TILE];
-    _Alignas(64) uint32_t q[QUERY_WORDS];
+    _Alignas(64) uint32_t q[MAX_QUERIES * MAX_DIM];
     _Alignas(64) uint32_t k[MAX_DIM * TILE];
     _Alignas(64) uint32_t v[MAX_DIM * TILE];
     _Alignas(64) float k_scales[TILE], v_scales[TILE]; /* the tile's, where cells have scales */
     const uint32_t *keys, *values; /* the tile's, in a page or copied to k and v */
     Sums sums;
-    int dim, is_bf16, has_scales;
+    int dim, value_dim, is_bf16, has_scales;
 } Block;
 
 static const ivec IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -138,9 +137,9 @@ INLINE void score_block(Block *b, int m, const int num, const int is_bf16) {
 
 INLINE void mix_block(Block *b, int m, const int num, const int is_bf16) {
     int width = is_bf16 ? TILE / 2 : TILE;
-    for (int d = 0; d < b->dim; d += TILE)
-        multiply(b->sums.out + m * b->dim + d, b->dim, b->probs + m * width, b->values + d, b->dim, width,
-                 num, is_bf16);
+    for (int d = 0; d < b->value_dim; d += TILE)
+        multiply(b->sums.out + m * b->value_dim + d, b->value_dim, b->probs + m * width, b->values + d,
+                 b->value_dim, width, num, is_bf16);
 }
 
 /* Defines NAME(b, m, end) for the queries [m, end) of one head. */
@@ -178,9 +177,9 @@ static void mix_pairs(Block *b, int m, int end) {
     for (int num; m < end; m += num) {
         num = end - m < 2 * TILE_ROWS ? end - m : 2 * TILE_ROWS;
         shape_tiles(num);
-        for (int d = 0; d < b->dim; d += TILE)
-            multiply_tiles(b->probs + m * TILE / 2, 2 * TILE, b->values + d, 4 * b->dim,
-                           b->sums.out + m * b->dim + d, 4 * b->dim, TILE, num);
+        for (int d = 0; d < b->value_dim; d += TILE)
+            multiply_tiles(b->probs + m * TILE / 2, 2 * TILE, b->values + d, 4 * b->value_dim,
+                           b->sums.out + m * b->value_dim + d, 4 * b->value_dim, TILE, num);
     }
 }
 #else
@@ -249,8 +248,8 @@ static void softmax_tile(const Attention *a, Block *b, int m, KeyRange range, in
     if (peak > b->sums.peaks[m]) {
         vec shrink = exp_vec(splat(b->sums.peaks[m] - peak));
         b->sums.weights[m] *= shrink;
-        for (int d = 0; d < b->dim; d += LANES)
-            store(b->sums.out + m * b->dim + d, load(b->sums.out + m * b->dim + d) * shrink);
+        float *out = b->sums.out + m * b->value_dim;
+        for (int d = 0; d < b->value_dim; d += LANES) store(out + d, load(out + d) * shrink);
         b->sums.peaks[m] = peak;
     }
     if (last < 0 || b->sums.peaks[m] == -INFINITY) { /* nothing seen: adds nothing */

@@ -5,8 +5,9 @@
 
 #include "vector.h"
 
-/* Pages have the layout of pages.h; scales are those of INT8 pages, otherwise NULL. `blocks`, if given,
- * are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
+/* Pages have the layout of pages.h, those of latents without `v_pages`: their first `value_dim` values
+ * are also the value, and the result has as many for each head. Scales are those of INT8 pages, otherwise
+ * NULL. `blocks`, if given, are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
  * window of 0 is unlimited. Scores are multiplied by `scale`, then limited to +-`soft_cap` by tanh; 0
  * is no cap. `sinks`, if given, are [num_heads]: scores of an additional key without a value. The
  * result is multiplied by `out_scale`. */
@@ -18,7 +19,8 @@ typedef struct {
     const int64_t *page_table, *context_lengths, *query_starts, *blocks;
     const float *sinks;
     int64_t num_rows, num_tokens, q_stride, table_stride;
-    int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
+    int32_t num_heads, num_kv_heads, head_dim, value_dim;
+    int32_t page_shift; /* a page holds 2^page_shift tokens */
     int32_t q_dtype, kv_dtype, window, num_threads;
     float scale, soft_cap, out_scale;
 } Attention;
@@ -26,10 +28,11 @@ typedef struct {
 /* Returns 0, or 1 when out of memory. */
 int paged_attention(const Attention *a);
 
-/* Store one token's key and value for one head, of type `q_dtype`, in its slot. */
+/* Store one token's key and value for one head, or its latents, of type `q_dtype`, in its slot. */
 void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, const void *v);
 
-/* Store [num_tokens][num_kv_heads][head_dim] keys and values, of type `q_dtype`, in their slots. */
+/* Store [num_tokens][num_kv_heads][head_dim] keys and values, of type `q_dtype`, in their slots;
+ * of latents `k` alone is read. */
 void write_pages(const Attention *a, const int64_t *slots, const void *k, const void *v);
 
 /* Some outputs of a projection, packed: in the type of x (`pack_weight`), or in blocks of integers

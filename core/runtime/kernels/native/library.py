@@ -21,7 +21,7 @@ import torch
 from triptych.core.errors import BundleError, DeviceError
 from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.runtime.kernels.dequantize import PackedTensor
-from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
 from triptych.core.runtime.kernels.native.arena import Arena
 from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_HEAD_DIM = 512
 _MAX_GROUP = 64
-_MAX_GROUP_VALUES = _MAX_GROUP * 256
+_MAX_ROW_DIM = 576
 _PANEL = 32
 _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
 
@@ -173,13 +173,16 @@ class NativeKernels:
     def can_hold(self, num_heads: int, shape_PKD: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether pages of this shape and type, for so many query heads, are within the limits."""
         page_size, num_kv_heads, head_dim = shape_PKD
-        group, padded_dim = num_heads // num_kv_heads, -(-head_dim // _PANEL) * _PANEL
         return (
             dtype in PAGE_DTYPES
             and head_dim <= _MAX_HEAD_DIM
-            and group <= min(_MAX_GROUP, _MAX_GROUP_VALUES // padded_dim)
+            and num_heads // num_kv_heads <= _MAX_GROUP
             and page_size.bit_count() == 1
         )
+
+    def can_hold_latents(self, row_dim: int, page_size: int, dtype: torch.dtype) -> bool:
+        """Whether pages of such rows are within the limits, for any number of heads."""
+        return dtype in PAGE_DTYPES and row_dim <= _MAX_ROW_DIM and page_size.bit_count() == 1
 
     def write_pages(
         self,
@@ -202,11 +205,14 @@ class NativeKernels:
         batch: AttentionBatch,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        """Attend as `kernels.paged_attention.paged_attention`, over pages from `write_pages`."""
+        """Attend as `kernels.paged_attention.paged_attention`, over pages from `write_pages`.
+
+        Or as `kernels.latent_attention`, over its pages.
+        """
         dtype, q_THD = q_THD.dtype, _readable(q_THD)
         if q_THD.stride(1) != q_THD.shape[2]:
             q_THD = q_THD.contiguous()
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+        out_THD = torch.empty(*q_THD.shape[:2], pages.v_NPKD.shape[3], dtype=q_THD.dtype)
         arguments = attention_arguments(batch, pages, q_THD.shape, q_THD.dtype)
         point_to_pages(arguments, pages)
         arguments.q = q_THD.data_ptr()
@@ -220,6 +226,12 @@ class NativeKernels:
         arguments.out_scale = rule.v_scale
         _check(self._library.paged_attention(arguments))
         return out_THD.to(dtype)
+
+    def write_latents(
+        self, rows_TD: torch.Tensor, pages: LatentPages, batch: AttentionBatch
+    ) -> None:
+        """`core.runtime.kernels.latent_attention.write_latents`; rows keep their order."""
+        self.write_pages(rows_TD.unsqueeze(1), rows_TD.unsqueeze(1), pages, batch)
 
     def can_pack(self, weight_OI: torch.Tensor | PackedTensor) -> bool:
         """Whether `linear` supports this weight."""
@@ -457,6 +469,7 @@ def attention_arguments(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        value_dim=pages.v_NPKD.shape[3],
         page_shift=page_size.bit_length() - 1,
         q_dtype=DTYPES[dtype],
         kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],

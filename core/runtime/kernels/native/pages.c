@@ -36,7 +36,20 @@ static void scatter_units(char *to, const void *from, int64_t num, int64_t strid
     }
 }
 
+static void store_latent(const Attention *a, int64_t slot, const void *x) {
+    int64_t row_bytes = a->head_dim * size_of(a->kv_dtype);
+    char *to = (char *)a->k_pages + slot * row_bytes;
+    _Alignas(64) uint32_t row[MAX_DIM];
+    float scale = convert_row(x, a->q_dtype, row, a->kv_dtype, a->head_dim);
+    memcpy(to, row, (size_t)row_bytes);
+    if (a->k_scales) write_as(a->k_scales, slot, scale, BFLOAT16);
+}
+
 void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, const void *v) {
+    if (is_latent(a)) {
+        store_latent(a, slot, k);
+        return;
+    }
     _Alignas(64) uint32_t row[MAX_DIM];
     int64_t size = a->head_dim, tokens = tokens_per_block(a), lane = slot % tokens;
     int64_t at = block_of(a, slot, head), cell = size_of(a->kv_dtype), word = word_bytes(a);
@@ -68,7 +81,7 @@ static void store_tokens(void *context, int64_t index, int worker) {
     for (int64_t token = first; token < end && token < a->num_tokens; token++)
         for (int64_t head = 0; head < num_heads; head++) {
             int64_t from = (token * num_heads + head) * bytes;
-            store_head(a, w->slots[token], head, w->k + from, w->v + from);
+            store_head(a, w->slots[token], head, w->k + from, is_latent(a) ? NULL : w->v + from);
         }
 }
 

@@ -5,6 +5,9 @@
  * in D; of values [tokens][D], smaller cells of neighbouring tokens in pairs: [tokens / 2][D][2]. Where
  * D is odd or a page holds one token there are no pairs: keys are [D][tokens] and values [tokens][D].
  *
+ * Latents are rows for all heads, [tokens][D]: products read them both ways, so that either order has
+ * to be turned for one of them.
+ *
  * Cells of INT8 have scales, one for each token and head: [pages][num_kv_heads][tokens], in bfloat16.
  * Each token has its own, so that a page does not depend on the order of writing.
  */
@@ -13,7 +16,7 @@
 #include "kernels.h"
 
 #define PAGE_BLOCK 32
-#define MAX_DIM 512
+#define MAX_DIM 576
 
 INLINE int tokens_per_block(const Attention *a) {
     return a->page_shift < 5 ? 1 << a->page_shift : PAGE_BLOCK;
@@ -27,8 +30,11 @@ INLINE int64_t word_bytes(const Attention *a) {
     return has_pairs(a) ? 2 * size_of(a->kv_dtype) : size_of(a->kv_dtype);
 }
 
+INLINE int is_latent(const Attention *a) { return !a->v_pages; }
+
 /* Index of a slot's scale. A slot is page * tokens of a page + offset. */
 INLINE int64_t scale_at(const Attention *a, int64_t slot, int64_t head) {
+    if (is_latent(a)) return slot;
     int64_t page = slot >> a->page_shift, offset = slot - (page << a->page_shift);
     return ((page * a->num_kv_heads + head) << a->page_shift) + offset;
 }
