@@ -109,34 +109,37 @@ static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int form
     free(raw), free(packed), free(x), free(weight), free(y), free(alone), free(l.quantized);
 }
 
-enum { TOKENS = 40, HEADS = 4, KV_HEADS = 2, DIM = 24, PAGE = 8 };
+enum { TOKENS = 40, HEADS = 4, DIM = 24, PAGE = 8 };
 
 static double dot_keys(const void *q, const void *k, int token, int head, int key, int dtype) {
     double sum = 0;
     for (int i = 0; i < DIM; i++)
-        sum += (double)read_as(q, (token * HEADS + head) * DIM + i, dtype) *
-               read_as(k, (key * KV_HEADS + head / 2) * DIM + i, dtype);
+        sum += (double)read_as(q, (token * HEADS + head) * DIM + i, dtype) * read_as(k, key * DIM + i, dtype);
     return sum;
 }
 
-static void check_attention(int dtype, int cells) {
-    void *q = random_values(TOKENS * HEADS * DIM, dtype), *out = random_values(TOKENS * HEADS * DIM, dtype);
+/* Of keys and values of two heads; or of latents, whose first `num_latents` values are the values. */
+static void check_attention(int dtype, int cells, int num_latents) {
+    const int KV_HEADS = num_latents ? 1 : 2, VALUES = num_latents ? num_latents : DIM;
+    void *q = random_values(TOKENS * HEADS * DIM, dtype);
+    void *out = random_values(TOKENS * HEADS * VALUES, dtype);
     void *k = random_values(TOKENS * KV_HEADS * DIM, dtype);
-    void *v = random_values(TOKENS * KV_HEADS * DIM, dtype);
+    void *v = num_latents ? k : random_values(TOKENS * KV_HEADS * DIM, dtype);
     int64_t table[TOKENS / PAGE], context = TOKENS, start = 0;
     for (int i = 0; i < TOKENS / PAGE; i++) table[i] = i;
     Attention a = {.q = q, .out = out, .page_table = table,
                    .context_lengths = &context, .query_starts = &start, .num_rows = 1,
                    .num_tokens = TOKENS, .q_stride = HEADS * DIM, .table_stride = TOKENS / PAGE,
-                   .num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_dim = DIM, .page_shift = 3,
-                   .q_dtype = dtype, .kv_dtype = cells, .num_threads = 2, .scale = 0.2f};
+                   .num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_dim = DIM,
+                   .value_dim = VALUES, .page_shift = 3, .q_dtype = dtype, .kv_dtype = cells,
+                   .num_threads = 2, .scale = 0.2f, .out_scale = 1.0f};
     int64_t slots[TOKENS];
     for (int i = 0; i < TOKENS; i++) slots[i] = i;
     a.k_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(cells)));
-    a.v_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(cells)));
+    if (!num_latents) a.v_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(cells)));
     if (cells == INT8) {
-        a.k_scales = malloc(sizeof(bf16) * TOKENS * KV_HEADS);
-        a.v_scales = malloc(sizeof(bf16) * TOKENS * KV_HEADS);
+        a.k_scales = malloc(sizeof(bf16) * (size_t)(TOKENS * KV_HEADS));
+        a.v_scales = num_latents ? a.k_scales : malloc(sizeof(bf16) * (size_t)(TOKENS * KV_HEADS));
     }
     double tolerance = cells == FLOAT8 ? 0.02 : cells == INT8 ? 0.01 : dtype == BFLOAT16 ? 0.01 : 1e-4;
     write_pages(&a, slots, k, v);
@@ -144,18 +147,21 @@ static void check_attention(int dtype, int cells) {
     for (int token = 0; token < TOKENS; token++)
         for (int head = 0; head < HEADS; head++) {
             double weights[TOKENS], total = 0;
-            for (int key = 0; key <= token; key++)
-                total += weights[key] = exp(0.2 * dot_keys(q, k, token, head, key, dtype));
-            for (int i = 0; i < DIM; i++) {
+            int cell[TOKENS];
+            for (int key = 0; key <= token; key++) {
+                cell[key] = key * KV_HEADS + head * KV_HEADS / HEADS;
+                total += weights[key] = exp(0.2 * dot_keys(q, k, token, head, cell[key], dtype));
+            }
+            for (int i = 0; i < VALUES; i++) {
                 double sum = 0;
                 for (int key = 0; key <= token; key++)
-                    sum += weights[key] * read_as(v, (key * KV_HEADS + head / 2) * DIM + i, dtype);
-                float value = read_as(out, (token * HEADS + head) * DIM + i, dtype);
+                    sum += weights[key] * read_as(v, cell[key] * DIM + i, dtype);
+                float value = read_as(out, (token * HEADS + head) * VALUES + i, dtype);
                 expect(value, sum / total, tolerance);
             }
         }
-    free(q), free(k), free(v), free(out), free(a.k_pages), free(a.v_pages);
-    free(a.k_scales), free(a.v_scales);
+    if (!num_latents) free(v), free(a.v_scales);
+    free(q), free(k), free(out), free(a.k_pages), free(a.v_pages), free(a.k_scales);
 }
 
 /* Counts of tokens, in every fifth of which there are some. */
@@ -229,9 +235,11 @@ int main(void) {
         check_linear(3, 33, 1100, dtype);
         check_linear(13, 33, 1025, dtype);
         check_linear(200, 32, 64, dtype);
-        check_attention(dtype, dtype);
-        check_attention(dtype, INT8);
-        check_attention(dtype, FLOAT8);
+        for (int num_latents = 0; num_latents <= 18; num_latents += 18) {
+            check_attention(dtype, dtype, num_latents);
+            check_attention(dtype, INT8, num_latents);
+            check_attention(dtype, FLOAT8, num_latents);
+        }
     }
     static const int block_bytes[] = {34, 18, 20, 22, 24, 144, 176, 210};
     for (int i = 0; i < 8; i++) {
