@@ -68,7 +68,7 @@ class DecoderStack:
         for layer in self.layers:
             layer.prepare(native)
         self.norm.prepare()
-        if native is not None and not self._is_divided and can_fuse(self.config, self.layers):
+        if native is not None and not self._is_divided and can_fuse(self.layers):
             self._fused = NativeLayers(self.config, self.layers, self.norm, native)
 
     def linears(self) -> Iterator[Linear]:

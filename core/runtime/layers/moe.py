@@ -1,9 +1,8 @@
 """A mixture of experts in the place of an MLP: each token goes through a few of many.
 
 Owns the router and the experts' projections. On a GPU all experts are one product over tokens
-sorted by expert; elsewhere each expert has two projections, which core/runtime/kernels/native
-multiplies in one call where all layers run there. Weights may stay as they are stored. Knows
-nothing of checkpoints.
+sorted by expert; elsewhere each expert has two projections. Weights may stay as they are stored.
+`native_mixture` runs a whole mixture in one call of the CPU kernels. Knows nothing of checkpoints.
 
 Mixture of experts: Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088.
 Shared experts: Dai et al. 2024, arXiv:2401.06066.
@@ -26,6 +25,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.routing import Routing, route
 from triptych.core.runtime.layers.expert_weights import ExpertWeights
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.native_mixture import NativeMixture, can_fuse_mixture
 from triptych.core.runtime.layers.shards import Shard
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class MoeMlp:
         self.shared_features = config.shared_features or Shard.whole(config.shared_size)
         self.config, self.activation = config, activation
         self._hidden_size, self._group = hidden_size, group
+        self.fused: NativeMixture | None = None
         self._new = new = partial(Linear, dtype=dtype, device=device)
         self.router = new(hidden_size, config.num_experts, has_bias=config.has_router_bias)
         self.correction_E: torch.Tensor | None = None
@@ -147,9 +148,13 @@ class MoeMlp:
                 expert.down.bias_O.zero_()
         for linear in self.linears():
             linear.prepare(native)
+        if native is not None and can_fuse_mixture(self):
+            self.fused = NativeMixture(self, native)
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the experts. Adds to the residual where given."""
+        if self.fused is not None:
+            return self.fused(x_TC, residual_TC)
         logits_TE = self.router(x_TC, out_dtype=torch.float32)
         weights_TX, experts_TX = route(logits_TE, self.config.routing, self.correction_E)
         run = self._one_by_one if self._all is None else self._together

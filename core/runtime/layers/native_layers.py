@@ -11,14 +11,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from types import MappingProxyType
 
 import torch
 
 from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
+    GateArguments,
     LayerPointers,
-    ProjectionPointers,
     StepArguments,
     point_to_pages,
     pointer,
@@ -32,27 +31,31 @@ from triptych.core.runtime.layers.attention import (
 )
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, LateInputs
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.moe import MoeMlp
+from triptych.core.runtime.layers.native_mixture import NativeMixture, projection
 from triptych.core.runtime.layers.norm import RMSNorm
 
-_ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
-
-def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
-    """Whether prepared layers are alike, without experts, and with all weights packed."""
-    kinds = [c for c in config.attention if isinstance(c, AttentionConfig)]
-    if config.moe is not None or len(kinds) < len(layers):
-        return False
+def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
+    """Whether the attention of prepared layers is alike, and all weights are packed."""
+    kinds = [layer.attention.config for layer in layers]
     heads = {
         (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
         for c in kinds
+        if isinstance(c, AttentionConfig)
     }
+    is_plain = len(heads) == 1 and all(isinstance(c, AttentionConfig) for c in kinds)
     linears = chain.from_iterable(map(_projections, layers))
-    return len(heads) == 1 and all(linear.native is not None for linear in linears)
+    mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp))
+    is_packed = all(linear.native is not None for linear in linears)
+    return is_plain and is_packed and all(moe.fused is not None for moe in mixtures)
 
 
-def _projections(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
-    qkv, out, gate_up, down = layer.linears()
-    return qkv, out, gate_up, down
+def _projections(layer: DecoderLayer) -> list[Linear]:
+    """The projections of a layer, except those of a mixture."""
+    attention = _attention(layer)
+    dense = [] if isinstance(layer.mlp, MoeMlp) else layer.mlp.linears()
+    return [attention.qkv, attention.out, *dense]
 
 
 class NativeLayers:
@@ -72,6 +75,10 @@ class NativeLayers:
         self._owners = tuple(layers)  # the pointers live no longer than these
         pointers = map(_pointers, self._owners, self._norms_2D)
         self._layers = (LayerPointers * len(self._owners))(*pointers)
+        mixtures = [mixture for layer in self._owners if (mixture := _mixture(layer)) is not None]
+        self._largest_mixture = max(  # they differ in the form of their weights alone
+            mixtures, key=lambda each: bool(each.pointers.has_blocks), default=None
+        )
         self._kv: KvCache | None = None
         self._num_heads, self._head_dim = first.num_heads, first.head_dim
         self._scale = first.head_dim**-0.5 if first.scale is None else first.scale
@@ -127,7 +134,7 @@ class NativeLayers:
         x_TC: torch.Tensor,
         cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
         paged: PagedStep,
-    ) -> tuple[StepArguments, tuple[torch.Tensor, torch.Tensor]]:
+    ) -> tuple[StepArguments, tuple[torch.Tensor | None, ...]]:
         """The arguments that all layers share, and the memory that they point into."""
         config, num_tokens = self._config, len(x_TC)
         assert x_TC.is_contiguous()
@@ -136,6 +143,8 @@ class NativeLayers:
         attention.scale = self._scale
         scratch = x_TC.new_empty(num_tokens * self._scratch_size)
         quantized = self._native.quantized(num_tokens, self._widest_blocks)
+        mixture = self._largest_mixture
+        mixture_scratch = None if mixture is None else mixture.scratch(x_TC)
         cos_pair, sin_pair = zip(*cos_sins, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -144,18 +153,19 @@ class NativeLayers:
             x=x_TC.data_ptr(),
             scratch=scratch.data_ptr(),
             quantized=quantized.data_ptr(),
+            mixture_scratch=pointer(mixture_scratch),
             cos=tuple(cos.data_ptr() for cos in cos_pair),
             sin=tuple(sin.data_ptr() for sin in sin_pair),
             write_slots=paged.batch.write_slots_T.data_ptr(),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
-            activation=_ACTIVATIONS[config.activation],
+            gate=GateArguments.of(config.activation),
             norm_dtype=DTYPES[self._norm_C.dtype],
             eps=config.norm_eps,
             qk_eps=_attention(self._owners[0]).config.qk_norm_eps or 0.0,
             attention=attention,
-        ), (scratch, quantized)
+        ), (scratch, quantized, mixture_scratch)
 
 
 def _attention(layer: DecoderLayer) -> Attention:
@@ -163,27 +173,28 @@ def _attention(layer: DecoderLayer) -> Attention:
     return layer.attention
 
 
+def _mixture(layer: DecoderLayer) -> NativeMixture | None:
+    return layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
+
+
 def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:
+    mixture = _mixture(layer)
     config = _attention(layer).config
     post_norms = layer.post_norms
     after_attention, after_mlp = (
         (None, None) if post_norms is None else (norm.weight_C for norm in post_norms)
     )
     return LayerPointers(
-        *map(_projection, _projections(layer)),
+        *map(projection, _projections(layer)),
         input_norm=pointer(layer.input_norm.weight_C),
         qk_norm=pointer(norms_2D),
         attention_post_norm=pointer(after_attention),
         mlp_norm=pointer(layer.mlp_norm.weight_C),
         mlp_post_norm=pointer(after_mlp),
+        mixture=None if mixture is None else ctypes.pointer(mixture.pointers),
         window=config.window or 0,
         rotation=-1 if not config.uses_rope else int(config.uses_local_rope),
     )
-
-
-def _projection(linear: Linear) -> ProjectionPointers:
-    assert linear.native is not None
-    return linear.native.projection(linear.bias_O)
 
 
 def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp
 from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -156,6 +157,53 @@ class ProjectionPointers(ctypes.Structure):
     )
 
 
+class GateArguments(ctypes.Structure):
+    """The structure `Gate` in kernels.h."""
+
+    _fields_ = (
+        ("activation", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+    )
+
+    @classmethod
+    def of(cls, activation: Activation, clamp: SwigluClamp | None = None) -> GateArguments:
+        """The gate of these fields of a configuration."""
+        if clamp is not None:
+            return cls(2, clamp.alpha, clamp.limit)
+        return cls({"silu": 0, "gelu_tanh": 1}[activation])
+
+
+class MixturePointers(ctypes.Structure):
+    """The structure `Mixture` in kernels.h: the weights of a mixture, and its rules."""
+
+    _fields_ = (
+        *((name, ProjectionPointers) for name in ("router", "shared_gate")),
+        *((name, ProjectionPointers) for name in ("shared_gate_up", "shared_down")),
+        *((name, ctypes.POINTER(ProjectionPointers)) for name in ("gate_up", "down")),
+        ("correction", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_experts", "intermediate")),
+        ("shared_intermediate", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_chosen", "scoring", "renormalizes")),
+        *((name, ctypes.c_int32) for name in ("scales_inputs", "has_blocks")),
+        *((name, ctypes.c_int32) for name in ("num_groups", "num_chosen_groups")),
+        ("num_group_scores", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("gate", GateArguments),
+    )
+
+
+class MixArguments(ctypes.Structure):
+    """The structure `Mix` in kernels.h."""
+
+    _fields_ = (
+        ("mixture", ctypes.POINTER(MixturePointers)),
+        *((name, ctypes.c_void_p) for name in ("x", "residual", "y", "scratch")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "hidden")),
+        ("shared_gate", GateArguments),
+        *((name, ctypes.c_int32) for name in ("dtype", "num_threads")),
+    )
+
+
 class LayerPointers(ctypes.Structure):
     """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
@@ -164,6 +212,7 @@ class LayerPointers(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("input_norm", "qk_norm", "attention_post_norm")),
         *((name, ctypes.c_void_p) for name in ("mlp_norm", "mlp_post_norm")),
         *PAGE_POINTERS,
+        ("mixture", ctypes.POINTER(MixturePointers)),
         *((name, ctypes.c_int32) for name in ("window", "rotation")),
     )
 
@@ -173,12 +222,14 @@ class StepArguments(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
-        *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantized", "final_norm")),
+        *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantized")),
+        *((name, ctypes.c_void_p) for name in ("mixture_scratch", "final_norm")),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         ("write_slots", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),
         ("num_rotated", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int32) for name in ("activation", "norm_dtype")),
+        ("gate", GateArguments),
+        ("norm_dtype", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
         ("attention", AttentionArguments),
     )

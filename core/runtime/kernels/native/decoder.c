@@ -1,4 +1,5 @@
 /* Layers of a decoder in one call: the glue between its products, in float32 or bfloat16. */
+#include "gate.h"
 #include "pages.h"
 #include "pool.h"
 
@@ -128,34 +129,11 @@ static void prepare_heads(const Glue *g, int64_t token) {
     }
 }
 
-/* silu(x), or gelu(x) by tanh: both are x times a logistic function. */
-INLINE vec activate(vec x, int activation) {
-    const float slope = 1.5957691216057308f; /* 2 sqrt(2 / pi) */
-    vec z = activation == SILU ? x : (x + 0.044715f * (x * x * x)) * slope;
-    return x / (1.0f + exp_vec(-z));
-}
-
-/* act(gate) * up; see core/runtime/kernels/gated.py. */
-INLINE void gate(const void *gate_up, void *y, int64_t size, int activation, const int dtype) {
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        vec up = load_as(gate_up, size + i, dtype);
-        store_as(y, i, activate(load_as(gate_up, i, dtype), activation) * up, dtype);
-    }
-    for (; i < size; i++) {
-        vec x = splat(read_as(gate_up, i, dtype));
-        write_as(y, i, activate(x, activation)[0] * read_as(gate_up, size + i, dtype), dtype);
-    }
-}
-
 static void gate_token(const Glue *g, int64_t token) {
     const Step *s = g->step;
     const void *gate_up = token_of(s, g->scratch->gate_up, token, 2 * s->intermediate);
     void *y = token_of(s, g->scratch->gated, token, s->intermediate);
-    if (dtype_of(s) == FLOAT32)
-        gate(gate_up, y, s->intermediate, s->activation, FLOAT32);
-    else
-        gate(gate_up, y, s->intermediate, s->activation, BFLOAT16);
+    gate_row(gate_up, y, s->intermediate, &s->gate, dtype_of(s));
 }
 
 /* ---- the step --------------------------------------------------------------------------------- */
@@ -228,11 +206,27 @@ static int attend_layer(const Glue *g) {
     return 0;
 }
 
+/* A mixture of experts in the place of an MLP; `x` is normed. */
+static void mix_layer(const Glue *g, const void *x) {
+    const Step *s = g->step;
+    const void *post_norm = g->layer->mlp_post_norm;
+    Mix m = {.mixture = g->layer->mixture, .x = x, .residual = post_norm ? NULL : s->x,
+             .y = post_norm ? g->scratch->normed : s->x, .scratch = s->mixture_scratch,
+             .num_tokens = s->attention.num_tokens, .hidden = s->hidden, .shared_gate = s->gate,
+             .dtype = dtype_of(s), .num_threads = s->attention.num_threads};
+    mix(&m);
+    if (post_norm) for_tokens(g, post_norm, add_normed_token);
+}
+
 static void transform_layer(const Glue *g) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
     const Scratch *t = g->scratch;
     for_tokens(g, layer->mlp_norm, norm_token);
+    if (layer->mixture) {
+        mix_layer(g, t->normed);
+        return;
+    }
     project(s, t->normed, s->hidden, layer->gate_up, NULL, t->gate_up, 2 * s->intermediate);
     for_tokens(g, NULL, gate_token);
     project_back(g, t->gated, s->intermediate, layer->down, layer->mlp_post_norm);

@@ -55,6 +55,9 @@ typedef struct {
 
 void linear(const Linear *l);
 
+/* Several products at once, of one type. Those with the same `quantized` have the same inputs. */
+void linears(const Linear *l, int64_t num);
+
 /* Bytes of one quantized row of inputs. */
 int64_t quantized_bytes(int64_t num_inputs);
 
@@ -109,6 +112,46 @@ typedef struct {
     int64_t num_weights;
 } Projection;
 
+enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2 };
+
+/* The gate of an MLP; the limits of the last kind are those of core/runtime/kernels/gated.py. */
+typedef struct {
+    int32_t activation;
+    float alpha, limit;
+} Gate;
+
+enum { SOFTMAX = 0, SIGMOID = 1 };
+
+/* A mixture of experts (core/runtime/layers/moe.py); rules of the choice are those of
+ * core/runtime/kernels/routing.py. `correction` is [num_experts], and so are `gate_up` and `down`.
+ * Absent parts are NULL, with 0 as the size of an absent shared expert. */
+typedef struct {
+    Projection router, shared_gate, shared_gate_up, shared_down;
+    const Projection *gate_up, *down;
+    const float *correction;
+    int64_t num_experts, intermediate, shared_intermediate;
+    int32_t num_chosen, scoring, renormalizes, scales_inputs, has_blocks;
+    int32_t num_groups, num_chosen_groups, num_group_scores;
+    float scale;
+    Gate gate;
+} Mixture;
+
+/* Bytes of memory for a mixture of so many tokens. */
+int64_t mixture_bytes(const Mixture *x, int64_t num_tokens, int64_t hidden, int32_t dtype);
+
+/* The inputs and the result of one layer's mixture, rows of `hidden` values. `scratch` has
+ * `mixture_bytes`. */
+typedef struct {
+    const Mixture *mixture;
+    const void *x, *residual; /* no residual: NULL */
+    void *y, *scratch;
+    int64_t num_tokens, hidden;
+    Gate shared_gate;
+    int32_t dtype, num_threads;
+} Mix;
+
+void mix(const Mix *m);
+
 /* One layer of a decoder; absent parts NULL. `qk_norm` is [2][head_dim]. Rotations are rows of the
  * step's first or second table, or none: `rotation` is 0, 1 or -1. */
 typedef struct {
@@ -116,24 +159,24 @@ typedef struct {
     const void *input_norm, *qk_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;
     void *k_pages, *v_pages;
     bf16 *k_scales, *v_scales;
+    const Mixture *mixture; /* in the place of `gate_up` and `down` */
     int32_t window, rotation;
 } Layer;
-
-enum { SILU = 0, GELU_TANH = 1 };
 
 /* A step through some layers. `attention` holds the arguments that all layers share; its
  * `q_dtype` is the type of everything except norms, which have `norm_dtype`. `x` is the residual
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
  * attended, gate-up and gated values, for every token, and `quantized` its quantized inputs of the
- * widest projection. */
+ * widest projection. `mixture_scratch` has the most `mixture_bytes` of any layer. */
 typedef struct {
     const Layer *layers;
-    void *x, *scratch, *quantized;
+    void *x, *scratch, *quantized, *mixture_scratch;
     const void *final_norm, *cos[2], *sin[2];
     const int64_t *write_slots;
     int64_t num_layers, hidden, intermediate, num_rotated[2];
-    int32_t activation, norm_dtype;
+    Gate gate;
+    int32_t norm_dtype;
     float eps, qk_eps;
     Attention attention;
 } Step;

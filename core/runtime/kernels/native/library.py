@@ -29,6 +29,8 @@ from triptych.core.runtime.kernels.native.arguments import (
     PAGE_DTYPES,
     AttentionArguments,
     LinearArguments,
+    MixArguments,
+    MixturePointers,
     NativeWeights,
     PackedWeight,
     RowEdits,
@@ -62,6 +64,13 @@ _FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
     "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),
+    "mix": (None, ctypes.POINTER(MixArguments)),
+    "mixture_bytes": (
+        ctypes.c_int64,
+        ctypes.POINTER(MixturePointers),
+        *(ctypes.c_int64,) * 2,  # num_tokens, hidden
+        ctypes.c_int32,  # dtype
+    ),
     "pack_blocks": (
         None,
         ctypes.c_void_p,  # rows
@@ -436,6 +445,17 @@ class NativeKernels:
             )
         )
         return y_BCT
+
+    def mixture_scratch(
+        self, mixture: MixturePointers, num_tokens: int, hidden_size: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Allocate the memory of a mixture, for so many tokens."""
+        num_bytes = self._library.mixture_bytes(mixture, num_tokens, hidden_size, DTYPES[dtype])
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def mix(self, arguments: MixArguments) -> None:
+        """Run a mixture; see `core.runtime.layers.native_mixture`."""
+        self._library.mix(arguments)
 
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.runtime.layers.native_layers`."""

@@ -364,7 +364,7 @@ static Outputs outputs_of(const Linear *l, int64_t panel) {
 
 /* Neighbouring tasks share a panel, so a thread finds it in its cache. */
 static void project(void *context, int64_t index, int worker) {
-    const Linear *l = context;
+    const Linear *l = linear_of(context, &index);
     int64_t row = index % blocks_per_panel(l) * TASK_ROWS, end = row + TASK_ROWS;
     Outputs o = outputs_of(l, index / blocks_per_panel(l));
     (void)worker;
@@ -375,13 +375,16 @@ static void project(void *context, int64_t index, int worker) {
         project_rows(l, &o, row, end);
 }
 
-void linear(const Linear *l) {
-    int64_t total = 0;
-    int has_blocks = 0;
-    for (int i = 0; i < l->num_weights; i++) {
-        total += num_panels(&l->weights[i]);
-        has_blocks |= is_blocks(l->weights[i].format);
+void linears(const Linear *l, int64_t num) {
+    int64_t ends[num], total = 0;
+    for (int64_t i = 0; i < num; i++) {
+        int64_t panels = 0;
+        for (int w = 0; w < l[i].num_weights; w++) panels += num_panels(&l[i].weights[w]);
+        ends[i] = total += panels * blocks_per_panel(&l[i]);
     }
-    if (has_blocks) quantize_rows(l);
-    run_tasks(total * blocks_per_panel(l), l->num_threads, project, (void *)l);
+    Tasks t = {l, ends, num};
+    quantize_rows(l, num);
+    run_tasks(total, l->num_threads, project, &t);
 }
+
+void linear(const Linear *l) { linears(l, 1); }

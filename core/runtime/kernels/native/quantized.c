@@ -122,16 +122,19 @@ static void quantize_block(const void *x, int64_t first, int64_t end, int dtype,
     }
 }
 
-static int wants_fine(const Linear *l) {
-    for (int i = 0; i < l->num_weights; i++)
-        if (is_fine(l->weights[i].format)) return 1;
+/* Whether this product, or a following one that shares its inputs, reads fine bytes. */
+static int wants_fine(const Linear *l, const Linear *end) {
+    for (const void *shared = l->quantized; l < end && l->quantized == shared; l++)
+        for (int i = 0; i < l->num_weights; i++)
+            if (is_fine(l->weights[i].format)) return 1;
     return 0;
 }
 
 static void quantize_some(void *context, int64_t index, int worker) {
-    const Linear *l = context;
+    const Tasks *t = context;
+    const Linear *l = linear_of(t, &index);
     int64_t row = index * ROWS_PER_TASK, end = row + ROWS_PER_TASK;
-    int has_fine = wants_fine(l);
+    int has_fine = wants_fine(l, t->linears + t->num);
     (void)worker;
     for (; row < end && row < l->num_rows; row++) {
         const char *x = (const char *)l->x + row * l->num_inputs * size_of(l->dtype);
@@ -145,9 +148,24 @@ static void quantize_some(void *context, int64_t index, int worker) {
     }
 }
 
-void quantize_rows(const Linear *l) {
-    int64_t num_tasks = (l->num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-    run_tasks(num_tasks, l->num_threads, quantize_some, (void *)l);
+static int has_blocks(const Linear *l) {
+    for (int i = 0; i < l->num_weights; i++)
+        if (is_blocks(l->weights[i].format)) return 1;
+    return 0;
+}
+
+void quantize_rows(const Linear *l, int64_t num) {
+    int64_t ends[num], total = 0;
+    const void *last = NULL;
+    for (int64_t i = 0; i < num; i++) {
+        if (has_blocks(&l[i]) && l[i].quantized != last) {
+            total += (l[i].num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+            last = l[i].quantized;
+        }
+        ends[i] = total;
+    }
+    Tasks t = {l, ends, num};
+    run_tasks(total, l->num_threads, quantize_some, &t);
 }
 
 /* ---- dot products of bytes --------------------------------------------------------------------- */
