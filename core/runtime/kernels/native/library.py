@@ -46,6 +46,7 @@ from triptych.core.runtime.kernels.native.build import (
     bundled_library,
     supported_levels,
 )
+from triptych.core.runtime.kernels.native.functions import FUNCTIONS
 
 if TYPE_CHECKING:
     from triptych.core.bundle.store import Bundle
@@ -58,62 +59,6 @@ _MAX_GROUP = 64
 _MAX_ROW_DIM = 576
 _PANEL = 32
 _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
-
-
-_FUNCTIONS = {
-    "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
-    "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
-    "linear": (None, ctypes.POINTER(LinearArguments)),
-    "mix": (None, ctypes.POINTER(MixArguments)),
-    "mixture_bytes": (
-        ctypes.c_int64,
-        ctypes.POINTER(MixturePointers),
-        *(ctypes.c_int64,) * 2,  # num_tokens, hidden
-        ctypes.c_int32,  # dtype
-    ),
-    "pack_blocks": (
-        None,
-        ctypes.c_void_p,  # rows
-        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
-        ctypes.c_int32,  # format
-        ctypes.c_void_p,  # packed
-        ctypes.c_int32,  # num_threads
-    ),
-    "pack_weight": (
-        None,
-        ctypes.c_void_p,  # weight
-        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
-        ctypes.c_int32,  # dtype
-        ctypes.c_void_p,  # packed
-        ctypes.c_int32,  # num_threads
-    ),
-    # num_outputs, num_inputs, format
-    "packed_block_bytes": (ctypes.c_int64, *(ctypes.c_int64,) * 2, ctypes.c_int32),
-    "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
-    "quantized_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
-    "read_rows": (
-        None,
-        ctypes.c_void_p,  # packed
-        ctypes.c_int64,  # num_inputs
-        ctypes.c_int32,  # format
-        ctypes.c_void_p,  # ids
-        ctypes.c_int64,  # num_rows
-        ctypes.c_void_p,  # rows
-        *(ctypes.c_int32,) * 2,  # dtype, num_threads
-    ),
-    "snake": (None, ctypes.POINTER(SnakeArguments)),
-    "unpack_blocks": (
-        None,
-        ctypes.c_void_p,  # blocks
-        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
-        ctypes.c_int32,  # format
-        ctypes.c_void_p,  # values
-        *(ctypes.c_int32,) * 2,  # dtype, num_threads
-    ),
-    # slots, k, v
-    "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
-}
-"""Result and argument types of the library's functions."""
 
 
 class NativeKernels:
@@ -132,7 +77,7 @@ class NativeKernels:
             raise BuildError(f"the system does not let programs use {level}")
         self.level = level
         self._arena = Arena()
-        for name, (result, *arguments) in _FUNCTIONS.items():
+        for name, (result, *arguments) in FUNCTIONS.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
 
