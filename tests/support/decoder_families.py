@@ -61,10 +61,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "youtu": ("Youtu", LATENT),
-    "youtu-direct": (
-        "Youtu",
-        LATENT | {"q_lora_rank": None, "rope_interleave": False, "tie_word_embeddings": True},
-    ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-of-all": ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 2}),
     "qwen3-moe": (

@@ -151,7 +151,8 @@ class Rig:
 
     def share(self, sequence: Row, donor: Row, num_pages: int) -> None:
         """A prefix hit: the donor's first pages, whose tokens are not computed again."""
-        assert sequence.tokens[: num_pages * 4] == donor.tokens[: num_pages * 4]
+        num_tokens = num_pages * self.page_size
+        assert sequence.tokens[:num_tokens] == donor.tokens[:num_tokens]
         sequence.pages = donor.pages[:num_pages]
         sequence.num_cached = num_pages * self.page_size
 

@@ -24,6 +24,7 @@ from triptych.core.runtime.decoders.tensor_names import (
     ProjectionTarget,
     decoder_targets,
     embedding_target,
+    is_draft,
     is_unused,
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -156,7 +157,11 @@ class NativeBlueprint:
         load_tensors(
             checkpoint,
             decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
-            ignored=lambda name: is_unused(name) or (part is not None and not part.holds(name)),
+            ignored=lambda name: (
+                is_unused(name)
+                or is_draft(name, self.config)
+                or (part is not None and not part.holds(name))
+            ),
             report=report,
         )
         decoder.prepare(self._native)

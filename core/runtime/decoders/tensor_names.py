@@ -6,6 +6,7 @@ slice, straight from the file; slices may be in blocks of integers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertName
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
-from triptych.core.runtime.layers.decoder_layer import DecoderLayer, Mlp
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, Mlp
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
@@ -29,6 +30,7 @@ from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 
 _EMBEDDING = "embed_tokens.weight"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,12 @@ def is_unused(name: str) -> bool:
     is a target of every decoder with a separate head, so it is only unused when tied.
     """
     return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
+
+
+def is_draft(name: str, config: DecoderConfig) -> bool:
+    """Whether `name` belongs to a layer after the model's, which predicts a further token."""
+    found, num_layers = _LAYER.search(name), len(config.attention)
+    return found is not None and num_layers <= int(found[1]) < num_layers + config.num_draft_layers
 
 
 def _attention_targets(

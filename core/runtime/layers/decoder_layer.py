@@ -40,7 +40,8 @@ class DecoderConfig:
 
     `local_rope` rotates the layers that use it. Embeddings are multiplied by `embedding_scale`.
     Weights of norms may be centred (see `core.runtime.layers.norm`), and there may also be norms
-    after attention and MLP. With `moe` most MLPs are mixtures of experts. In a model that is
+    after attention and MLP. With `moe` most MLPs are mixtures of experts. Checkpoints have
+    `num_draft_layers` more, which are not used. In a model that is
     divided over ranks, `intermediate_size` and the heads are this rank's: `features` and
     `vocabulary` say which part of the whole it has.
     """
@@ -59,6 +60,7 @@ class DecoderConfig:
     has_centred_norms: bool = False
     has_post_norms: bool = False
     moe: MoeConfig | None = None
+    num_draft_layers: int = 0
     features: Shard | None = None
     vocabulary: Shard | None = None
 

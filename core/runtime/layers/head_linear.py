@@ -1,4 +1,4 @@
-"""A small projection for each head, all in one call.
+"""A small projection for each head.
 
 Owns the matrices `[H, O, I]`. Knows nothing of the meaning of heads.
 
@@ -9,16 +9,31 @@ from __future__ import annotations
 
 import torch
 
+from triptych.core.runtime.kernels.native.arguments import NativeWeights
+from triptych.core.runtime.kernels.native.library import NativeKernels
+
 
 class HeadLinear:
-    """`y_THO[:, h] = x_THI[:, h] @ weight_HOI[h].T`."""
+    """`y_THO[:, h] = x_THI[:, h] @ weight_HOI[h].T`; with our kernels, rows are independent."""
 
-    __slots__ = ("weight_HOI",)
+    __slots__ = ("_kernels", "_weight_HOI", "native")
 
-    def __init__(self, weight_HOI: torch.Tensor) -> None:
-        self.weight_HOI = weight_HOI.contiguous()
+    def __init__(
+        self,
+        weight_HOI: torch.Tensor,
+        kernels: NativeKernels | None = None,
+    ) -> None:
+        self._weight_HOI, self._kernels = weight_HOI.contiguous(), kernels
+        self.native: tuple[NativeWeights, ...] = ()
+        if kernels is not None and kernels.can_pack(weight_HOI[0]):
+            self.native = tuple(map(kernels.pack, self._weight_HOI))
+            self._weight_HOI = weight_HOI.new_empty(0)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
         """Project every head."""
-        y_HTO = torch.bmm(x_THI.transpose(0, 1), self.weight_HOI.mT)
-        return y_HTO.transpose(0, 1)
+        if self.native:
+            assert self._kernels is not None
+            heads = zip(x_THI.unbind(1), self.native, strict=True)
+            linear = self._kernels.linear
+            return torch.stack([linear(x_TI.contiguous(), weight) for x_TI, weight in heads], 1)
+        return torch.bmm(x_THI.transpose(0, 1), self._weight_HOI.mT).transpose(0, 1)

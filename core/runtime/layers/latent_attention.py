@@ -151,7 +151,8 @@ class LatentAttention:
         keys_HNL, values_HVL = kv_up.weight_OI.view(sizes).split(
             (config.nope_dim, config.value_dim), dim=1
         )
-        self._absorb, self._expand = HeadLinear(keys_HNL.mT), HeadLinear(values_HVL)
+        self._absorb = HeadLinear(keys_HNL.mT, native)
+        self._expand = HeadLinear(values_HVL, native)
 
     def __call__(
         self,

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.families.mixtures import with_experts
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
+    Positive,
     Reader,
     decoder_of,
     parse,
 )
+from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
+from triptych.core.runtime.layers.moe import MoeConfig
 
 
 class LatentFields(CausalLmConfig, frozen=True, kw_only=True):
@@ -72,6 +78,111 @@ def _scale(fields: LatentFields) -> float:
     return scale * math.pow(0.1 * rope.mscale_all_dim * growth + 1.0, 2)
 
 
+class _DeepseekV3Config(LatentFields, frozen=True, kw_only=True):
+    n_routed_experts: Count = 256
+    n_shared_experts: Annotated[int, msgspec.Meta(ge=0)] | None = 1
+    moe_intermediate_size: Count = 2048
+    num_experts_per_tok: Count = 8
+    n_group: Count | None = 8
+    topk_group: Count | None = 4
+    routed_scaling_factor: Positive = 2.5
+    norm_topk_prob: bool = True
+    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)] = 3
+    mlp_layer_types: tuple[str, ...] | None = None
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] | None = 1
+
+
+class _DeepseekV2Config(_DeepseekV3Config, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 2048
+    n_routed_experts: Count = 64
+    n_shared_experts: Annotated[int, msgspec.Meta(ge=0)] | None = 2
+    moe_intermediate_size: Count = 1407
+    num_experts_per_tok: Count = 6
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    routed_scaling_factor: Positive = 1.0
+    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] | None = 0
+    topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
+
+
+class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 202752
+    rms_norm_eps: Positive = 1e-5
+    q_lora_rank: Count | None = 768
+    qk_nope_head_dim: Count = 192
+    v_head_dim: Count = 256
+    n_routed_experts: Count = 64
+    moe_intermediate_size: Count = 1536
+    num_experts_per_tok: Count = 4
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
+    routed_scaling_factor: Positive = 1.8
+    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+def _deepseek_v3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Experts in groups, of which the best are chosen by corrected sigmoid scores."""
+    return _by_corrected_scores(parse_latent(config, _DeepseekV3Config), max_length)
+
+
+def _glm4_moe_lite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """GLM-4.7-Flash: DeepSeek-V3 with other sizes."""
+    return _by_corrected_scores(parse_latent(config, _Glm4MoeLiteConfig), max_length)
+
+
+def _by_corrected_scores(fields: _DeepseekV3Config, max_length: int) -> DecoderConfig:
+    routing = Routing(
+        num_chosen=fields.num_experts_per_tok,
+        scoring="sigmoid",
+        renormalizes=fields.norm_topk_prob,
+        scale=fields.routed_scaling_factor,
+        num_groups=fields.n_group or 1,
+        num_chosen_groups=fields.topk_group or 1,
+    )
+    return _mixture(fields, routing, max_length, has_correction=True)
+
+
+def _deepseek_v2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Softmax scores, not normalized again; a group is as good as its best expert."""
+    fields = parse_latent(config, _DeepseekV2Config)
+    has_groups = fields.topk_method == "group_limited_greedy"
+    routing = Routing(
+        num_chosen=fields.num_experts_per_tok,
+        renormalizes=False,
+        scale=fields.routed_scaling_factor,
+        num_groups=(fields.n_group or 1) if has_groups else 1,
+        num_chosen_groups=(fields.topk_group or 1) if has_groups else 1,
+        num_group_scores=1,
+    )
+    return _mixture(fields, routing, max_length, has_correction=False)
+
+
+def _mixture(
+    fields: _DeepseekV3Config, routing: Routing, max_length: int, *, has_correction: bool
+) -> DecoderConfig:
+    moe = MoeConfig(
+        num_experts=fields.n_routed_experts,
+        routing=routing,
+        intermediate_size=fields.moe_intermediate_size,
+        shared_size=fields.moe_intermediate_size * (fields.n_shared_experts or 0),
+        has_correction=has_correction,
+        dense_layers=_dense_layers(fields),
+    )
+    attention = (latent_attention_of(fields),) * fields.num_hidden_layers
+    decoder = with_experts(decoder_of(fields, attention, max_length), moe)
+    return replace(decoder, num_draft_layers=fields.num_nextn_predict_layers or 0)
+
+
+def _dense_layers(fields: _DeepseekV3Config) -> frozenset[int]:
+    kinds, num_layers = fields.mlp_layer_types, fields.num_hidden_layers
+    if kinds is None:
+        return frozenset(range(min(fields.first_k_dense_replace, num_layers)))
+    if len(kinds) < num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise WeightsError(f"config.json: mlp_layer_types {list(kinds)} do not fit the layers.")
+    return frozenset(layer for layer in range(num_layers) if kinds[layer] == "dense")
+
+
 def _youtu(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """DeepSeek-V3 without experts."""
     fields = parse_latent({"tie_word_embeddings": True, **config}, LatentFields)
@@ -79,4 +190,12 @@ def _youtu(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return decoder_of(fields, attention, max_length)
 
 
-READERS: Mapping[str, Reader] = MappingProxyType({"YoutuForCausalLM": _youtu})
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "DeepseekV2ForCausalLM": _deepseek_v2,
+        "DeepseekV3ForCausalLM": _deepseek_v3,
+        "Glm4MoeLiteForCausalLM": _glm4_moe_lite,
+        "YoutuForCausalLM": _youtu,
+    }
+)
+"""Kimi K2 declares itself DeepSeek-V3."""
