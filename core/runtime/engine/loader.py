@@ -193,6 +193,9 @@ class TokenLoader(DeviceLoader):
                     " step is captured here; add --device-graph-capture, or leave them out."
                 )
             return None
+        if layout.read_by_torch:
+            _log.warning("steps run eagerly: %s keeps its own attention", self.name)
+            return None
         most = min(max_rows or schedule.max_batch_size, schedule.max_batch_size)
         if max(wanted, default=0) > most:
             raise ConfigError(

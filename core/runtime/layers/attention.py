@@ -88,13 +88,15 @@ class LatentShape(KvShape):
 class KvLayout:
     """The shape of one model's cache: `shapes` has an entry for each layer that stores cells.
 
-    `states` has one for each recurrent layer.
+    `states` has one for each recurrent layer. If it is `read_by_torch`, CPU kernels do not choose
+    the order of values in a page.
     """
 
     shapes: tuple[KvShape, ...]
     page_size: int
     dtype: torch.dtype
     states: tuple[LayerState, ...] = ()
+    read_by_torch: bool = False
 
     @property
     def page_bytes(self) -> int:
@@ -163,7 +165,8 @@ class KvCache:
 
 def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
     """Whether the kernels read and write the cells of every layer."""
-    return all(shape.fits(native, layout) for shape in set(layout.shapes))
+    fits = all(shape.fits(native, layout) for shape in set(layout.shapes))
+    return fits and not layout.read_by_torch
 
 
 @dataclass(slots=True)

@@ -30,39 +30,60 @@ from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
 
 ATTENTION = "triptych_paged"
 """The name of our attention in transformers' registry."""
+OWN_ATTENTION = "eager"
+"""The attention of a class that all of them have, written out."""
 STEP = "triptych_step"
 """The argument of the model's forward that reaches every attention call."""
 
 _UNSUPPORTED = ("position_bias", "indices", "head_mask")
 
 
+def problem(reason: str) -> str:
+    """The beginning of a message on a model of transformers, without a full stop."""
+    return f"This model cannot run on the paged cache: {reason}"
+
+
 def refusal(reason: str) -> str:
     """The message that refuses a model of transformers."""
-    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."
+    return f"{problem(reason)}. Choose a model of another family."
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
     """The cells of one layer: their index in `CachePlan.shapes`, and whether it stores them.
 
-    `mask_window` is the window of a layer whose class has it in its mask alone.
+    `mask_window` is the window of a layer whose class has it in its mask alone. `index_cells` are
+    those of the keys by which a layer chooses what it attends to.
     """
 
     cells: int
     stores: bool
     mask_window: int | None = None
+    index_cells: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The layers of a model by their index, and the cells that they share."""
+    """The layers of a model by their index, and the cells that they share.
+
+    With a `cache_argument`, each row of a step runs by itself with the class's own attention, which
+    takes its cache by that name (`rows`).
+    """
 
     layers: Mapping[int, LayerPlan]
     shapes: tuple[KvShape, ...]
+    cache_argument: str = ""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row runs by itself."""
+        return bool(self.cache_argument)
 
     def layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        return KvLayout(shapes=self.shapes, page_size=page_size, dtype=dtype)
+        return KvLayout(
+            shapes=self.shapes, page_size=page_size, dtype=dtype, read_by_torch=self.by_rows
+        )
 
     def with_mask_windows(self, windows: Mapping[int, int]) -> CachePlan:
         """The plan with windows, by layer, that only masks have."""
@@ -102,7 +123,7 @@ class BridgedStep:
         if k_TKD.shape[1] != pages.k_NPKD.shape[2] or max(q_THD.shape[2], value_dim) > head_dim:
             raise WeightsError(refusal("its layers cache keys and values of different shapes"))
         if plan.stores:
-            keys, values = _widened(k_TKD, head_dim), _widened(v_TKD, head_dim)
+            keys, values = widened(k_TKD, head_dim), widened(v_TKD, head_dim)
             write_pages(keys, values, pages, self.step.batch)
         window = options.get("sliding_window")
         if self.windows is not None:
@@ -113,7 +134,7 @@ class BridgedStep:
             soft_cap=options.get("softcap"),
             sinks_H=options.get("s_aux"),
         )
-        out_THD = paged_attention(_widened(q_THD, head_dim), pages, self.step.batch, rule)
+        out_THD = paged_attention(widened(q_THD, head_dim), pages, self.step.batch, rule)
         return out_THD[..., :value_dim]
 
 
@@ -122,7 +143,8 @@ def _scale(options: Mapping[str, Any], head_dim: int) -> float:
     return head_dim**-0.5 if scale is None else scale
 
 
-def _widened(x_TXD: torch.Tensor, head_dim: int) -> torch.Tensor:
+def widened(x_TXD: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Heads padded with zeros to `head_dim`."""
     missing = head_dim - x_TXD.shape[-1]
     return pad(x_TXD, (0, missing)) if missing else x_TXD
 

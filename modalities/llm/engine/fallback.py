@@ -1,7 +1,8 @@
 """Runs any other causal language model of transformers on our paged cache.
 
 Owns the class, its configuration and its weights. The rows of a step go through the model as one
-sequence with explicit positions; only attention (`bridge`) knows where a row ends. Slower than our
+sequence with explicit positions; only attention (`bridge`) knows where a row ends. Where its
+attention cannot be ours, each row runs by itself with the class's own (`rows`). Slower than our
 decoder, with the same server around it.
 
 No code of a checkpoint is ever executed: the class comes from the installed transformers by its
@@ -18,6 +19,8 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -39,13 +42,22 @@ from triptych.core.text.context_length import context_length
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.llm.engine.bridge import (
     ATTENTION,
+    OWN_ATTENTION,
     STEP,
     BridgedStep,
     CachePlan,
     Tracing,
+    problem,
     refusal,
 )
 from triptych.modalities.llm.engine.proof import prove
+from triptych.modalities.llm.engine.rows import (
+    cache_argument,
+    new_cache,
+    plan_of_cache,
+    row_values,
+    run_rows,
+)
 
 _OTHER_KINDS = (
     (
@@ -79,7 +91,10 @@ _LEGACY_FIELDS = frozenset(
 _ARGUMENT = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"')
 _PER_LAYER = "per_layer_config"
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-_SERVED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_PARTS = {"vision_config", "audio_config", "vq_config", "text_config", "text_encoder"}
+_TWO_IDS = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+_RECURRENT_LAYERS = {"linear_attention", "conv"}
+_BRIDGED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class FallbackBlueprint:
@@ -94,7 +109,7 @@ class FallbackBlueprint:
         device: torch.device,
         native: NativeKernels | None = None,
     ) -> None:
-        self._kind, self._config = _read(config)
+        self._kind, self._config = self._read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
         self.max_length: int = max_length or stated
         _fit_context(self._config, self.max_length)
@@ -103,32 +118,52 @@ class FallbackBlueprint:
         self._device = device
         self._native = native
 
+    def _read(self, config: Mapping[str, Any]) -> tuple[Any, Any]:
+        return _read(config)
+
     @cached_property
     def _sketch(self) -> Any:
         """The model on the meta device."""
-        with (
-            library_errors(f"config.json is not usable as {self._kind.__name__}"),
-            torch.device("meta"),
-        ):
-            return self._kind(copy.deepcopy(self._config)).to(torch.bfloat16).eval()
+        return sketch(self._kind, self._config)
+
+    @property
+    def _sketched_body(self) -> Any:
+        return _body(self._sketch)
 
     @cached_property
     def plan(self) -> CachePlan:
         """The cells of every layer, as the class's own forward uses them on the meta device.
 
-        A few old classes read values in their forward, which the meta device has not; their layers
-        are alike, as the configuration says. The proof checks either.
+        Where our attention cannot replace its own, the plan is by rows. A few old classes read
+        values in their forward, which the meta device has not; their layers are alike, as the
+        configuration says. The proof checks each.
         """
-        tracing = Tracing()
-        ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+        if self._is_bridged and not _counts_positions(self._sketch):
+            with suppress(WeightsError), library_errors(""):
+                return self._bridged_plan()
+        for config in (self._config, self._sketched_body.config):
+            config._attn_implementation = OWN_ATTENTION
+        cache, argument = new_cache(), cache_argument(self._sketch, self._sketched_body)
         try:
-            with torch.inference_mode():
-                _body(self._sketch)(
-                    input_ids=ids, position_ids=ids, use_cache=False, **{STEP: tracing}
-                )
+            self._first_pass(**{argument: cache}, use_cache=True)
         except RuntimeError:
-            return _stated_plan(self._config)
+            return replace(_stated_plan(self._config), cache_argument=argument)
+        return plan_of_cache(cache, argument)
+
+    @property
+    def _is_bridged(self) -> bool:
+        return bool(self._config._attn_implementation == ATTENTION)
+
+    def _bridged_plan(self) -> CachePlan:
+        tracing = Tracing()
+        self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
         return tracing.plan(self._config.num_hidden_layers)
+
+    def _first_pass(self, **given: Any) -> None:
+        body = self._sketched_body
+        body.config.pad_token_id = None  # else some classes look for it among the ids
+        with torch.inference_mode():
+            body(input_ids=_TWO_IDS, **given)
 
     def weight_bytes(self) -> int:
         """Bytes of weights, counted on the meta device."""
@@ -141,15 +176,21 @@ class FallbackBlueprint:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         inner = max(inner) if isinstance(inner, Sequence) else inner
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
+        if self._known_plan().by_rows:
+            values += row_values(self.plan, config.num_attention_heads, self.max_length)
         return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        with library_errors(refusal("its first pass fails")):
-            return self.plan.layout(page_size, dtype)
+        return self._known_plan().layout(page_size, dtype)
+
+    def _known_plan(self) -> CachePlan:
+        with library_errors(problem("its first pass fails")):
+            return self.plan
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, check completeness, and try some tokens."""
+        plan = self._known_plan()  # before loading: it says which attention the model gets
         try:
             model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
         except RuntimeError as error:
@@ -157,7 +198,7 @@ class FallbackBlueprint:
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
         pack_linears(model.to(self._device), self._native)
-        built = FallbackModel(model.eval(), self.vocab_size, self.plan)
+        built = FallbackModel(model.eval(), self.vocab_size, plan)
         prove(built, max_length=self.max_length, dtype=self.dtype, device=self._device)
         report(1.0)
         return built
@@ -171,13 +212,17 @@ class FallbackModel:
         self.plan = plan
         self.whole = model
         self.body = _body(model)
-        # The same head with a body that returns its input, so that scales and caps are applied.
-        self._head = copy.copy(model)
         self._given = _GivenHidden()
-        self._head._modules = {
-            name: self._given if module is self.body else module
+        self._head = self._head_of(model, self.body)
+
+    def _head_of(self, model: Any, body: Any) -> Any:
+        """The model with a body that returns its input, so that scales and caps are applied."""
+        head = copy.copy(model)
+        head._modules = {
+            name: self._given if module is body else module
             for name, module in model._modules.items()
         }
+        return head
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
@@ -196,11 +241,19 @@ class FallbackModel:
         self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
     ) -> torch.Tensor:
         """Run the body on a step: `hidden_TC`."""
+        if self.plan.by_rows:
+            return run_rows(self.body, step.step, self.plan, **inputs)
         output = self.body(
             position_ids=positions_T.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
         )
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
+
+
+def sketch(kind: Any, config: Any) -> Any:
+    """A model of class `kind` on the meta device. Raises `WeightsError`."""
+    with library_errors(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
+        return kind(copy.deepcopy(config)).to(torch.bfloat16).eval()
 
 
 def _body(model: Any) -> Any:
@@ -238,18 +291,36 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     with library_errors(f"config.json is not usable as {family}"):
         if layers := fields.get(_PER_LAYER):
             fields[_PER_LAYER] = _known_per_layer(layers, known)
-        parsed = config_kind(**fields, attn_implementation=ATTENTION)
-    layer_types = set(getattr(parsed, "layer_types", None) or ())
-    is_plain = layer_types <= _SERVED_LAYERS and not kind._is_stateful
-    if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
-        raise WeightsError(
-            refusal("it keeps state of another kind, or has parts that are not text")
-        )
+        parsed = config_kind(**fields)
+    if config_kind.sub_configs.keys() & _PARTS:
+        raise WeightsError(refusal("it has parts that are not text"))
+    check_text(kind, parsed)
+    parsed._attn_implementation = ATTENTION if _can_bridge(kind, parsed) else OWN_ATTENTION
+    return kind, parsed
+
+
+def check_text(kind: Any, config: Any) -> None:
+    """Raise `WeightsError` for a language model with other state than keys and values."""
+    if kind._is_stateful or _layer_types(config) & _RECURRENT_LAYERS:
+        raise WeightsError(refusal("it keeps a recurrent state"))
     for name in _COUNTS:
-        count = getattr(parsed, name, None)
+        count = getattr(config, name, None)
         if not isinstance(count, int) or count < 1:
             raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
-    return kind, parsed
+
+
+def _can_bridge(kind: Any, config: Any) -> bool:
+    """Whether our attention may replace that of a class; its first pass decides."""
+    return bool(kind._supports_attention_backend) and _layer_types(config) <= _BRIDGED_LAYERS
+
+
+def _layer_types(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def _counts_positions(model: Any) -> bool:
+    """Whether a class counts positions from its padding, which differs from ours by an offset."""
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
 
 
 def _known_fields(config_kind: Any) -> set[str]:
@@ -257,7 +328,8 @@ def _known_fields(config_kind: Any) -> set[str]:
     own = [kind for kind in config_kind.__mro__ if issubclass(kind, transformers.PreTrainedConfig)]
     code = [kind.__post_init__ for kind in own[:-1] if "__post_init__" in vars(kind)]
     older = _ARGUMENT.findall("".join(map(inspect.getsource, code)))
-    declared = {*config_kind.__dataclass_fields__, *config_kind.attribute_map}
+    other_names = config_kind.attribute_map
+    declared = {*config_kind.__dataclass_fields__, *other_names, *other_names.values()}
     return declared | _LEGACY_FIELDS | set(older)
 
 
@@ -340,11 +412,11 @@ def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Ma
 
 def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """Raise `WeightsError` naming tensors that are missing, left over or of another shape."""
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[problem]:
-            named = ", ".join(sorted(map(str, info[problem]))[:3])
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            named = ", ".join(sorted(map(str, info[kind]))[:3])
             files = ", ".join(sorted({t.file for t in checkpoint.tensors.values()})[:3])
-            raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
+            raise WeightsError(f"{kind.replace('_', ' ')} in {files}: {named}.")
 
 
 def pin_rope(model: torch.nn.Module, max_length: int) -> None:

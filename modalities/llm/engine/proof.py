@@ -22,7 +22,13 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.weights.library_errors import library_errors
-from triptych.modalities.llm.engine.bridge import ATTENTION, BridgedStep, CachePlan, refusal
+from triptych.modalities.llm.engine.bridge import (
+    OWN_ATTENTION,
+    BridgedStep,
+    CachePlan,
+    problem,
+    refusal,
+)
 
 PAGE_SIZE = 16
 _NARROW_WINDOW = 8
@@ -67,16 +73,18 @@ def prove(
     with torch.inference_mode(), _narrowed(model.body) as window:
         num_tokens = min(max(_NUM_TOKENS, _widest(model.body) + PAGE_SIZE), max_length)
         ids_T = (torch.arange(num_tokens, device=device) + _FIRST_PLAIN_ID) % model.vocab_size
-        with library_errors(refusal("its class does not run without a cache")):
+        with library_errors(problem("its class does not run without a cache")):
             own_TC, own_V, masks = _on_its_own(model, ids_T)
-        with library_errors(refusal("it does not run a step of several rows")):
+        with library_errors(problem("it does not run a step of several rows")):
             chunks, windows = _on_pages(model, ids_T, dtype)
             narrow = None if window is None else min(window, _NARROW_WINDOW)
-            found, plan = _check_masks(model.plan, masks, windows, narrow), model.plan
+            found, plan = list[int](), model.plan
+            if not plan.by_rows:
+                found = _check_masks(plan, masks, windows, narrow)
             if found and narrow is not None:
                 model.plan = plan.with_mask_windows(dict.fromkeys(found, narrow))
                 chunks, _ = _on_pages(model, ids_T, dtype)
-        with library_errors(refusal("its head reads more than hidden states")):
+        with library_errors(problem("its head reads more than hidden states")):
             logits_V = model.logits(own_TC[-1:])[0]
     if window is not None:
         model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
@@ -151,7 +159,7 @@ def _on_its_own(
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:
             masks[int(module.layer_idx)] = mask
 
-    body.config._attn_implementation = "eager"
+    used, body.config._attn_implementation = body.config._attn_implementation, OWN_ATTENTION
     try:
         with ExitStack() as hooks:
             for module in body.modules():
@@ -164,7 +172,7 @@ def _on_its_own(
             if not outputs:  # the whole reads a part of the body
                 body(**given)
     finally:
-        body.config._attn_implementation = ATTENTION
+        body.config._attn_implementation = used
     num_tokens = len(ids_T)
     seen = {layer: _seen(mask[..., :num_tokens, :num_tokens]) for layer, mask in masks.items()}
     return outputs[-1].last_hidden_state[0], logits_V, seen
