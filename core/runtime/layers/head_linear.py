@@ -1,4 +1,4 @@
-"""A small projection for each head.
+"""A small projection for each head, all in one call.
 
 Owns the matrices `[H, O, I]`. Knows nothing of the meaning of heads.
 
@@ -24,16 +24,14 @@ class HeadLinear:
         kernels: NativeKernels | None = None,
     ) -> None:
         self._weight_HOI, self._kernels = weight_HOI.contiguous(), kernels
-        self.native: tuple[NativeWeights, ...] = ()
+        self.native: NativeWeights | None = None
         if kernels is not None and kernels.can_pack(weight_HOI[0]):
-            self.native = tuple(map(kernels.pack, self._weight_HOI))
+            self.native = kernels.pack(*self._weight_HOI)
             self._weight_HOI = weight_HOI.new_empty(0)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
         """Project every head."""
-        if self.native:
+        if self.native is not None:
             assert self._kernels is not None
-            heads = zip(x_THI.unbind(1), self.native, strict=True)
-            linear = self._kernels.linear
-            return torch.stack([linear(x_TI.contiguous(), weight) for x_TI, weight in heads], 1)
+            return self._kernels.head_linear(x_THI, self.native)
         return torch.bmm(x_THI.transpose(0, 1), self._weight_HOI.mT).transpose(0, 1)

@@ -44,11 +44,12 @@ def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
         for c in kinds
         if isinstance(c, AttentionConfig)
     }
-    is_plain = len(heads) == 1 and all(isinstance(c, AttentionConfig) for c in kinds)
+    if len(heads) != 1 or not all(isinstance(c, AttentionConfig) for c in kinds):
+        return False
     linears = chain.from_iterable(map(_projections, layers))
     mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp))
     is_packed = all(linear.native is not None for linear in linears)
-    return is_plain and is_packed and all(moe.fused is not None for moe in mixtures)
+    return is_packed and all(moe.fused is not None for moe in mixtures)
 
 
 def _projections(layer: DecoderLayer) -> list[Linear]:

@@ -119,6 +119,7 @@ class LinearArguments(ctypes.Structure):
         ("weights", ctypes.POINTER(WeightPointers)),
         *((name, ctypes.c_void_p) for name in ("y", "quantized")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "y_stride")),
         *((name, ctypes.c_int32) for name in ("num_weights", "dtype", "y_dtype", "num_threads")),
     )
 

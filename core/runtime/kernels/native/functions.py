@@ -21,6 +21,7 @@ FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
     "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),
+    "linears": (None, ctypes.POINTER(LinearArguments), ctypes.c_int64),
     "mix": (None, ctypes.POINTER(MixArguments)),
     "mixture_bytes": (
         ctypes.c_int64,

@@ -43,15 +43,19 @@ typedef struct {
     int32_t format;
 } Weight;
 
-/* Outputs of the weights lie one after the other. `bias` has the type of x, `residual` that of y.
- * `quantized` has `quantized_bytes` for each row of x if a weight is in blocks. */
+/* Outputs of the weights lie one after the other. `bias` has the type of x, `residual` that of y. Rows
+ * of x are `x_stride` values apart, those of y and the residual `y_stride`; 0: dense. `quantized` has `quantized_bytes` for each row of x if a weight is in blocks. */
 typedef struct {
     const void *x, *bias, *residual;
     const Weight *weights;
     void *y, *quantized;
-    int64_t num_rows, num_inputs, num_outputs;
+    int64_t num_rows, num_inputs, num_outputs, x_stride, y_stride;
     int32_t num_weights, dtype, y_dtype, num_threads;
 } Linear;
+
+INLINE int64_t x_stride_of(const Linear *l) { return l->x_stride ? l->x_stride : l->num_inputs; }
+
+INLINE int64_t y_stride_of(const Linear *l) { return l->y_stride ? l->y_stride : l->num_outputs; }
 
 void linear(const Linear *l);
 

@@ -275,22 +275,50 @@ class NativeKernels:
         room = self.quantized(num_rows, num_inputs) if weights.has_blocks else None
         self._library.linear(
             LinearArguments(
-                x_TI.data_ptr(),
-                pointer(bias_O),
-                pointer(residual_TO),
-                weights.pointers,
-                y_TO.data_ptr(),
-                pointer(room),
-                num_rows,
-                num_inputs,
-                weights.num_outputs,
-                len(weights.pointers),
-                DTYPES[x_TI.dtype],
-                DTYPES[y_TO.dtype],
-                torch.get_num_threads(),
+                x=x_TI.data_ptr(),
+                bias=pointer(bias_O),
+                residual=pointer(residual_TO),
+                weights=weights.pointers,
+                y=y_TO.data_ptr(),
+                quantized=pointer(room),
+                num_rows=num_rows,
+                num_inputs=num_inputs,
+                num_outputs=weights.num_outputs,
+                num_weights=len(weights.pointers),
+                dtype=DTYPES[x_TI.dtype],
+                y_dtype=DTYPES[y_TO.dtype],
+                num_threads=torch.get_num_threads(),
             )
         )
         return y_TO
+
+    def head_linear(self, x_THI: torch.Tensor, weights: NativeWeights) -> torch.Tensor:
+        """`y_THO`: each head times its own one of `weights`, which are plain."""
+        num_rows, num_heads, num_inputs = x_THI.shape
+        assert (len(weights.pointers), weights.num_inputs) == (num_heads, num_inputs)
+        assert x_THI.stride(2) == 1
+        y_THO = x_THI.new_empty(num_rows, num_heads, weights.num_outputs // num_heads)
+        heads = (
+            LinearArguments(
+                x=x_TI.data_ptr(),
+                weights=ctypes.pointer(weight),
+                y=y_TO.data_ptr(),
+                num_rows=num_rows,
+                num_inputs=num_inputs,
+                num_outputs=weight.num_outputs,
+                x_stride=x_TI.stride(0),
+                y_stride=y_TO.stride(0),
+                num_weights=1,
+                dtype=DTYPES[x_THI.dtype],
+                y_dtype=DTYPES[x_THI.dtype],
+                num_threads=torch.get_num_threads(),
+            )
+            for x_TI, y_TO, weight in zip(
+                x_THI.unbind(1), y_THO.unbind(1), weights.pointers, strict=True
+            )
+        )
+        self._library.linears((LinearArguments * num_heads)(*heads), num_heads)
+        return y_THO
 
     def rows(self, weights: NativeWeights, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The weights of some outputs, `[len(ids), I]`, of one matrix in blocks."""

@@ -214,8 +214,8 @@ static void multiply_part(const void *x, int64_t stride, int64_t depth, const bf
 /* ---- blocks of rows --------------------------------------------------------------------------- */
 
 static void sum_floats(const Linear *l, const float *panel, int64_t row, int num, float *sums) {
-    const float *x = (const float *)l->x + row * l->num_inputs;
-    multiply_whole(x, l->num_inputs, l->num_inputs, panel, sums, num);
+    const float *x = (const float *)l->x + row * x_stride_of(l);
+    multiply_whole(x, x_stride_of(l), l->num_inputs, panel, sums, num);
 }
 
 #if HAS_TILES || HAS_BF16_DOT
@@ -225,15 +225,15 @@ static void copy_inputs(const Linear *l, int64_t row, int num, int64_t first, in
     size_t size = sizeof(bf16) * (size_t)(l->num_inputs - first);
     memset(to, 0, sizeof(bf16) * (size_t)(num * padded));
     for (int m = 0; m < num; m++)
-        memcpy(to + m * padded, (const bf16 *)l->x + (row + m) * l->num_inputs + first, size);
+        memcpy(to + m * padded, (const bf16 *)l->x + (row + m) * x_stride_of(l) + first, size);
 }
 
 /* Inputs are read in place, except a last part that does not fill a unit. */
 static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
     enum { PART = HAS_TILES ? UNIT : 2 };
     int64_t whole = l->num_inputs / PART * PART;
-    const bf16 *x = (const bf16 *)l->x + row * l->num_inputs;
-    multiply_part(x, l->num_inputs, whole, panel, sums, num);
+    const bf16 *x = (const bf16 *)l->x + row * x_stride_of(l);
+    multiply_part(x, x_stride_of(l), whole, panel, sums, num);
     if (whole == l->num_inputs) return;
     bf16 rest[MOST_ROWS * PART];
     copy_inputs(l, row, num, whole, PART, rest);
@@ -244,7 +244,7 @@ static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, 
 static void widen_inputs(const Linear *l, int64_t row, int num, int64_t first, int64_t depth,
                          float *to) {
     for (int m = 0; m < num; m++) {
-        const bf16 *x = (const bf16 *)l->x + (row + m) * l->num_inputs + first;
+        const bf16 *x = (const bf16 *)l->x + (row + m) * x_stride_of(l) + first;
         int64_t i = 0, stored = l->num_inputs - first < depth ? l->num_inputs - first : depth;
         for (; i + LANES <= stored; i += LANES) store(to + m * DEPTH + i, load_bf16(x + i));
         for (; i < depth; i++) to[m * DEPTH + i] = i < stored ? read_as(x, i, BFLOAT16) : 0.0f;
@@ -289,7 +289,7 @@ typedef struct {
 } Outputs;
 
 static void finish_row(const Linear *l, int64_t row, const Outputs *o, const float *sums) {
-    int64_t first = o->first, at = row * l->num_outputs + first;
+    int64_t first = o->first, at = row * y_stride_of(l) + first;
     int count = o->count, j = 0;
     for (; j + LANES <= count; j += LANES) {
         vec y = load(sums + j);

@@ -137,7 +137,7 @@ static void quantize_some(void *context, int64_t index, int worker) {
     int has_fine = wants_fine(l, t->linears + t->num);
     (void)worker;
     for (; row < end && row < l->num_rows; row++) {
-        const char *x = (const char *)l->x + row * l->num_inputs * size_of(l->dtype);
+        const char *x = (const char *)l->x + row * x_stride_of(l) * size_of(l->dtype);
         int64_t first = row / CHUNK * CHUNK, at = row - first;
         for (int64_t block = 0; block < num_blocks(l->num_inputs); block++) {
             Rows rows = rows_at(l, first, block);

@@ -104,3 +104,19 @@ def test_nan_stays_in_its_row(kernels: NativeKernels, num_inputs: int, dtype: to
 def test_what_it_does_not_pack(kernels: NativeKernels) -> None:
     assert not kernels.can_pack(torch.zeros(4, 4, dtype=torch.float16))
     assert not kernels.can_pack(torch.zeros(4, 4, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(1, 3, 7, 5), (45, 2, 33, 40)])
+def test_each_head_has_a_matrix_of_its_own(
+    kernels: NativeKernels, sizes: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    """Of inputs and outputs that are not adjacent; as each head's projection, bit by bit."""
+    num_rows, num_heads, num_outputs, num_inputs = sizes
+    wide = random(num_rows, num_heads, num_inputs + 3, seed=1, dtype=dtype)
+    x_THI = wide[:, :, 1 : num_inputs + 1]
+    weight_HOI = random(num_heads, num_outputs, num_inputs, seed=2, dtype=dtype)
+    y_THO = kernels.head_linear(x_THI, kernels.pack(*weight_HOI))
+    for head in range(num_heads):
+        x_TI, weight_OI = x_THI[:, head].contiguous(), weight_HOI[head]
+        assert torch.equal(y_THO[:, head], kernels.linear(x_TI, kernels.pack(weight_OI)))
