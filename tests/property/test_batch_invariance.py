@@ -22,7 +22,7 @@ from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.layers.attention import AttentionConfig, KvLayout
+from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.rotary import RopeConfig
@@ -68,7 +68,7 @@ def decoder_config(
 
 
 BIASED = {"has_qkv_bias": True, "has_out_bias": True}
-GEMMA = {"qk_norm_eps": 1e-6, "has_centred_qk_norm": True, "scale": 0.1}
+GEMMA = {"head_norm": HeadNormConfig(eps=1e-6, is_centred=True), "scale": 0.1}
 SHAPES = {
     "gqa-32": decoder_config(64, (4, 2, 32), 112),
     "mha-64-biased-tied": decoder_config(
@@ -76,7 +76,11 @@ SHAPES = {
     ),
     "mqa-80-ragged": decoder_config(50, (3, 1, 80), 74, vocab_size=101),
     "gqa-128-qk-norm-tied": decoder_config(
-        48, (4, 1, 128), 64, layers=({"qk_norm_eps": 1e-6},) * 2, has_tied_embeddings=True
+        48,
+        (4, 1, 128),
+        64,
+        layers=({"head_norm": HeadNormConfig(eps=1e-6)},) * 2,
+        has_tied_embeddings=True,
     ),
     "windows-without-rope": decoder_config(
         64, (4, 2, 32), 96, layers=({"window": 9}, {"uses_rope": False}, {"window": 40})

@@ -26,7 +26,7 @@ from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
 from triptych.schedulers.tokens.scheduler import TokenScheduler
@@ -66,12 +66,9 @@ def _linears(decoder: Decoder) -> Iterator[Linear]:
 def _norms(decoder: Decoder) -> Iterator[torch.Tensor | None]:
     yield decoder.norm.weight_C
     for layer in decoder.layers:
-        yield layer.attention.qk_norm_2D
-        yield from (norm.weight_C for norm in _layer_norms(layer))
-
-
-def _layer_norms(layer: DecoderLayer) -> tuple[Any, ...]:
-    return (layer.input_norm, layer.mlp_norm, *(layer.post_norms or ()))
+        if layer.attention.norm is not None:
+            yield from (layer.attention.norm.query, layer.attention.norm.key)
+        yield from (norm.weight_C for norm in layer.norms)
 
 
 class LogitsKeeper(Sampler):

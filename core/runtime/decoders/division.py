@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych.core.errors import ConfigError
+from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 from triptych.core.runtime.layers.shards import PLAIN_UNIT, even_shard, feature_shard
@@ -28,6 +29,12 @@ def divide(
 
     Raises `ConfigError` where there are too many ranks.
     """
+    layers = [layer for layer in config.attention if isinstance(layer, AttentionConfig)]
+    if any(layer.head_norm and layer.head_norm.is_joint for layer in layers):
+        raise ConfigError(
+            "--tensor-parallel-size: this model's norms read the queries of all heads, so that"
+            " heads cannot be divided; leave it out."
+        )
     most = min(
         config.intermediate_size,
         config.vocab_size,
@@ -38,14 +45,16 @@ def divide(
             f"--tensor-parallel-size {num_ranks}: this model can be divided by {most} at most, with"
             " a query head for each; lower it."
         )
-    features = feature_shard(config.intermediate_size, rank, num_ranks, unit)
+    sizes = (config.features_of(layer).total for layer in range(len(config.attention)))
+    features = tuple(feature_shard(size, rank, num_ranks, unit) for size in sizes)
+    widest = max(shard.length for shard in features)
     moe = config.moe
     if moe is not None:
         moe = _divide_experts(moe, rank, num_ranks, by_experts=by_experts, unit=unit)
     return replace(
         config,
         attention=tuple(layer.of_rank(rank, num_ranks) for layer in config.attention),
-        intermediate_size=features.length,
+        intermediate_size=widest,
         features=features,
         vocabulary=even_shard(config.vocab_size, rank, num_ranks),
         moe=moe,

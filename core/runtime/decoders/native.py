@@ -176,6 +176,8 @@ def position_values(config: DecoderConfig) -> int:
         of_expert = 3 * moe.intermediate_size + 2 * config.hidden_size
         of_shared = 3 * moe.shared_size + 2 * config.hidden_size
         widest = max(widest, moe.routing.num_chosen * of_expert + of_shared)
+    if (inputs := config.layer_inputs) is not None:
+        widest += 3 * inputs.num_layers * inputs.size
     return 4 * config.hidden_size + widest
 
 

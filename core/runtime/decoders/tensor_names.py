@@ -7,22 +7,25 @@ slice, straight from the file; slices may be in blocks of integers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertNames
+from triptych.core.runtime.decoders.layer_names import LAYER_NAMES, LayerNames
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
-from triptych.core.runtime.layers.attention import Attention
+from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, Mlp
 from triptych.core.runtime.layers.latent_attention import LatentAttention
+from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputs
 from triptych.core.runtime.layers.linear import Linear
-from triptych.core.runtime.layers.moe import MoeMlp
-from triptych.core.runtime.layers.norm import RMSNorm
+from triptych.core.runtime.layers.moe import Expert, MoeMlp
+from triptych.core.runtime.layers.norm import Norm
 from triptych.core.runtime.layers.shards import HeadShards, Shard
 from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
@@ -145,8 +148,8 @@ class ProjectionTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class BiasTarget:
-    """The part `shard` of a projection's bias."""
+class PartTarget:
+    """The part `shard` of a tensor, such as a bias, along its first axis."""
 
     name: str
     into: torch.Tensor
@@ -155,15 +158,15 @@ class BiasTarget:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the tensor must have."""
-        return (self.shard.total,)
+        return (self.shard.total, *self.into.shape[1:])
 
     def fill(self, source: TensorSource) -> None:
-        """Copy the bias into place."""
+        """Copy the part into place."""
         self.into.copy_(source.read(self.name)[self.shard.slice])
 
     def num_bytes(self, item_bytes: int) -> int:
         """Bytes in memory, with `item_bytes` for each number."""
-        return self.shard.length * item_bytes
+        return self.into.numel() * item_bytes
 
 
 def decoder_targets(
@@ -194,28 +197,59 @@ def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
-    moe = stack.config.moe
-    names = EXPERT_NAMES["" if moe is None else moe.naming]
-    yield TensorTarget(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
+    names, moe = LAYER_NAMES[stack.config.naming], stack.config.moe
+    module = EXPERT_NAMES["" if moe is None else moe.naming].module
+    yield from norm_targets(f"{_below(prefix)}norm", stack.norm)
+    if stack.layer_inputs is not None:
+        yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
-        for norm_name, norm in _norms(layer).items():
-            yield TensorTarget(f"{name}.{norm_name}.weight", norm.weight_C)
-        yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding)
-        yield from mlp_targets(f"{name}.{names.module}", layer.mlp, encoding, names)
+        for norm_name, norm in _norms(layer, names).items():
+            yield from norm_targets(f"{name}.{norm_name}", norm)
+        yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding, names)
+        yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
+        if layer.input_gate is not None:
+            yield from _input_gate_targets(name, layer.input_gate, encoding)
+        if layer.scale_1 is not None:
+            yield TensorTarget(f"{name}.layer_scalar", layer.scale_1)
 
 
 def _below(prefix: str) -> str:
     return f"{prefix}." if prefix else ""
 
 
-def _norms(layer: DecoderLayer) -> dict[str, RMSNorm]:
-    """The norms of a layer: the second name has another meaning where a layer has four."""
-    norms = {"input_layernorm": layer.input_norm, "post_attention_layernorm": layer.mlp_norm}
+def norm_targets(name: str, norm: Norm) -> Iterator[Target]:
+    """The destinations of a norm's weight and bias, if it has them."""
+    for last, tensor in norm.parameters.items():
+        yield TensorTarget(f"{name}.{last}", tensor)
+
+
+def _norms(layer: DecoderLayer, names: LayerNames) -> dict[str, Norm]:
+    """The norms around attention and MLP."""
+    norms = {names.input_norm: layer.input_norm, names.attention_post_norm: layer.mlp_norm}
     if layer.post_norms is not None:
-        norms["pre_feedforward_layernorm"] = layer.mlp_norm
-        norms["post_attention_layernorm"], norms["post_feedforward_layernorm"] = layer.post_norms
+        norms[names.mlp_norm] = layer.mlp_norm
+        norms[names.attention_post_norm], norms[names.mlp_post_norm] = layer.post_norms
     return norms
+
+
+def _layer_input_targets(
+    prefix: str, inputs: LayerInputs, encoding: WeightEncoding
+) -> Iterator[Target]:
+    whole = Shard.whole(inputs.table.num_outputs)
+    table = f"{prefix}embed_tokens_per_layer.weight"
+    yield ProjectionTarget(table, inputs.table, 0, whole, encoding, is_vocabulary=True)
+    rows = [("per_layer_model_projection", Shard.whole(inputs.projection.num_outputs))]
+    yield from _fused_targets(prefix.rstrip("."), inputs.projection, rows, encoding)
+    yield from norm_targets(f"{prefix}per_layer_projection_norm", inputs.norm)
+
+
+def _input_gate_targets(name: str, gate: InputGate, encoding: WeightEncoding) -> Iterator[Target]:
+    rows = [("per_layer_input_gate", Shard.whole(gate.gate.num_outputs))]
+    yield from _fused_targets(name, gate.gate, rows, encoding)
+    rows = [("per_layer_projection", Shard.whole(gate.projection.num_outputs))]
+    yield from _fused_targets(name, gate.projection, rows, encoding)
+    yield from norm_targets(f"{name}.post_per_layer_input_norm", gate.norm)
 
 
 def is_unused(name: str) -> bool:
@@ -234,7 +268,10 @@ def is_draft(name: str, config: DecoderConfig) -> bool:
 
 
 def _attention_targets(
-    prefix: str, attention: Attention | LatentAttention, encoding: WeightEncoding
+    prefix: str,
+    attention: Attention | LatentAttention,
+    encoding: WeightEncoding,
+    names: LayerNames,
 ) -> Iterator[Target]:
     if isinstance(attention, LatentAttention):
         yield from _latent_targets(prefix, attention, encoding)
@@ -242,13 +279,39 @@ def _attention_targets(
     config = attention.config
     shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
     queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    rows = [(names.query, queries)]
+    if config.reads_layer is None:
+        value = names.key if config.values_are_keys else names.value
+        rows += [(names.key, keys), (value, keys)]
+    if names.qkv:
+        rows = _within(names.qkv, [shard for _, shard in rows])
     yield from _fused_targets(prefix, attention.qkv, rows, encoding)
-    outputs = {"o_proj": Shard.whole(config.hidden_size)}
+    outputs = [(names.out, Shard.whole(config.hidden_size))]
     yield from _fused_targets(prefix, attention.out, outputs, encoding, queries)
-    if attention.qk_norm_2D is not None:
-        yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
-        yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
+    if attention.norm is not None:
+        yield from _head_norm_targets(prefix, attention.norm, shards, names)
+    if attention.sinks_H is not None:
+        yield PartTarget(f"{prefix}.{names.sinks}", attention.sinks_H, shards.queries)
+
+
+def _head_norm_targets(
+    prefix: str, norm: QueryKeyNorm, shards: HeadShards, names: LayerNames
+) -> Iterator[Target]:
+    """The destinations of weights that heads share, or of a row for each head."""
+    parts = [(names.query_norm, norm.query, shards.queries)]
+    if len(norm.key):
+        parts.append((names.key_norm, norm.key, shards.keys))
+    for name, into, heads in parts:
+        if "{head}" in name:
+            for number, row_D in enumerate(into, heads.first):
+                yield TensorTarget(f"{prefix}.{name.format(head=number)}.weight", row_D)
+        elif into.dim() == 1:
+            yield TensorTarget(f"{prefix}.{name}.weight", into)
+        elif norm.is_joint:
+            shard = heads.times(into.shape[1])
+            yield PartTarget(f"{prefix}.{name}.weight", into.view(-1), shard)
+        else:
+            yield PartTarget(f"{prefix}.{name}.weight", into, heads)
 
 
 def _latent_targets(
@@ -257,19 +320,19 @@ def _latent_targets(
     """The destinations of latent attention; the matrix that becomes two is read as numbers."""
     config, heads = attention.config, attention.heads
     queries, is_direct = heads.times(config.key_dim), attention.q_up is None
-    row = {"kv_a_proj_with_mqa": Shard.whole(config.row_dim)}
-    first = {"q_proj": queries} if is_direct else {"q_a_proj": Shard.whole(config.query_inputs)}
-    for target in _fused_targets(prefix, attention.down, first | row, encoding):
+    row = ("kv_a_proj_with_mqa", Shard.whole(config.row_dim))
+    first = ("q_proj", queries) if is_direct else ("q_a_proj", Shard.whole(config.query_inputs))
+    for target in _fused_targets(prefix, attention.down, (first, row), encoding):
         if target.name != f"{prefix}.q_proj.bias":
             yield target
     if attention.q_up is not None and attention.q_norm is not None:
         yield TensorTarget(f"{prefix}.q_a_layernorm.weight", attention.q_norm.weight_C)
-        yield from _fused_targets(prefix, attention.q_up, {"q_b_proj": queries}, encoding)
+        yield from _fused_targets(prefix, attention.q_up, [("q_b_proj", queries)], encoding)
     yield TensorTarget(f"{prefix}.kv_a_layernorm.weight", attention.kv_norm.weight_C)
     assert attention.kv_up is not None, "it is loaded before `prepare`"
-    made = {"kv_b_proj": heads.times(config.nope_dim + config.value_dim)}
+    made = [("kv_b_proj", heads.times(config.nope_dim + config.value_dim))]
     yield from _fused_targets(prefix, attention.kv_up, made, PLAIN)
-    outputs = {"o_proj": Shard.whole(config.hidden_size)}
+    outputs = [("o_proj", Shard.whole(config.hidden_size))]
     inputs = heads.times(config.value_dim)
     yield from _fused_targets(prefix, attention.out, outputs, encoding, inputs)
 
@@ -278,47 +341,59 @@ def mlp_targets(
     prefix: str,
     mlp: Mlp | MoeMlp,
     encoding: WeightEncoding = AS_STORED,
-    names: ExpertNames = EXPERT_NAMES[""],
+    names: LayerNames = LAYER_NAMES[""],
 ) -> Iterator[Target]:
     """The destinations of one MLP, or of a mixture in its place."""
     if isinstance(mlp, MoeMlp):
-        yield from _moe_targets(prefix, mlp, encoding, names)
-    else:
-        yield from _gated_targets(prefix, (mlp.gate_up, mlp.down), mlp.features, encoding)
+        yield from _moe_targets(prefix, mlp, encoding)
+        return
+    rows = [(names.gate, mlp.features)] if mlp.has_gate else []
+    rows.append((names.up, mlp.features))
+    if names.gate_up:
+        rows = _within(names.gate_up, [shard for _, shard in rows])
+    yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
+    rows = [(names.down, Shard.whole(mlp.down.num_outputs))]
+    yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
 
 
-def _gated_targets(
+def _within(name: str, shards: Sequence[Shard]) -> list[tuple[str, Shard]]:
+    """Parts of tensors that are stored one after the other in the tensor `name`."""
+    totals = [shard.total for shard in shards]
+    firsts = accumulate(totals[:-1], initial=0)
+    return [
+        (name, Shard(first + shard.first, shard.length, sum(totals)))
+        for first, shard in zip(firsts, shards, strict=True)
+    ]
+
+
+def _expert_targets(
     prefix: str,
-    linears: tuple[Linear, Linear],
+    expert: Expert,
     features: Shard,
     encoding: WeightEncoding,
     names: ExpertNames = EXPERT_NAMES[""],
 ) -> Iterator[Target]:
-    """The destinations of gate and up, and of down."""
-    gate_up, down = linears
-    rows = {names.gate: features, names.up: features}
-    yield from _fused_targets(prefix, gate_up, rows, encoding)
-    rows = {names.down: Shard.whole(down.num_outputs)}
-    yield from _fused_targets(prefix, down, rows, encoding, features)
+    """The destinations of one expert."""
+    rows = [(names.gate, features), (names.up, features)]
+    yield from _fused_targets(prefix, expert.gate_up, rows, encoding)
+    rows = [(names.down, Shard.whole(expert.down.num_outputs))]
+    yield from _fused_targets(prefix, expert.down, rows, encoding, features)
 
 
-def _moe_targets(
-    prefix: str, moe: MoeMlp, encoding: WeightEncoding, names: ExpertNames
-) -> Iterator[Target]:
+def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
     """The destinations of a router, of this rank's experts and of the shared one."""
+    names = EXPERT_NAMES[moe.config.naming]
     yield TensorTarget(f"{prefix}.{names.router}.weight", moe.router.weight_OI)
     if moe.router.bias_O is not None:
         yield TensorTarget(f"{prefix}.{names.router}.bias", moe.router.bias_O)
     if moe.correction_E is not None:
         yield TensorTarget(f"{prefix}.{names.correction}", moe.correction_E)
     for number, expert in enumerate(moe.experts, moe.shard.first):
-        linears = expert.gate_up, expert.down
         place = f"{prefix}.experts.{number}"
-        yield from _gated_targets(place, linears, moe.features, encoding, names)
+        yield from _expert_targets(place, expert, moe.features, encoding, names)
     if moe.shared is not None:
-        linears = moe.shared.gate_up, moe.shared.down
         place = f"{prefix}.{names.shared}"
-        yield from _gated_targets(place, linears, moe.shared_features, encoding)
+        yield from _expert_targets(place, moe.shared, moe.shared_features, encoding)
     if moe.shared_gate is not None:
         yield TensorTarget(f"{prefix}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
 
@@ -326,16 +401,16 @@ def _moe_targets(
 def _fused_targets(
     prefix: str,
     linear: Linear,
-    rows: Mapping[str, Shard],
+    rows: Sequence[tuple[str, Shard]],
     encoding: WeightEncoding,
     inputs: Shard | None = None,
 ) -> Iterator[Target]:
     """The destinations of projections whose rows lie one after the other in `linear`."""
     first = 0
-    for name, shard in rows.items():
+    for name, shard in rows:
         weight = f"{prefix}.{name}.weight"
         yield ProjectionTarget(weight, linear, first, shard, encoding, inputs)
         if linear.bias_O is not None:
             bias = linear.bias_O[first : first + shard.length]
-            yield BiasTarget(f"{prefix}.{name}.bias", bias, shard)
+            yield PartTarget(f"{prefix}.{name}.bias", bias, shard)
         first += shard.length

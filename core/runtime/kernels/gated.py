@@ -1,19 +1,20 @@
-"""The gates of MLPs: `act(gate) * up`, with the gate in the first half of the last axis.
+"""The activations of MLPs, and their gates: `act(gate) * up`, the gate in the first half.
 
 Shapes: T tokens, F features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import torch
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,14 @@ def gate_of(
     """The gate of an MLP."""
     if clamp is not None:
         return partial(clamped_silu_and_mul, clamp=clamp)
+    if activation == "relu2":
+        return partial(_gated, activation=squared_relu)
     return silu_and_mul if activation == "silu" else gelu_and_mul
+
+
+def activation_of(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function between the projections of an MLP without a gate."""
+    return _ACTIVATIONS[activation]
 
 
 def silu_and_mul(gate_up_T2F: torch.Tensor) -> torch.Tensor:
@@ -54,14 +62,22 @@ def clamped_silu_and_mul(gate_up_T2F: torch.Tensor, clamp: SwigluClamp) -> torch
     return gate_TF * (gate_TF * clamp.alpha).sigmoid() * (up_TF + 1)
 
 
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Primer's activation (So et al. 2021, arXiv:2109.08668)."""
+    return relu(x).square_()
+
+
 _tanh_gelu = partial(gelu, approximate="tanh")
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {"silu": silu, "gelu_tanh": _tanh_gelu, "relu2": squared_relu}
+)
 
 
 def _gated(
     gate_up_T2F: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     assert gate_up_T2F.shape[1] % 2 == 0
-    if gate_up_T2F.is_cuda:
+    if gate_up_T2F.is_cuda and activation is not squared_relu:
         from triptych.core.runtime.kernels.triton.gated import gated
 
         out_TF: torch.Tensor = gated(gate_up_T2F, activation is _tanh_gelu)

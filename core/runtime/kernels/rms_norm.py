@@ -1,4 +1,4 @@
-"""Root-mean-square normalization (Zhang and Sennrich 2019, arXiv:1910.07467).
+"""Normalization: root mean square (Zhang and Sennrich 2019, arXiv:1910.07467), and layer norm.
 
 Shapes: the last axis, C, is normalized; what comes before it is free.
 """
@@ -6,6 +6,7 @@ Shapes: the last axis, C, is normalized; what comes before it is free.
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import layer_norm as torch_layer_norm
 from torch.nn.functional import rms_norm as torch_rms_norm
 
 
@@ -36,6 +37,17 @@ def add_rms_norm(
         return normed, total
     total = x + residual
     return rms_norm(total, weight_C, eps), total
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias_C: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """Layer norm of the last axis in float32 (Ba et al. 2016, arXiv:1607.06450).
+
+    `weight` broadcasts as that of `rms_norm`. Returns a tensor in the type of `x`.
+    """
+    normed = torch_layer_norm(x.float(), x.shape[-1:], None, None, eps).mul_(weight)
+    return (normed if bias_C is None else normed.add_(bias_C)).to(x.dtype)
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

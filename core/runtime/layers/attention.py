@@ -21,8 +21,9 @@ from triptych.core.runtime.kernels.paged_attention import (
     AttentionRule,
     paged_attention,
 )
-from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
+from triptych.core.runtime.kernels.rope_write import HeadNorm, HeadRules, Rotation, rope_write
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.norm import NormKind
 from triptych.core.runtime.layers.parallel import row_parallel
 from triptych.core.runtime.layers.shards import HeadShards, head_shards
 from triptych.core.runtime.layers.states import LayerState, RowStates, StateBatch, state_bytes
@@ -182,13 +183,32 @@ class PagedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNormConfig:
+    """The norm of query and key heads, before their rotation or after it.
+
+    Each head is normalized by the same weights, by its own (`own_weights`), or all query heads as
+    one row and all key heads as another (`is_joint`). Weights may be centred (see
+    `core.runtime.layers.norm`).
+    """
+
+    eps: float
+    kind: NormKind = "rms"
+    has_own_weights: bool = False
+    is_joint: bool = False
+    is_after_rotation: bool = False
+    is_centred: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
-    `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms may be
-    centred (see `core.runtime.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a model
-    that is divided over ranks, head counts are this rank's, and `shards` says which heads of all
-    they are.
+    `scale` is that of the scores, 1 / sqrt(head_dim) unless given; `soft_cap` and sinks are those
+    of `AttentionRule`. A layer with `reads_layer` stores no keys: it reads those of that earlier
+    layer. `value_norm_eps` normalizes values without weights; `values_are_keys`: they are the keys
+    before norm and rotation. `uses_local_rope` and `scales_queries`: see `DecoderConfig`. In a
+    model that is divided over ranks, head counts are this rank's, and `shards` says which heads of
+    all they are.
     """
 
     hidden_size: int
@@ -197,17 +217,33 @@ class AttentionConfig:
     head_dim: int
     has_qkv_bias: bool = False
     has_out_bias: bool = False
-    qk_norm_eps: float | None = None
+    head_norm: HeadNormConfig | None = None
+    value_norm_eps: float | None = None
+    values_are_keys: bool = False
     window: int | None = None
     uses_rope: bool = True
     uses_local_rope: bool = False
-    has_centred_qk_norm: bool = False
+    has_interleaved_rope: bool = False
+    scales_queries: bool = False
     scale: float | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    reads_layer: int | None = None
     shards: HeadShards | None = None
 
     @property
+    def num_stored_heads(self) -> int:
+        """The key-value heads that the layer projects and stores."""
+        return self.num_kv_heads if self.reads_layer is None else 0
+
+    @property
+    def num_outputs(self) -> int:
+        """The outputs of the projection of queries, keys and values."""
+        return (self.num_heads + 2 * self.num_stored_heads) * self.head_dim
+
+    @property
     def shape(self) -> KvShape:
-        """The cells of the layer."""
+        """The cells that the layer reads."""
         return KvShape(
             num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
         )
@@ -229,27 +265,73 @@ class AttentionConfig:
         return replace(self, num_heads=num_heads, num_kv_heads=num_kv_heads, shards=shards)
 
 
+class QueryKeyNorm:
+    """The weights of a norm of query and key heads: fill `query` and `key`, then `prepare`."""
+
+    def __init__(
+        self, config: AttentionConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert config.head_norm is not None
+        self.config = config.head_norm
+        self._counts = config.num_heads, config.num_stored_heads
+        kept = torch.float32 if self.config.is_centred else dtype
+        head_dim, is_shared = config.head_dim, not (self.config.has_own_weights or self.is_joint)
+        self.query, self.key = (
+            torch.empty((head_dim,) if is_shared else (count, head_dim), dtype=kept, device=device)
+            for count in self._counts
+        )
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether all heads are normalized as one row."""
+        return self.config.is_joint
+
+    def prepare(self) -> HeadNorm:
+        """The norm with a row of weights for each head."""
+        pairs = zip((self.query, self.key), self._counts, strict=True)
+        rows = [weight.expand(count, weight.shape[-1]) for weight, count in pairs]
+        weight_XD = torch.cat(rows) + self.config.is_centred
+        kind, eps = self.config.kind, self.config.eps
+        return HeadNorm(weight_XD, eps, kind, self.is_joint, self.config.is_after_rotation)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPositions:
+    """The positions of a step as layers use them: rows of rotations, and scales of queries.
+
+    `local` rotates the layers with local frequencies. `query_scale_T` is float32.
+    """
+
+    full: tuple[torch.Tensor, torch.Tensor]
+    local: tuple[torch.Tensor, torch.Tensor]
+    query_scale_T: torch.Tensor | None = None
+
+    def rotation(self, config: AttentionConfig) -> Rotation | None:
+        """The rotation of a layer."""
+        rows = self.local if config.uses_local_rope else self.full
+        return Rotation(*rows, config.has_interleaved_rope) if config.uses_rope else None
+
+
 class Attention:
-    """Fused query-key-value projection, per-head norm, rotation, paged attention, output."""
+    """Fused query-key-value projection, per-head norm, rotation, paged attention, output.
+
+    `cells` is the index of the layer's pages in the cache.
+    """
 
     def __init__(
         self,
         config: AttentionConfig,
         *,
-        layer: int,
+        cells: int,
         dtype: torch.dtype,
         device: torch.device,
         group: RankGroup | None = None,
     ) -> None:
-        self.config = config
-        self.layer = layer
+        self.config, self.cells = config, cells
         num_heads, head_dim = config.num_heads, config.head_dim
-        scale = head_dim**-0.5 if config.scale is None else config.scale
-        self._rule = AttentionRule(scale=scale, window=config.window)
-        num_outputs = (num_heads + 2 * config.num_kv_heads) * head_dim
         self.qkv = Linear(
             config.hidden_size,
-            num_outputs,
+            config.num_outputs,
             has_bias=config.has_qkv_bias,
             dtype=dtype,
             device=device,
@@ -261,11 +343,19 @@ class Attention:
             dtype=dtype,
             device=device,
         )
-        self.qk_norm_2D: torch.Tensor | None = None
-        self._head_norm: HeadNorm | None = None
-        if config.qk_norm_eps is not None:
-            kept = torch.float32 if config.has_centred_qk_norm else dtype
-            self.qk_norm_2D = torch.empty(2, head_dim, dtype=kept, device=device)
+        self.norm: QueryKeyNorm | None = None
+        if config.head_norm is not None:
+            self.norm = QueryKeyNorm(config, dtype=dtype, device=device)
+        self.sinks_H: torch.Tensor | None = None
+        if config.has_sinks:
+            self.sinks_H = torch.empty(num_heads, dtype=dtype, device=device)
+        self.rules: HeadRules | None = None
+        self.rule = AttentionRule(
+            scale=head_dim**-0.5 if config.scale is None else config.scale,
+            window=config.window,
+            soft_cap=config.soft_cap,
+            sinks_H=self.sinks_H,
+        )
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -275,28 +365,25 @@ class Attention:
         """Bring the loaded weights into the layout the step uses."""
         self.qkv.prepare(native)
         self.out.prepare(native)
-        config = self.config
-        if self.qk_norm_2D is not None and config.qk_norm_eps is not None:
-            repeats = (config.num_heads, config.num_kv_heads)
-            counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
-            weight_XD = self.qk_norm_2D.repeat_interleave(counts, dim=0, output_size=sum(repeats))
-            weight_XD += config.has_centred_qk_norm
-            self._head_norm = HeadNorm(weight_XD, config.qk_norm_eps)
+        norm = None if self.norm is None else self.norm.prepare()
+        stores = self.config.reads_layer is None
+        self.rules = HeadRules(norm, self.config.value_norm_eps, stores)
 
     def __call__(
         self,
         x_TC: torch.Tensor,
         residual_TC: torch.Tensor | None,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        positions: StepPositions,
         step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's keys and values first. Adds to the residual where given."""
         config, batch = self.config, step.batch
-        is_ready = config.qk_norm_eps is None or self._head_norm is not None
-        assert is_ready, "call prepare() before the first step"
+        assert self.rules is not None, "call prepare() before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
-        rotation = Rotation(*cos_sin) if config.uses_rope else None
-        pages = step.kv.pages[self.layer]
-        q_THD = rope_write(qkv_TXD, self._head_norm, rotation, pages, batch)
-        out_THD = paged_attention(q_THD, pages, batch, self._rule)
+        pages = step.kv.pages[self.cells]
+        q_THD = rope_write(qkv_TXD, self.rules, positions.rotation(config), pages, batch)
+        if config.scales_queries:
+            assert positions.query_scale_T is not None
+            q_THD = q_THD * positions.query_scale_T.to(q_THD.dtype).view(-1, 1, 1)
+        out_THD = paged_attention(q_THD, pages, batch, self.rule)
         return self.out(out_THD.flatten(1), residual_TC)

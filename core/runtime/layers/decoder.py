@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.layers.attention import PagedStep
+from triptych.core.runtime.layers.attention import PagedStep, StepPositions
+from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.runtime.layers.parallel import vocab_parallel
@@ -54,6 +55,9 @@ class DecoderStack:
             for layer in range(len(config.attention))
         ]
         self.norm = new_norm(config, dtype=dtype, device=device)
+        self.layer_inputs: LayerInputs | None = None
+        if config.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(config.layer_inputs, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, device)
         local = config.local_rope
         self._local_rotary = None if local is None else Rotary(local, device)
@@ -68,17 +72,29 @@ class DecoderStack:
         for layer in self.layers:
             layer.prepare(native)
         self.norm.prepare()
-        if native is not None and not self._is_divided and can_fuse(self.layers):
-            self._fused = NativeLayers(self.config, self.layers, self.norm, native)
+        if self.layer_inputs is not None:
+            self.layer_inputs.prepare(native)
+        if native is not None and not self._is_divided and can_fuse(self.config, self.layers):
+            self._fused = NativeLayers(
+                self.config, self.layers, self.norm, native, self.layer_inputs
+            )
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over all projections."""
         for layer in self.layers:
             yield from layer.linears()
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.linears()
 
-    def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine rows of a step's positions, for all layers."""
-        return self._rotary.rows(positions, self.dtype)
+    def place(self, positions: torch.Tensor) -> StepPositions:
+        """A step's positions as the layers use them."""
+        full, local = self._rotary.rows(positions, self.dtype), self._local_rotary
+        scaling = self.config.query_scaling
+        return StepPositions(
+            full,
+            full if local is None else local.rows(positions, self.dtype),
+            None if scaling is None else scaling.rows(positions),
+        )
 
     def run(
         self,
@@ -86,20 +102,23 @@ class DecoderStack:
         positions: torch.Tensor,
         step: PagedStep,
         late: LateInputs | None = None,
+        rows_TLP: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the normalized last hidden state of every position; `x_TC` may be overwritten.
 
-        `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`).
+        `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`). A model with layer inputs
+        needs the tokens' rows of their table, which are overwritten.
         """
-        cos_sin = self.rotations(positions)
-        local = self._local_rotary
-        local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
+        places = self.place(positions)
         if self._fused is not None and step.kv.native is not None:
-            return self._fused(x_TC, (cos_sin, local_cos_sin), step, late)
+            return self._fused(x_TC, places, step, late, rows_TLP)
+        inputs: list[torch.Tensor | None] = [None] * len(self.layers)
+        if self.layer_inputs is not None:
+            assert rows_TLP is not None
+            inputs = list(self.layer_inputs(x_TC, rows_TLP).unbind(1))
         pending_TC: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            is_local = layer.attention.config.uses_local_rope
-            x_TC, pending_TC = layer(x_TC, pending_TC, local_cos_sin if is_local else cos_sin, step)
+            x_TC, pending_TC = layer(x_TC, pending_TC, places, step, inputs[index])
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         return self.norm.of_sum(x_TC, pending_TC)[0]
@@ -148,8 +167,14 @@ class Decoder(DecoderStack):
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """Compute the normalized last hidden state of every token, `hidden_TC`."""
-        return self.run(self.embed(token_ids_T), positions_T, step)
+        inputs = self.layer_inputs
+        rows_TLP = None if inputs is None else inputs.look_up(token_ids_T)
+        return self.run(self.embed(token_ids_T), positions_T, step, rows_TLP=rows_TLP)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Score the whole vocabulary for each row: `logits_RV`, float32."""
-        return self.head(hidden_RC, out_dtype=torch.float32)
+        logits_RV = self.head(hidden_RC, out_dtype=torch.float32)
+        if self.config.logit_scale != 1.0:
+            logits_RV *= self.config.logit_scale
+        cap = self.config.logit_cap
+        return logits_RV if cap is None else logits_RV.div_(cap).tanh_().mul_(cap)

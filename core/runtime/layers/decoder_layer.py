@@ -2,7 +2,7 @@
 
 Owns a layer's norms, attention and MLP and their order. Knows neither the stack nor files.
 
-Shapes: T tokens, C hidden, F MLP features or positions, L layers.
+Shapes: T tokens, C hidden, F MLP features or positions, L layers, P values of a layer's input.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.runtime.kernels.gated import Activation, gate_of
+from triptych.core.runtime.kernels.gated import Activation, activation_of, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import (
     Attention,
     AttentionConfig,
     KvLayout,
     PagedStep,
+    StepPositions,
 )
 from triptych.core.runtime.layers.latent_attention import LatentAttention, LatentConfig
+from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputConfig
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
-from triptych.core.runtime.layers.norm import RMSNorm
+from triptych.core.runtime.layers.norm import LayerNorm, Norm, NormKind, RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
-from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 from triptych.core.runtime.layers.shards import Shard
 
 if TYPE_CHECKING:
@@ -38,12 +40,22 @@ if TYPE_CHECKING:
 class DecoderConfig:
     """The differences between decoders. `attention` has one entry per layer.
 
-    `local_rope` rotates the layers that use it. Embeddings are multiplied by `embedding_scale`.
-    Weights of norms may be centred (see `core.runtime.layers.norm`), and there may also be norms
-    after attention and MLP. With `moe` most MLPs are mixtures of experts. Checkpoints have
-    `num_draft_layers` more, which are not used. In a model that is
-    divided over ranks, `intermediate_size` and the heads are this rank's: `features` and
-    `vocabulary` say which part of the whole it has.
+    `local_rope` rotates the layers that use it; `query_scaling` scales the queries of layers that
+    ask for it. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale` and then
+    limited to `logit_cap` by tanh. Outputs of attention and MLP are multiplied by
+    `residual_scale`.
+
+    Weights of norms may be centred (see `core.runtime.layers.norm`). There are norms before
+    attention and MLP (`has_pre_norms`), after them (`has_post_norms`) or both; in a parallel block
+    the MLP reads the same normed input as attention. An MLP has a gate, or only an activation
+    between its two projections. `mlp_sizes` are the intermediate sizes of all layers where they
+    differ. With `moe` most MLPs are mixtures of experts. `layer_inputs` are additional inputs of
+    each layer, and `has_layer_scales`: a layer's result is multiplied by a weight. Checkpoints have
+    `num_draft_layers` more, which are not used.
+
+    In a model that is divided over ranks, `intermediate_size`, `mlp_sizes` and the heads are this
+    rank's: `features`, of each layer, and `vocabulary` say which part of the whole it has. `naming`
+    is the family's entry in `decoders.layer_names`.
     """
 
     vocab_size: int
@@ -55,38 +67,65 @@ class DecoderConfig:
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
     local_rope: RopeConfig | None = None
+    query_scaling: QueryScaling | None = None
     activation: Activation = "silu"
+    has_gate: bool = True
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    norm_kind: NormKind = "rms"
+    has_norm_bias: bool = False
     has_centred_norms: bool = False
+    has_pre_norms: bool = True
     has_post_norms: bool = False
+    is_parallel: bool = False
+    mlp_sizes: tuple[int, ...] = ()
     moe: MoeConfig | None = None
     num_draft_layers: int = 0
-    features: Shard | None = None
+    layer_inputs: LayerInputConfig | None = None
+    has_layer_scales: bool = False
+    features: tuple[Shard, ...] = ()
     vocabulary: Shard | None = None
+    naming: str = ""
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        shapes = tuple(layer.shape for layer in self.attention)
+        shapes = tuple(layer.shape for layer in self.attention if layer.reads_layer is None)
         return KvLayout(shapes=shapes, page_size=page_size, dtype=dtype)
+
+    def cells_of(self, layer: int) -> int:
+        """The index, in the cache, of the cells that a layer reads."""
+        reads = self.attention[layer].reads_layer
+        owner = layer if reads is None else reads
+        return sum(each.reads_layer is None for each in self.attention[:owner])
+
+    def features_of(self, layer: int) -> Shard:
+        """The features that a layer's MLP has on this rank."""
+        if self.features:
+            return self.features[layer]
+        return Shard.whole(self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size)
 
 
 class Mlp:
-    """`down(act(gate(x)) * up(x))`, gate and up as one projection."""
+    """`down(act(gate(x)) * up(x))`, gate and up as one projection; or `down(act(up(x)))`."""
 
     def __init__(
         self,
         config: DecoderConfig,
+        layer: int,
         dtype: torch.dtype,
         device: torch.device,
         group: RankGroup | None = None,
     ) -> None:
-        hidden, features, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
-        self.features = config.features or Shard.whole(features)
-        self.gate_up = Linear(hidden, 2 * features, has_bias=bias, dtype=dtype, device=device)
+        self.features, self.has_gate = config.features_of(layer), config.has_gate
+        hidden, features, bias = config.hidden_size, self.features.length, config.has_mlp_bias
+        num_outputs = (1 + config.has_gate) * features
+        self.gate_up = Linear(hidden, num_outputs, has_bias=bias, dtype=dtype, device=device)
         self.down = row_parallel(
             group, (features, hidden), has_bias=bias, dtype=dtype, device=device
         )
-        self._gate = gate_of(config.activation)
+        self._activate = (gate_of if self.has_gate else activation_of)(config.activation)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -99,11 +138,11 @@ class Mlp:
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the MLP. Adds to the residual where given."""
-        return self.down(self._gate(self.gate_up(x_TC)), residual_TC)
+        return self.down(self._activate(self.gate_up(x_TC)), residual_TC)
 
 
 class DecoderLayer:
-    """Attention and MLP, each after its norm; in some families also before another one."""
+    """Attention and MLP, each after its norm, before another one, or both."""
 
     def __init__(
         self,
@@ -115,63 +154,98 @@ class DecoderLayer:
         group: RankGroup | None = None,
     ) -> None:
         make_norm = partial(new_norm, config, dtype=dtype, device=device)
-        self.input_norm = make_norm()
-        self.attention = _attention(
-            config.attention[layer], layer=layer, dtype=dtype, device=device, group=group
-        )
-        self.mlp_norm = make_norm()
+        has_mlp_norm = config.has_pre_norms and not config.is_parallel
+        self.input_norm = make_norm() if config.has_pre_norms else Norm()
+        self.attention = _attention(config, layer, dtype=dtype, device=device, group=group)
+        self.mlp_norm = make_norm() if has_mlp_norm else Norm()
         self.mlp = _mlp(config, layer, dtype=dtype, device=device, group=group)
         self.post_norms = (make_norm(), make_norm()) if config.has_post_norms else None
+        self.input_gate: InputGate | None = None
+        if config.layer_inputs is not None:
+            self.input_gate = InputGate(
+                config.layer_inputs, config.activation, make_norm(), dtype=dtype, device=device
+            )
+        self.scale_1: torch.Tensor | None = None
+        if config.has_layer_scales:
+            self.scale_1 = torch.empty(1, dtype=dtype, device=device)
+        self._residual_scale, self._is_parallel = config.residual_scale, config.is_parallel
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """All norms over the hidden size."""
+        gate = () if self.input_gate is None else (self.input_gate.norm,)
+        return (self.input_norm, self.mlp_norm, *(self.post_norms or ()), *gate)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
         self.attention.prepare(native)
-        for norm in (self.input_norm, self.mlp_norm, *(self.post_norms or ())):
+        for norm in self.norms:
             norm.prepare()
         self.mlp.prepare(native)
+        if self.input_gate is not None:
+            self.input_gate.prepare(native)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
         yield from self.attention.linears()
         yield from self.mlp.linears()
+        if self.input_gate is not None:
+            yield from self.input_gate.linears()
 
     def __call__(
         self,
         x_TC: torch.Tensor,
         pending_TC: torch.Tensor | None,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        positions: StepPositions,
         step: PagedStep,
+        input_TP: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One layer of the residual stream, `x_TC` and what is pending to be added to it.
 
-        A GPU adds in the norm that follows; on a CPU projections add at no cost.
+        A GPU adds in the norm that follows; on a CPU projections add at no cost. `input_TP` are the
+        layer's additional inputs.
         """
-        adds_in_norm = x_TC.is_cuda or self.post_norms is not None
         normed_TC, x_TC = self.input_norm.of_sum(x_TC, pending_TC)
-        if not adds_in_norm:
-            x_TC = self.attention(normed_TC, x_TC, cos_sin, step)
-            return self.mlp(self.mlp_norm(x_TC), x_TC), None
-        y_TC = self.attention(normed_TC, None, cos_sin, step)
-        after_attention, after_mlp = self.post_norms or (_unchanged, _unchanged)
-        normed_TC, x_TC = self.mlp_norm.of_sum(x_TC, after_attention(y_TC))
-        return x_TC, after_mlp(self.mlp(normed_TC, None))
+        is_scaled = self._residual_scale != 1.0
+        if not x_TC.is_cuda and self.post_norms is None and not is_scaled:
+            x_TC = self.attention(normed_TC, x_TC, positions, step)
+            y_TC = normed_TC if self._is_parallel else self.mlp_norm(x_TC)
+            return self.mlp(y_TC, x_TC), None
+        after_attention, after_mlp = self.post_norms or (self._scaled, self._scaled)
+        y_TC = after_attention(self.attention(normed_TC, None, positions, step))
+        if self._is_parallel:
+            return x_TC, y_TC + after_mlp(self.mlp(normed_TC, None))
+        normed_TC, x_TC = self.mlp_norm.of_sum(x_TC, y_TC)
+        return self._closed(x_TC, after_mlp(self.mlp(normed_TC, None)), input_TP)
 
+    def _closed(
+        self, x_TC: torch.Tensor, pending_TC: torch.Tensor, input_TP: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Apply the layer's inputs and its scale, if it has them."""
+        if self.input_gate is None and self.scale_1 is None:
+            return x_TC, pending_TC
+        x_TC = x_TC + pending_TC
+        if self.input_gate is not None:
+            assert input_TP is not None
+            x_TC = x_TC + self.input_gate(x_TC, input_TP)
+        return x_TC if self.scale_1 is None else x_TC * self.scale_1, None
 
-def _unchanged(x_TC: torch.Tensor) -> torch.Tensor:
-    return x_TC
+    def _scaled(self, x_TC: torch.Tensor) -> torch.Tensor:
+        return x_TC if self._residual_scale == 1.0 else x_TC * self._residual_scale
 
 
 def _attention(
-    config: AttentionConfig | LatentConfig,
-    *,
+    config: DecoderConfig,
     layer: int,
+    *,
     dtype: torch.dtype,
     device: torch.device,
     group: RankGroup | None,
 ) -> Attention | LatentAttention:
-    if isinstance(config, LatentConfig):
-        return LatentAttention(config, layer=layer, dtype=dtype, device=device, group=group)
-    return Attention(config, layer=layer, dtype=dtype, device=device, group=group)
+    own, cells = config.attention[layer], config.cells_of(layer)
+    if isinstance(own, LatentConfig):
+        return LatentAttention(own, cells=cells, dtype=dtype, device=device, group=group)
+    return Attention(own, cells=cells, dtype=dtype, device=device, group=group)
 
 
 def _mlp(
@@ -184,20 +258,22 @@ def _mlp(
 ) -> Mlp | MoeMlp:
     moe = config.moe
     if moe is None or layer in moe.dense_layers:
-        return Mlp(config, dtype, device, group)
+        return Mlp(config, layer, dtype, device, group)
     return MoeMlp(
         moe, config.hidden_size, config.activation, dtype=dtype, device=device, group=group
     )
 
 
-def new_norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:
+def new_norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> Norm:
     """Create a norm over the hidden size, of the family's kind."""
-    return RMSNorm(
-        config.hidden_size,
+    make = partial(RMSNorm if config.norm_kind == "rms" else LayerNorm, config.hidden_size)
+    has_bias = {"has_bias": True} if config.has_norm_bias else {}
+    return make(
         eps=config.norm_eps,
         dtype=dtype,
         device=device,
         is_centred=config.has_centred_norms,
+        **has_bias,
     )
 
 

@@ -23,7 +23,7 @@ from triptych.core.runtime.kernels.kv_pages import LatentPages
 from triptych.core.runtime.kernels.latent_attention import latent_attention, write_latents
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.rotary import rotary
-from triptych.core.runtime.layers.attention import LatentShape, PagedStep
+from triptych.core.runtime.layers.attention import LatentShape, PagedStep, StepPositions
 from triptych.core.runtime.layers.head_linear import HeadLinear
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.norm import RMSNorm
@@ -58,7 +58,7 @@ class LatentConfig:
     has_bias: bool = False
     is_interleaved: bool = True
     heads: Shard | None = None
-    uses_local_rope: ClassVar[bool] = False
+    reads_layer: ClassVar[int | None] = None
 
     @property
     def key_dim(self) -> int:
@@ -108,12 +108,12 @@ class LatentAttention:
         self,
         config: LatentConfig,
         *,
-        layer: int,
+        cells: int,
         dtype: torch.dtype,
         device: torch.device,
         group: RankGroup | None = None,
     ) -> None:
-        self.config, self.layer = config, layer
+        self.config, self.cells = config, cells
         self.heads = config.heads or Shard.whole(config.num_heads)
         hidden, bias, num_heads = config.hidden_size, config.has_bias, config.num_heads
         new = partial(Linear, has_bias=False, dtype=dtype, device=device)
@@ -158,13 +158,14 @@ class LatentAttention:
         self,
         x_TC: torch.Tensor,
         residual_TC: torch.Tensor | None,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        positions: StepPositions,
         step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's rows first. Adds to the residual where given."""
         assert self._absorb is not None, "call prepare() before the first step"
         assert self._expand is not None
-        pages, config = step.kv.pages[self.layer], self.config
+        cos_sin = positions.full
+        pages, config = step.kv.pages[self.cells], self.config
         assert isinstance(pages, LatentPages)
         q_TX, row_TD = self.down(x_TC).split((config.query_inputs, config.row_dim), dim=1)
         write_latents(self._rows(row_TD, cos_sin), pages, step.batch)

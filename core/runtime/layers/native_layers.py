@@ -3,7 +3,7 @@
 Owns the addresses that the call needs. The arithmetic is that of `core.runtime.layers.decoder`, in
 core/runtime/kernels/native/decoder.c; intermediate results are rounded less often there.
 
-Shapes: T tokens, C hidden, R rotated dims.
+Shapes: T tokens, C hidden, L layers, P values of a layer's input, X heads, D head dim.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
     GateArguments,
+    LayerFlags,
     LayerPointers,
+    NormPointers,
+    ProjectionPointers,
     StepArguments,
     point_to_pages,
     pointer,
@@ -28,125 +33,138 @@ from triptych.core.runtime.layers.attention import (
     AttentionConfig,
     KvCache,
     PagedStep,
+    StepPositions,
 )
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, LateInputs
+from triptych.core.runtime.layers.decoder_layer import (
+    DecoderConfig,
+    DecoderLayer,
+    LateInputs,
+    Mlp,
+)
+from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
-from triptych.core.runtime.layers.native_mixture import NativeMixture, projection
-from triptych.core.runtime.layers.norm import RMSNorm
+from triptych.core.runtime.layers.native_mixture import projection
+from triptych.core.runtime.layers.norm import Norm
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.kernels.rope_write import HeadNorm
+
+_NORMS = MappingProxyType({"rms": 0, "layer": 1})
 
 
-def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
-    """Whether the attention of prepared layers is alike, and all weights are packed."""
-    kinds = [layer.attention.config for layer in layers]
-    heads = {
-        (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
-        for c in kinds
-        if isinstance(c, AttentionConfig)
-    }
-    if len(heads) != 1 or not all(isinstance(c, AttentionConfig) for c in kinds):
-        return False
-    linears = chain.from_iterable(map(_projections, layers))
-    mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp))
-    is_packed = all(linear.native is not None for linear in linears)
-    return is_packed and all(moe.fused is not None for moe in mixtures)
+def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
+    """Whether the call has all parts of prepared layers, and all weights are packed for it."""
+    attention = [each for each in config.attention if isinstance(each, AttentionConfig)]
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp)]
+    has_biases = config.has_mlp_bias or any(each.has_out_bias for each in attention)
+    return (
+        len(attention) == len(layers)
+        and all(linear.native is not None for layer in layers for linear in _projections(layer))
+        and all(moe.fused is not None for moe in mixtures)
+        and (config.residual_scale == 1.0 or not (has_biases or mixtures))
+    )
 
 
 def _projections(layer: DecoderLayer) -> list[Linear]:
     """The projections of a layer, except those of a mixture."""
-    attention = _attention(layer)
-    dense = [] if isinstance(layer.mlp, MoeMlp) else layer.mlp.linears()
-    return [attention.qkv, attention.out, *dense]
+    parts = [layer.attention, layer.mlp, layer.input_gate]
+    return [
+        linear
+        for part in parts
+        if part is not None and not isinstance(part, MoeMlp)
+        for linear in part.linears()
+    ]
 
 
 class NativeLayers:
-    """Runs a decoder's layers and its final norm."""
+    """Runs a decoder's layers and its final norm, after making their inputs if they have any."""
 
     def __init__(
         self,
         config: DecoderConfig,
         layers: Sequence[DecoderLayer],
-        norm: RMSNorm,
+        norm: Norm,
         native: NativeKernels,
+        inputs: LayerInputs | None = None,
     ) -> None:
-        first = _attention(layers[0]).config
-        self._native = native
-        self._config, self._norm_C = config, norm.weight_C
-        self._norms_2D = [_head_norms(layer, self._norm_C.dtype) for layer in layers]
+        self._native, self._config, self._norm, self._inputs = native, config, norm, inputs
+        assert norm.weight_C is not None
+        self._norm_dtype = norm.weight_C.dtype
         self._owners = tuple(layers)  # the pointers live no longer than these
-        pointers = map(_pointers, self._owners, self._norms_2D)
+        self._parts = [_LayerParts(layer, self._norm_dtype) for layer in layers]
+        pointers = (part.pointers(config, index) for index, part in enumerate(self._parts))
         self._layers = (LayerPointers * len(self._owners))(*pointers)
-        mixtures = [mixture for layer in self._owners if (mixture := _mixture(layer)) is not None]
+        self._kv: KvCache | None = None
+        linears = list(chain.from_iterable(map(_projections, layers)))
+        linears += [] if inputs is None else inputs.linears()
+        blocks = [linear.num_inputs for linear in linears if linear.has_blocks]
+        self._widest_blocks = max(blocks, default=0)
+        self._widths = _widths(config, self._parts)
+        mixtures = [part.mixture for part in self._parts if part.mixture is not None]
         self._largest_mixture = max(  # they differ in the form of their weights alone
             mixtures, key=lambda each: bool(each.pointers.has_blocks), default=None
         )
-        self._kv: KvCache | None = None
-        self._num_heads, self._head_dim = first.num_heads, first.head_dim
-        self._scale = first.head_dim**-0.5 if first.scale is None else first.scale
-        num_heads = 2 * first.num_heads + 2 * first.num_kv_heads
-        mlp_size = 3 * config.intermediate_size
-        linears = chain.from_iterable(map(_projections, self._owners))
-        blocks = [linear.num_inputs for linear in linears if linear.has_blocks]
-        self._widest_blocks = max(blocks, default=0)
-        self._scratch_size = config.hidden_size + num_heads * first.head_dim + mlp_size
 
     def __call__(
         self,
         x_TC: torch.Tensor,
-        cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        positions: StepPositions,
         paged: PagedStep,
         late: LateInputs | None = None,
+        rows_TLP: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The normalized hidden state; `x_TC` is overwritten by it.
 
-        `cos_sins` are the rotations of most layers, and of layers with local ones.
+        `rows_TLP` are the tokens' rows of the table of layer inputs, which are overwritten.
         """
         if paged.kv is not self._kv:
             self._bind(paged.kv)
-        step, kept_alive = self._arguments(x_TC, cos_sins, paged)
+        step, kept_alive = self._arguments(x_TC, positions, paged)
+        if self._inputs is not None:
+            assert rows_TLP is not None
+            assert rows_TLP.is_contiguous()
+            step.layer_inputs = rows_TLP.data_ptr()
+            step.input_projection = projection(self._inputs.projection)
         num_late = 0 if late is None else len(late.values_LFC)
         for index in range(num_late):
             self._run(step, index, index + 1)
             assert late is not None
             x_TC.index_add_(0, late.index_F, late.values_LFC[index])
-        self._run(step, num_late, len(self._layers), self._norm_C)
+        self._run(step, num_late, len(self._layers), self._norm)
         del kept_alive
         return x_TC
 
     def _bind(self, kv: KvCache) -> None:
         """Point the layers at a cache; usually it stays the same."""
-        for layer, pages in zip(self._layers, kv.pages, strict=True):
-            point_to_pages(layer, pages)
+        for pointers, part in zip(self._layers, self._parts, strict=True):
+            point_to_pages(pointers, kv.pages[part.attention.cells])
         self._kv = kv
 
-    def _run(
-        self, step: StepArguments, first: int, end: int, norm_C: torch.Tensor | None = None
-    ) -> None:
+    def _run(self, step: StepArguments, first: int, end: int, norm: Norm | None = None) -> None:
         """Layers [first, end), and the final norm where one is given."""
         size = ctypes.sizeof(LayerPointers)
         address = ctypes.addressof(self._layers) + first * size
         step.layers = ctypes.cast(address, ctypes.POINTER(LayerPointers))
         step.num_layers = end - first
-        step.final_norm = pointer(norm_C)
+        step.final_norm = _norm(norm)
+        if first:
+            step.input_projection = ProjectionPointers()
         self._native.decoder_step(step)
 
     def _arguments(
-        self,
-        x_TC: torch.Tensor,
-        cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        paged: PagedStep,
+        self, x_TC: torch.Tensor, positions: StepPositions, paged: PagedStep
     ) -> tuple[StepArguments, tuple[torch.Tensor | None, ...]]:
         """The arguments that all layers share, and the memory that they point into."""
-        config, num_tokens = self._config, len(x_TC)
+        config, num_tokens, inputs = self._config, len(x_TC), self._inputs
         assert x_TC.is_contiguous()
-        shape = (num_tokens, self._num_heads, self._head_dim)
+        shape = (num_tokens, 1, 1)
         attention = attention_arguments(paged.batch, paged.kv.pages[0], shape, x_TC.dtype)
-        attention.scale = self._scale
-        scratch = x_TC.new_empty(num_tokens * self._scratch_size)
+        scratch = x_TC.new_empty(num_tokens * sum(self._widths.values()))
         quantized = self._native.quantized(num_tokens, self._widest_blocks)
         mixture = self._largest_mixture
         mixture_scratch = None if mixture is None else mixture.scratch(x_TC)
-        cos_pair, sin_pair = zip(*cos_sins, strict=True)
+        cos_pair, sin_pair = zip(positions.full, positions.local, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
             assert table.is_contiguous()
@@ -157,49 +175,120 @@ class NativeLayers:
             mixture_scratch=pointer(mixture_scratch),
             cos=tuple(cos.data_ptr() for cos in cos_pair),
             sin=tuple(sin.data_ptr() for sin in sin_pair),
+            query_scales=pointer(positions.query_scale_T),
             write_slots=paged.batch.write_slots_T.data_ptr(),
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
+            num_inputs=0 if inputs is None else inputs.config.num_layers,
+            input_size=0 if inputs is None else inputs.config.size,
+            inputs_norm=_norm(None if inputs is None else inputs.norm),
+            inputs_eps=0.0 if inputs is None else inputs.norm.eps,
+            qkv_width=self._widths["qkv"],
+            mixed_width=self._widths["mixed"],
+            gate_up_width=self._widths["gate_up"],
             gate=GateArguments.of(config.activation),
-            norm_dtype=DTYPES[self._norm_C.dtype],
+            norm_kind=_NORMS[config.norm_kind],
+            norm_dtype=DTYPES[self._norm_dtype],
+            has_gate=config.has_gate,
+            is_parallel=config.is_parallel,
             eps=config.norm_eps,
-            qk_eps=_attention(self._owners[0]).config.qk_norm_eps or 0.0,
+            residual_scale=1.0 if config.has_post_norms else config.residual_scale,
             attention=attention,
         ), (scratch, quantized, mixture_scratch)
 
 
-def _attention(layer: DecoderLayer) -> Attention:
-    assert isinstance(layer.attention, Attention)
-    return layer.attention
+def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:
+    """Values of each part of the scratch memory, for a token of the widest layer."""
+    attention = [part.attention.config for part in parts]
+    size = max(part.num_features for part in parts)
+    inputs = config.layer_inputs
+    gated = max(size, 0 if inputs is None else inputs.size)
+    widths = {
+        "hidden": config.hidden_size,
+        "qkv": max(each.num_outputs for each in attention),
+        "mixed": max(each.num_heads * each.head_dim for each in attention),
+        "gate_up": (1 + config.has_gate) * size,
+        "gated": gated,
+    }
+    if inputs is not None:  # their projection lies where those of layers will lie
+        missing = inputs.num_layers * inputs.size + config.hidden_size - sum(widths.values())
+        widths["gated"] += max(missing, 0)
+    return widths
 
 
-def _mixture(layer: DecoderLayer) -> NativeMixture | None:
-    return layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
+class _LayerParts:
+    """One layer, and the tensors that are made for the call alone."""
+
+    def __init__(self, layer: DecoderLayer, norm_dtype: torch.dtype) -> None:
+        assert isinstance(layer.attention, Attention)
+        self.attention, self._layer = layer.attention, layer
+        self._mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
+        self.num_features = 0 if self._mlp is None else self._mlp.features.length
+        self.mixture = layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
+        config, rules = layer.attention.config, layer.attention.rules
+        assert rules is not None
+        self._norm: HeadNorm | None = rules.norm
+        self._weight_XD = None if rules.norm is None else rules.norm.weight_XD.to(norm_dtype)
+        self._ones_D: torch.Tensor | None = None
+        if config.value_norm_eps is not None:
+            self._ones_D = torch.ones(config.head_dim, dtype=norm_dtype)
+        sinks_H = layer.attention.sinks_H
+        self._sinks_H = None if sinks_H is None else sinks_H.float()
+
+    def pointers(self, config: DecoderConfig, number: int) -> LayerPointers:
+        """The structure of the layer; pages are added for each cache."""
+        layer, own, rule = self._layer, self.attention.config, self.attention.rule
+        gate, mlp = layer.input_gate, self._mlp
+        after_attention, after_mlp = layer.post_norms or (None, None)
+        return LayerPointers(
+            qkv=_projection(self.attention.qkv),
+            out=_projection(self.attention.out),
+            gate_up=_projection(None if mlp is None else mlp.gate_up),
+            down=_projection(None if mlp is None else mlp.down),
+            mixture=None if self.mixture is None else ctypes.pointer(self.mixture.pointers),
+            input_gate=_projection(None if gate is None else gate.gate),
+            input_projection=_projection(None if gate is None else gate.projection),
+            input_norm=_norm(layer.input_norm),
+            attention_post_norm=_norm(after_attention),
+            mlp_norm=_norm(layer.mlp_norm),
+            mlp_post_norm=_norm(after_mlp),
+            input_post_norm=_norm(None if gate is None else gate.norm),
+            head_norms=pointer(self._weight_XD),
+            value_norm=pointer(self._ones_D),
+            sinks=pointer(self._sinks_H),
+            number=number,
+            num_heads=own.num_heads,
+            num_kv_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            window=own.window or 0,
+            rotation=-1 if not own.uses_rope else int(own.uses_local_rope),
+            intermediate=self.num_features,
+            flags=self._flags(own),
+            scale=rule.scale,
+            soft_cap=rule.soft_cap or 0.0,
+            head_eps=0.0 if self._norm is None else self._norm.eps,
+            value_eps=own.value_norm_eps or 0.0,
+            scale_of_result=1.0 if layer.scale_1 is None else float(layer.scale_1),
+        )
+
+    def _flags(self, config: AttentionConfig) -> LayerFlags:
+        norm = self._norm
+        has = {
+            LayerFlags.READS_CELLS: config.reads_layer is not None,
+            LayerFlags.ADJACENT_PAIRS: config.has_interleaved_rope,
+            LayerFlags.JOINT_NORM: norm is not None and norm.is_joint,
+            LayerFlags.NORM_AFTER_ROTATION: norm is not None and norm.is_after_rotation,
+            LayerFlags.LAYER_NORM_OF_HEADS: norm is not None and norm.kind == "layer",
+            LayerFlags.SCALED_QUERIES: config.scales_queries,
+        }
+        return LayerFlags(sum(flag for flag, is_set in has.items() if is_set))
 
 
-def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:
-    mixture = _mixture(layer)
-    config = _attention(layer).config
-    post_norms = layer.post_norms
-    after_attention, after_mlp = (
-        (None, None) if post_norms is None else (norm.weight_C for norm in post_norms)
-    )
-    return LayerPointers(
-        *map(projection, _projections(layer)),
-        input_norm=pointer(layer.input_norm.weight_C),
-        qk_norm=pointer(norms_2D),
-        attention_post_norm=pointer(after_attention),
-        mlp_norm=pointer(layer.mlp_norm.weight_C),
-        mlp_post_norm=pointer(after_mlp),
-        mixture=None if mixture is None else ctypes.pointer(mixture.pointers),
-        window=config.window or 0,
-        rotation=-1 if not config.uses_rope else int(config.uses_local_rope),
-    )
+def _projection(linear: Linear | None) -> ProjectionPointers:
+    return ProjectionPointers() if linear is None else projection(linear)
 
 
-def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:
-    """The complete weights of a layer's head norms, in the type of the other norms."""
-    attention = _attention(layer)
-    norms_2D, is_centred = attention.qk_norm_2D, attention.config.has_centred_qk_norm
-    return None if norms_2D is None else (norms_2D + 1 if is_centred else norms_2D).to(dtype)
+def _norm(norm: Norm | None) -> NormPointers:
+    if norm is None:
+        return NormPointers()
+    return NormPointers(pointer(norm.weight_C), pointer(norm.bias_C))

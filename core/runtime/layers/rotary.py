@@ -53,6 +53,23 @@ class RopeConfig:
     has_interleaved_sections: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaling:
+    """Scales of queries that grow with their positions (Llama 4; Ministral 3).
+
+    `1 + beta * log(1 + floor((position + offset) / length))`.
+    """
+
+    beta: float
+    length: int
+    offset: int = 0
+
+    def rows(self, positions_T: torch.Tensor) -> torch.Tensor:
+        """The scale of each position, in float32."""
+        steps = (positions_T.to(torch.float32) + self.offset).div_(self.length).floor_()
+        return steps.log1p_().mul_(self.beta).add_(1.0)
+
+
 class Rotary:
     """Computes cosine and sine rows of a step's positions."""
 

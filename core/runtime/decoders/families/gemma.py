@@ -17,6 +17,7 @@ from triptych.core.runtime.decoders.hf_config import (
     layer_windows,
     parse,
 )
+from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 
 
@@ -59,8 +60,7 @@ def _gemma3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
             attention_of(fields),
             window=window,
             uses_local_rope=window is not None,
-            qk_norm_eps=fields.rms_norm_eps,
-            has_centred_qk_norm=True,
+            head_norm=HeadNormConfig(eps=fields.rms_norm_eps, is_centred=True),
             scale=None if scalar is None else scalar**-0.5,
         )
         for window in windows

@@ -18,6 +18,7 @@ from triptych.core.runtime.decoders.hf_config import (
     parse,
 )
 from triptych.core.runtime.kernels.routing import Routing
+from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 
@@ -67,7 +68,9 @@ def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
         dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
     )
     window = fields.sliding_window if fields.use_sliding_window else None
-    base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps, window=window)
+    base = replace(
+        attention_of(fields), head_norm=HeadNormConfig(eps=fields.rms_norm_eps), window=window
+    )
     attention = (base,) * fields.num_hidden_layers
     return with_experts(decoder_of(fields, attention, max_length), moe)
 

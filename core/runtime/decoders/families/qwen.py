@@ -17,6 +17,7 @@ from triptych.core.runtime.decoders.hf_config import (
     layer_windows,
     parse,
 )
+from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 
 
@@ -42,7 +43,7 @@ def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 def _qwen3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen2 with a norm on every query and key head instead of biases."""
     fields = parse(config, Qwen3Config)
-    base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps)
+    base = replace(attention_of(fields), head_norm=HeadNormConfig(eps=fields.rms_norm_eps))
     attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
     return decoder_of(fields, attention, max_length)
 

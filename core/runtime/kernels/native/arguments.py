@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import NamedTuple
 
 import torch
@@ -171,7 +172,7 @@ class GateArguments(ctypes.Structure):
         """The gate of these fields of a configuration."""
         if clamp is not None:
             return cls(2, clamp.alpha, clamp.limit)
-        return cls({"silu": 0, "gelu_tanh": 1}[activation])
+        return cls({"silu": 0, "gelu_tanh": 1, "relu2": 3}[activation])
 
 
 class MixturePointers(ctypes.Structure):
@@ -205,16 +206,38 @@ class MixArguments(ctypes.Structure):
     )
 
 
+class NormPointers(ctypes.Structure):
+    """The structure `Norm` in kernels.h."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+
+
+class LayerFlags(IntFlag):
+    """The properties of a layer in kernels.h."""
+
+    READS_CELLS = 1
+    ADJACENT_PAIRS = 2
+    JOINT_NORM = 4
+    NORM_AFTER_ROTATION = 8
+    LAYER_NORM_OF_HEADS = 16
+    SCALED_QUERIES = 32
+
+
 class LayerPointers(ctypes.Structure):
     """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
     _fields_ = (
         *((name, ProjectionPointers) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("input_norm", "qk_norm", "attention_post_norm")),
-        *((name, ctypes.c_void_p) for name in ("mlp_norm", "mlp_post_norm")),
+        *((name, ProjectionPointers) for name in ("input_gate", "input_projection")),
+        *((name, NormPointers) for name in ("input_norm", "attention_post_norm", "mlp_norm")),
+        *((name, NormPointers) for name in ("mlp_post_norm", "input_post_norm")),
+        *((name, ctypes.c_void_p) for name in ("head_norms", "value_norm", "sinks")),
         *PAGE_POINTERS,
         ("mixture", ctypes.POINTER(MixturePointers)),
-        *((name, ctypes.c_int32) for name in ("window", "rotation")),
+        *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("window", "rotation", "intermediate", "flags")),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap", "head_eps", "value_eps")),
+        ("scale_of_result", ctypes.c_float),
     )
 
 
@@ -224,14 +247,19 @@ class StepArguments(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
         *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantized")),
-        *((name, ctypes.c_void_p) for name in ("mixture_scratch", "final_norm")),
+        *((name, ctypes.c_void_p) for name in ("mixture_scratch", "layer_inputs")),
+        *((name, NormPointers) for name in ("final_norm", "inputs_norm")),
+        ("input_projection", ProjectionPointers),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
-        ("write_slots", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),
+        *((name, ctypes.c_void_p) for name in ("query_scales", "write_slots")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),
         ("num_rotated", ctypes.c_int64 * 2),
+        *((name, ctypes.c_int64) for name in ("num_inputs", "input_size")),
+        *((name, ctypes.c_int64) for name in ("qkv_width", "mixed_width", "gate_up_width")),
         ("gate", GateArguments),
-        ("norm_dtype", ctypes.c_int32),
-        *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
+        *((name, ctypes.c_int32) for name in ("norm_kind", "norm_dtype", "has_gate")),
+        ("is_parallel", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("eps", "inputs_eps", "residual_scale")),
         ("attention", AttentionArguments),
     )
 

@@ -1,11 +1,15 @@
-/* The gates of MLPs: see core/runtime/kernels/gated.py. */
+/* The activations of MLPs: see core/runtime/kernels/gated.py. */
 #pragma once
 
 #include "kernels.h"
 
-/* silu(x), or gelu(x) by tanh: both are x times a logistic function. */
+/* silu(x), or gelu(x) by tanh, which are x times a logistic function; or relu(x)^2. */
 INLINE vec activate(vec x, int activation) {
     const float slope = 1.5957691216057308f; /* 2 sqrt(2 / pi) */
+    if (activation == RELU2) {
+        vec positive = blend(x > 0.0f, x, splat(0.0f));
+        return positive * positive;
+    }
     vec z = activation == SILU ? x : (x + 0.044715f * (x * x * x)) * slope;
     return x / (1.0f + exp_vec(-z));
 }
@@ -18,22 +22,29 @@ INLINE vec gate_lanes(vec x, vec up, const Gate *g) {
     return x / (1.0f + exp_vec(-x * g->alpha)) * (up + 1.0f);
 }
 
-/* y[size] = act(gate) * up, which are the halves of `gate_up`. */
-INLINE void gate_as(const void *gate_up, void *y, int64_t size, const Gate *g, const int dtype) {
+/* y[size] = act(x) * up * scale; without `up` it is 1. */
+INLINE void gate_as(const void *x, const void *up, void *y, int64_t size, const Gate *g, float scale,
+                    const int dtype) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
-        vec up = load_as(gate_up, size + i, dtype);
-        store_as(y, i, gate_lanes(load_as(gate_up, i, dtype), up, g), dtype);
+        vec factor = up ? load_as(up, i, dtype) : splat(1.0f);
+        store_as(y, i, gate_lanes(load_as(x, i, dtype), factor, g) * scale, dtype);
     }
     for (; i < size; i++) {
-        vec x = splat(read_as(gate_up, i, dtype)), up = splat(read_as(gate_up, size + i, dtype));
-        write_as(y, i, gate_lanes(x, up, g)[0], dtype);
+        vec factor = splat(up ? read_as(up, i, dtype) : 1.0f);
+        write_as(y, i, gate_lanes(splat(read_as(x, i, dtype)), factor, g)[0] * scale, dtype);
     }
 }
 
-static void gate_row(const void *gate_up, void *y, int64_t size, const Gate *g, int dtype) {
+static void gate_values(const void *x, const void *up, void *y, int64_t size, const Gate *g,
+                        float scale, int dtype) {
     if (dtype == FLOAT32)
-        gate_as(gate_up, y, size, g, FLOAT32);
+        gate_as(x, up, y, size, g, scale, FLOAT32);
     else
-        gate_as(gate_up, y, size, g, BFLOAT16);
+        gate_as(x, up, y, size, g, scale, BFLOAT16);
+}
+
+/* The gate and its factor are the halves of `gate_up`. */
+INLINE void gate_row(const void *gate_up, void *y, int64_t size, const Gate *g, int dtype) {
+    gate_values(gate_up, (const char *)gate_up + size * size_of(dtype), y, size, g, 1.0f, dtype);
 }

@@ -116,9 +116,9 @@ typedef struct {
     int64_t num_weights;
 } Projection;
 
-enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2 };
+enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2, RELU2 = 3 };
 
-/* The gate of an MLP; the limits of the last kind are those of core/runtime/kernels/gated.py. */
+/* The activation of an MLP; the limits of the clamped kind are those of core/runtime/kernels/gated.py. */
 typedef struct {
     int32_t activation;
     float alpha, limit;
@@ -156,32 +156,66 @@ typedef struct {
 
 void mix(const Mix *m);
 
-/* One layer of a decoder; absent parts NULL. `qk_norm` is [2][head_dim]. Rotations are rows of the
- * step's first or second table, or none: `rotation` is 0, 1 or -1. */
+/* The weight of a norm, absent with NULL, and its bias, if it has one. */
 typedef struct {
-    Projection qkv, out, gate_up, down;
-    const void *input_norm, *qk_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;
+    const void *weight, *bias;
+} Norm;
+
+enum { RMS_NORM = 0, LAYER_NORM = 1 };
+
+/* Properties of a layer. It reads the cells of an earlier layer, and projects no keys; pairs that are
+ * rotated are adjacent; all its query heads are normalized as one row, and all key heads; heads are
+ * normalized after their rotation; by a layer norm; its queries are multiplied by the step's scales. */
+enum {
+    READS_CELLS = 1,
+    ADJACENT_PAIRS = 2,
+    JOINT_NORM = 4,
+    NORM_AFTER_ROTATION = 8,
+    LAYER_NORM_OF_HEADS = 16,
+    SCALED_QUERIES = 32,
+};
+
+/* One layer of a decoder, the `number`-th; absent parts NULL. `head_norms` has a row of weights for
+ * each query and key head, `value_norm` one for all values. Rotations are rows of the step's first or
+ * second table, or none: `rotation` is 0, 1 or -1. `scale_of_result` multiplies the residual stream
+ * after the layer's last norm. */
+typedef struct {
+    Projection qkv, out, gate_up, down, input_gate, input_projection;
+    Norm input_norm, attention_post_norm, mlp_norm, mlp_post_norm, input_post_norm;
+    const void *head_norms, *value_norm;
+    const float *sinks;
     void *k_pages, *v_pages;
     bf16 *k_scales, *v_scales;
     const Mixture *mixture; /* in the place of `gate_up` and `down` */
-    int32_t window, rotation;
+    int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;
+    float scale, soft_cap, head_eps, value_eps, scale_of_result;
 } Layer;
 
 /* A step through some layers. `attention` holds the arguments that all layers share; its
  * `q_dtype` is the type of everything except norms, which have `norm_dtype`. `x` is the residual
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
- * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
- * attended, gate-up and gated values, for every token, and `quantized` its quantized inputs of the
- * widest projection. `mixture_scratch` has the most `mixture_bytes` of any layer. */
+ * `cos` and `sin` are tables of [num_tokens][num_rotated], `query_scales` of [num_tokens]. Outputs of
+ * attention and MLP are multiplied by `residual_scale`; in a parallel block both read the same input.
+ *
+ * A model with layer inputs has them as [num_tokens][num_inputs][input_size]; with an
+ * `input_projection` they are rows of a table to which that of `x` is added first.
+ *
+ * `scratch` holds a token's normed, qkv, attended, gate-up and gated values, of the widest layer, for
+ * every token, and `quantized` its quantized inputs of the widest projection. `mixture_scratch` has
+ * the most `mixture_bytes` of any layer. */
 typedef struct {
     const Layer *layers;
-    void *x, *scratch, *quantized, *mixture_scratch;
-    const void *final_norm, *cos[2], *sin[2];
+    void *x, *scratch, *quantized, *mixture_scratch, *layer_inputs;
+    Norm final_norm, inputs_norm;
+    Projection input_projection;
+    const void *cos[2], *sin[2];
+    const float *query_scales;
     const int64_t *write_slots;
-    int64_t num_layers, hidden, intermediate, num_rotated[2];
+    int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size;
+    int64_t qkv_width, mixed_width, gate_up_width;
     Gate gate;
-    int32_t norm_dtype;
-    float eps, qk_eps;
+    int32_t norm_kind, norm_dtype, has_gate, is_parallel;
+    float eps, inputs_eps, residual_scale;
     Attention attention;
 } Step;
 

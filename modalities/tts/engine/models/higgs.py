@@ -32,7 +32,11 @@ from triptych.core.runtime.decoders.hf_config import (
     decoder_of,
     parse,
 )
-from triptych.core.runtime.decoders.tensor_names import mlp_targets, stack_targets
+from triptych.core.runtime.decoders.tensor_names import (
+    mlp_targets,
+    norm_targets,
+    stack_targets,
+)
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import DecoderStack
@@ -119,8 +123,8 @@ class HiggsModel:
         yield from stack_targets(self.words, "model", encoding)
         for index, layer in enumerate(self.sound.layers):
             prefix = f"model.layers.{index}.audio"
-            yield TensorTarget(f"{prefix}_input_layernorm.weight", layer.input_norm.weight_C)
-            yield TensorTarget(f"{prefix}_post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+            yield from norm_targets(f"{prefix}_input_layernorm", layer.input_norm)
+            yield from norm_targets(f"{prefix}_post_attention_layernorm", layer.mlp_norm)
             yield from mlp_targets(f"{prefix}_mlp", layer.mlp, encoding)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
@@ -144,12 +148,12 @@ class HiggsModel:
             return self.sound.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
         if not len(inputs.codes_FQ):
             return self.words.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
-        cos_sin = self.words.rotations(positions_T)
+        places = self.words.place(positions_T)
         for words, sound in zip(self.words.layers, self.sound.layers, strict=True):
             normed_TC = torch.empty_like(x_TC)
             for layer, index in _layers_by_kind(words, sound, inputs):
                 normed_TC.index_copy_(0, index, layer.input_norm(x_TC.index_select(0, index)))
-            x_TC = words.attention(normed_TC, x_TC, cos_sin, PagedStep(kv, inputs.batch))
+            x_TC = words.attention(normed_TC, x_TC, places, PagedStep(kv, inputs.batch))
             for layer, index in _layers_by_kind(words, sound, inputs):
                 part = x_TC.index_select(0, index)
                 x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))

@@ -14,7 +14,12 @@ from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.kernels.triton import add_rms_norm, rope_write
-from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.attention import (
+    AttentionConfig,
+    HeadNormConfig,
+    KvCache,
+    PagedStep,
+)
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
 from triptych.core.runtime.layers.rotary import RopeConfig
@@ -32,9 +37,9 @@ LLAMA = DecoderConfig(
     attention=(ATTENTION, ATTENTION),
     rope=ROPE,
 )
-NORMED = replace(ATTENTION, qk_norm_eps=1e-6, has_qkv_bias=True)
+NORMED = replace(ATTENTION, head_norm=HeadNormConfig(eps=1e-6), has_qkv_bias=True)
 LOCAL = replace(
-    ATTENTION, qk_norm_eps=1e-6, has_centred_qk_norm=True, window=3, uses_local_rope=True
+    ATTENTION, head_norm=HeadNormConfig(eps=1e-6, is_centred=True), window=3, uses_local_rope=True
 )
 CONFIGS = {
     "llama": LLAMA,

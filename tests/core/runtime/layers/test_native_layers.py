@@ -9,7 +9,12 @@ import torch
 from support.native_pages import in_native_order, pages_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
-from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.attention import (
+    AttentionConfig,
+    HeadNormConfig,
+    KvCache,
+    PagedStep,
+)
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.rotary import RopeConfig
@@ -20,7 +25,7 @@ PLAIN = AttentionConfig(hidden_size=72, num_heads=6, num_kv_heads=2, head_dim=20
 VARIANTS = {
     "llama": (PLAIN, PLAIN, 20),
     "qwen2 with biases": (replace(PLAIN, has_qkv_bias=True, has_out_bias=True),) * 2 + (20,),
-    "qwen3 with head norms": (replace(PLAIN, qk_norm_eps=1e-6),) * 2 + (20,),
+    "qwen3 with head norms": (replace(PLAIN, head_norm=HeadNormConfig(eps=1e-6)),) * 2 + (20,),
     "mistral with a window": (replace(PLAIN, window=7),) * 2 + (20,),
     "smollm3 with a layer without rotation": (PLAIN, replace(PLAIN, uses_rope=False), 20),
     "part of a head rotated": (PLAIN, PLAIN, 12),
@@ -41,8 +46,8 @@ def parameters(decoder: Decoder) -> list[torch.Tensor]:
             layer.mlp.down,
         ):
             tensors += [linear.weight_OI] + ([] if linear.bias_O is None else [linear.bias_O])
-        if layer.attention.qk_norm_2D is not None:
-            tensors.append(layer.attention.qk_norm_2D)
+        if layer.attention.norm is not None:
+            tensors += [layer.attention.norm.query, layer.attention.norm.key]
     return tensors
 
 

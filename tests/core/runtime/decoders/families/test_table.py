@@ -12,7 +12,6 @@ from triptych.core.errors import SetupError, WeightsError
 from triptych.core.runtime.decoders.families.table import FAMILIES, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.layers.decoder import Decoder
-from triptych.core.runtime.layers.norm import RMSNorm
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -114,7 +113,7 @@ def test_families_differ_where_they_should() -> None:
     assert all(layer.has_qkv_bias and not layer.has_out_bias for layer in qwen2.attention)
     qwen3 = read_decoder_config(config("Qwen3ForCausalLM"))
     assert {layer.head_dim for layer in qwen3.attention} == {128}
-    assert all(layer.qk_norm_eps for layer in qwen3.attention)
+    assert all(layer.head_norm for layer in qwen3.attention)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
@@ -148,14 +147,17 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     holders += [p for layer in decoder.layers for p in (layer.attention, layer.mlp)]
     holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
     for layer in decoder.layers:
-        holders += layer.linears()
-        holders += [each for each in vars(layer.attention).values() if isinstance(each, RMSNorm)]
-        holders += [layer.input_norm, layer.mlp_norm, *(layer.post_norms or ())]
+        holders += [*layer.linears(), *layer.norms, *vars(layer.attention).values()]
     storages = {}
     for holder in holders:
-        slots = getattr(type(holder), "__slots__", None) or vars(holder)
-        for name in slots:
+        for name in names_of(holder):
             value = getattr(holder, name)
             if isinstance(value, torch.Tensor):
                 storages[value.data_ptr()] = value.numel() * 4
     assert sum(end - start for start, end in spans) == sum(storages.values())
+
+
+def names_of(holder: Any) -> list[str]:
+    """The attributes of an object, with or without slots."""
+    slots = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*slots, *getattr(holder, "__dict__", ())]

@@ -16,7 +16,7 @@ from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.norm_rotary import norm_rotary
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.runtime.kernels.rms_norm import add_rms_norm, rms_norm
-from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
+from triptych.core.runtime.kernels.rope_write import HeadNorm, HeadRules, Rotation, rope_write
 from triptych.core.runtime.kernels.triton.sampling import sample_rows
 from triptych.core.runtime.kernels.triton.stream_conv import stream_conv
 from triptych.core.runtime.sampling.rows import GroupedRows
@@ -44,8 +44,8 @@ def written(device: torch.device) -> object:
     norm = HeadNorm(torch.rand(6, 16, device=device), 1e-6)
     rows = torch.rand(2, 1, 16, device=device, dtype=torch.bfloat16)
     write_pages(qkv[:, 4:6], qkv[:, 6:], pages, batch_on(device))
-    rope_write(qkv, None, None, pages, batch_on(device))
-    return rope_write(qkv, norm, Rotation(rows, rows), pages, batch_on(device))
+    rope_write(qkv, HeadRules(), None, pages, batch_on(device))
+    return rope_write(qkv, HeadRules(norm), Rotation(rows, rows), pages, batch_on(device))
 
 
 def normed(device: torch.device) -> object:

@@ -11,7 +11,7 @@ import torch
 from support.kernel_device import on_device
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
-from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
+from triptych.core.runtime.kernels.rope_write import HeadNorm, HeadRules, Rotation, rope_write
 from triptych.core.runtime.kernels.rotary import rotary
 from triptych.core.runtime.kernels.triton import rope_write as kernel
 from triptych.core.runtime.layers.rotary import RopeConfig, Rotary
@@ -120,7 +120,7 @@ def test_equals_one_after_the_other(case: Case, num_tokens: int) -> None:
     slots = torch.randperm(NUM_PAGES * PAGE, generator=torch.Generator().manual_seed(2))
     slots = slots[:num_tokens].contiguous()
     expected_pages, pages = pages_of(case), pages_of(case)
-    expected = rope_write(qkv, norm, rotation, expected_pages, batch_of(slots))
+    expected = rope_write(qkv, HeadRules(norm), rotation, expected_pages, batch_of(slots))
     found = run(qkv, norm, rotation, pages, slots)
     tolerance = {"rtol": TOLERANCES[case.dtype], "atol": TOLERANCES[case.dtype]}
     torch.testing.assert_close(found, expected, **tolerance)
@@ -137,7 +137,7 @@ def test_float8_pages_hold_rounded_values() -> None:
         torch.tensor([9, 0, 4]),
     )
     exact, pages = pages_of(Case()), pages_of(case)
-    rope_write(qkv, norm, rotation, exact, batch_of(slots))
+    rope_write(qkv, HeadRules(norm), rotation, exact, batch_of(slots))
     run(qkv, norm, rotation, pages, slots)
     for stored, values in zip(pages.tensors, exact.tensors, strict=True):
         # Half of the last of three bits; below 2 ** -6, half of 2 ** -9.
@@ -157,7 +157,7 @@ def test_int8_pages_hold_multiples_of_scales(case: Case) -> None:
     qkv[3, -1] = 0
     slots = torch.tensor([9, 0, 4, 2])
     exact, pages = pages_of(replace(case, pages=torch.float32)), pages_of(case)
-    rope_write(qkv, norm, rotation, exact, batch_of(slots))
+    rope_write(qkv, HeadRules(norm), rotation, exact, batch_of(slots))
     run(qkv, norm, rotation, pages, slots)
     for values, cells, scale in zip(exact.tensors, pages[:2], pages[2:], strict=True):
         assert scale is not None

@@ -1,0 +1,46 @@
+"""The names that families give to the tensors of a layer.
+
+Owns the table. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """Names within a layer. `qkv` and `gate_up` are projections that are stored as one tensor.
+
+    Where each head has a tensor of its own, `{head}` stands for its number. The norm before the MLP
+    has `mlp_norm` in a layer with norms after attention, and that of the norm after attention in
+    others.
+    """
+
+    qkv: str = ""
+    query: str = "q_proj"
+    key: str = "k_proj"
+    value: str = "v_proj"
+    out: str = "o_proj"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
+    sinks: str = "sinks"
+    gate_up: str = ""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    input_norm: str = "input_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "pre_feedforward_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+
+
+LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
+    {
+        "": LayerNames(),
+        "phi": LayerNames(qkv="qkv_proj", gate_up="gate_up_proj"),
+    }
+)
+"""By the `naming` of a `DecoderConfig`; the first is that of most families."""

@@ -1,0 +1,89 @@
+/* The glue between a step's products: its state, and what is done to single tokens. */
+#pragma once
+
+#include "pages.h"
+
+typedef struct {
+    void *normed, *qkv, *mixed, *gate_up, *gated;
+} Scratch;
+
+/* The arguments of a task of the glue. */
+typedef struct {
+    const Step *step;
+    const Layer *layer;
+    const Scratch *scratch;
+    const Attention *attention; /* the layer's */
+    const Norm *norm;
+    const void *from;
+    void *to;
+    int64_t width;
+    float eps, scale;
+} Glue;
+
+typedef void (*PerToken)(const Glue *g, int64_t token);
+
+INLINE int dtype_of(const Step *s) { return s->attention.q_dtype; }
+
+INLINE void *token_of(const Step *s, const void *values, int64_t token, int64_t width) {
+    return (char *)values + token * width * size_of(dtype_of(s));
+}
+
+/* Pass `dtype` and the type of norms to a macro as constants. */
+#define WITH_TYPES(S, RUN)                     \
+    if (dtype_of(S) == FLOAT32)                \
+        RUN(FLOAT32, FLOAT32);                 \
+    else if ((S)->norm_dtype == FLOAT32)       \
+        RUN(BFLOAT16, FLOAT32);                \
+    else                                       \
+        RUN(BFLOAT16, BFLOAT16);
+
+/* y = norm(x) over `size` values, or (y + norm(x)) * scale where it `adds`; see
+ * core/runtime/kernels/rms_norm.py. */
+INLINE void norm(const void *x, Norm by, void *y, int64_t size, float eps, float scale,
+                 const int dtype, const int weight_dtype, const int kind, const int adds) {
+    vec sums = splat(0.0f), squares = splat(0.0f);
+    float mean = 0.0f, sum = 0.0f;
+    int64_t whole = size / LANES * LANES, i;
+    if (kind == LAYER_NORM) {
+        for (i = 0; i < whole; i += LANES) sums += load_as(x, i, dtype);
+        mean = sum_lanes(sums);
+        for (; i < size; i++) mean += read_as(x, i, dtype);
+        mean /= (float)size;
+    }
+    for (i = 0; i < whole; i += LANES) {
+        vec value = load_as(x, i, dtype) - mean;
+        squares += value * value;
+    }
+    sum = sum_lanes(squares);
+    for (; i < size; i++) {
+        float value = read_as(x, i, dtype) - mean;
+        sum += value * value;
+    }
+    float factor = 1.0f / sqrtf(sum / (float)size + eps);
+    for (i = 0; i < whole; i += LANES) {
+        vec normed = (load_as(x, i, dtype) - mean) * factor * load_as(by.weight, i, weight_dtype);
+        if (kind == LAYER_NORM && by.bias) normed += load_as(by.bias, i, weight_dtype);
+        store_as(y, i, adds ? (load_as(y, i, dtype) + normed) * scale : normed, dtype);
+    }
+    for (; i < size; i++) {
+        float normed = (read_as(x, i, dtype) - mean) * factor * read_as(by.weight, i, weight_dtype);
+        if (kind == LAYER_NORM && by.bias) normed += read_as(by.bias, i, weight_dtype);
+        write_as(y, i, adds ? (read_as(y, i, dtype) + normed) * scale : normed, dtype);
+    }
+}
+
+/* Normalize one row; `kind` is RMS_NORM or LAYER_NORM. */
+void norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, float eps, int kind);
+
+/* y = (y + norm(x)) * scale. */
+void add_norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, float eps,
+                  float scale, int kind);
+
+/* Normalize and rotate a token's heads, and store its keys and values. */
+void prepare_heads(const Glue *g, int64_t token);
+
+/* The activation of a token's MLP, with or without a gate: from gate_up to gated. */
+void gate_token(const Glue *g, int64_t token);
+
+/* act(x) * input of a token's layer inputs, in place. */
+void gate_input_token(const Glue *g, int64_t token);
