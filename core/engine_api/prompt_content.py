@@ -20,8 +20,8 @@ import msgspec
 
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 
-ArrayType = Literal["uint8", "int64", "float32"]
-_ITEM_BYTES = {"uint8": 1, "int64": 8, "float32": 4}
+ArrayType = Literal["bool", "uint8", "int64", "float32"]
+_ITEM_BYTES = {"bool": 1, "uint8": 1, "int64": 8, "float32": 4}
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):

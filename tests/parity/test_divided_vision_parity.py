@@ -54,7 +54,7 @@ def drive_divided(
             blueprint.text.join(group)
             assert blueprint.share_encoder(group)
             decoder, encoder = blueprint.build(lambda _: None)
-        features = FollowingFeatures(group, blueprint.num_late)
+        features = FollowingFeatures(group, blueprint.feature_layout, CPU)
         sampler = FollowingSampler(group)
         head_type = partial(VisionHead, decoder, sampler, features, blueprint.traits)
         layout = blueprint.text.kv_layout(4, torch.float32)

@@ -43,11 +43,8 @@ Part = Sequence[int] | Pixels
 class VisionRecorder(Recorder):
     """A vision model that remembers the logits it gave."""
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model.embed(ids)
-
-    def run(self, *args: Any) -> torch.Tensor:
-        return self.model.run(*args)
+    def see(self, *args: Any) -> torch.Tensor:
+        return self.model.see(*args)
 
 
 @dataclass
@@ -77,20 +74,19 @@ class VisionRig(Rig):
                 blueprint.text.join(ranks.group)
                 assert blueprint.share_encoder(ranks.group)
             decoder, encoder = blueprint.build(lambda _: None)
-        family = blueprint.family
         self.limits = VisionLimits(
             max_step_patches=64,
-            whole_spans=family.whole_spans,
-            whole_prompts=family.whole_prompts,
+            whole_spans=blueprint.traits.whole_spans,
+            whole_prompts=blueprint.traits.whole_prompts,
         )
         self.features = open_cache(2**20, 64)
         self.processor = ImageProcessor.open(folder, model="test")
         self.head_type = lambda model, sampler, **given: VisionHead(
             model,
             sampler if ranks is None else LeadingSampler(sampler, ranks.group),
-            CachedFeatures(self.features)
+            CachedFeatures(self.features, dtype)
             if ranks is None
-            else LeadingFeatures(self.features, ranks.group),
+            else LeadingFeatures(self.features, dtype, ranks.group),
             blueprint.traits,
             **given,
         )

@@ -12,7 +12,7 @@ Shapes: T tokens, H heads, K key-value heads, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.paged_attention import (
+    AttentionBatch,
     AttentionRule,
     paged_attention,
     write_pages,
@@ -53,13 +54,15 @@ class LayerPlan:
     """The cells of one layer: their index in `CachePlan.shapes`, and whether it stores them.
 
     `mask_window` is the window of a layer whose class has it in its mask alone. `index_cells` are
-    those of the keys by which a layer chooses what it attends to.
+    those of the keys by which a layer chooses what it attends to. Unless it `sees_blocks`, the
+    batch's blocks do not hold in the layer.
     """
 
     cells: int
     stores: bool
     mask_window: int | None = None
     index_cells: int | None = None
+    sees_blocks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,13 @@ class CachePlan:
         }
         return replace(self, layers={**self.layers, **changed})
 
+    def with_blocks_in(self, layers: Collection[int]) -> CachePlan:
+        """The plan in which these layers alone see blocks."""
+        changed = {
+            layer: replace(plan, sees_blocks=layer in layers) for layer, plan in self.layers.items()
+        }
+        return replace(self, layers=changed)
+
     @classmethod
     def alike(cls, num_layers: int, shape: KvShape) -> CachePlan:
         """The plan of layers that are all alike."""
@@ -107,6 +117,7 @@ class BridgedStep:
     step: PagedStep
     plan: CachePlan
     windows: dict[int, int | None] | None = None
+    _plain_batch: AttentionBatch | None = None
 
     def attend(
         self,
@@ -134,8 +145,18 @@ class BridgedStep:
             soft_cap=options.get("softcap"),
             sinks_H=options.get("s_aux"),
         )
-        out_THD = paged_attention(widened(q_THD, head_dim), pages, self.step.batch, rule)
+        batch = self._batch_for(plan)
+        out_THD = paged_attention(widened(q_THD, head_dim), pages, batch, rule)
         return out_THD[..., :value_dim]
+
+    def _batch_for(self, plan: LayerPlan) -> AttentionBatch:
+        """The step's batch, without blocks for a layer that sees none."""
+        batch = self.step.batch
+        if batch.blocks_2T is None or plan.sees_blocks:
+            return batch
+        if self._plain_batch is None:
+            self._plain_batch = replace(batch, blocks_2T=None, groups={})
+        return self._plain_batch
 
 
 def _scale(options: Mapping[str, Any], head_dim: int) -> float:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -128,7 +128,7 @@ class FallbackBlueprint:
 
     @property
     def _sketched_body(self) -> Any:
-        return _body(self._sketch)
+        return body_of(self._sketch)
 
     @cached_property
     def plan(self) -> CachePlan:
@@ -138,7 +138,7 @@ class FallbackBlueprint:
         values in their forward, which the meta device has not; their layers are alike, as the
         configuration says. The proof checks each.
         """
-        if self._is_bridged and not _counts_positions(self._sketch):
+        if self.attention == ATTENTION and not _counts_positions(self._sketch):
             with suppress(WeightsError), library_errors(""):
                 return self._bridged_plan()
         for config in (self._config, self._sketched_body.config):
@@ -151,8 +151,9 @@ class FallbackBlueprint:
         return plan_of_cache(cache, argument)
 
     @property
-    def _is_bridged(self) -> bool:
-        return bool(self._config._attn_implementation == ATTENTION)
+    def attention(self) -> str:
+        """The name of the attention that the class gets, once the plan is known."""
+        return str(self._config._attn_implementation)
 
     def _bridged_plan(self) -> CachePlan:
         tracing = Tracing()
@@ -176,21 +177,22 @@ class FallbackBlueprint:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         inner = max(inner) if isinstance(inner, Sequence) else inner
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
-        if self._known_plan().by_rows:
+        if self.known_plan().by_rows:
             values += row_values(self.plan, config.num_attention_heads, self.max_length)
         return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        return self._known_plan().layout(page_size, dtype)
+        return self.known_plan().layout(page_size, dtype)
 
-    def _known_plan(self) -> CachePlan:
+    def known_plan(self) -> CachePlan:
+        """The plan. Raises `WeightsError` if there is none."""
         with library_errors(problem("its first pass fails")):
             return self.plan
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, check completeness, and try some tokens."""
-        plan = self._known_plan()  # before loading: it says which attention the model gets
+        plan = self.known_plan()  # before loading: it says which attention the model gets
         try:
             model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
         except RuntimeError as error:
@@ -211,18 +213,18 @@ class FallbackModel:
         self.vocab_size = vocab_size
         self.plan = plan
         self.whole = model
-        self.body = _body(model)
+        owner, self.body = self._parts(model)
+        # The same head with a body that returns its input, so that scales and caps are applied.
+        self._head = copy.copy(owner)
         self._given = _GivenHidden()
-        self._head = self._head_of(model, self.body)
-
-    def _head_of(self, model: Any, body: Any) -> Any:
-        """The model with a body that returns its input, so that scales and caps are applied."""
-        head = copy.copy(model)
-        head._modules = {
-            name: self._given if module is body else module
-            for name, module in model._modules.items()
+        self._head._modules = {
+            name: self._given if module is self.body else module
+            for name, module in owner._modules.items()
         }
-        return head
+
+    def _parts(self, model: Any) -> tuple[Any, Any]:
+        """The module with the head, and its body."""
+        return model, body_of(model)
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
@@ -237,15 +239,21 @@ class FallbackModel:
         logits_RV: torch.Tensor = self._head(inputs_embeds=hidden_1RC, use_cache=False).logits[0]
         return logits_RV
 
-    def run_step(
-        self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
-    ) -> torch.Tensor:
+    def run_step(self, step: BridgedStep, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Run the body on a step: `hidden_TC`."""
         if self.plan.by_rows:
-            return run_rows(self.body, step.step, self.plan, **inputs)
+            return run_rows(partial(self._run_row, inputs), step.step, self.plan)
         output = self.body(
-            position_ids=positions_T.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
+            position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
         )
+        hidden_TC: torch.Tensor = output.last_hidden_state[0]
+        return hidden_TC
+
+    def _run_row(
+        self, inputs: Mapping[str, torch.Tensor], tokens: slice, cache: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Run the body on some tokens of a step, all of one row."""
+        output = self.body(**{name: x[:, tokens] for name, x in inputs.items()}, **cache)
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
 
@@ -256,7 +264,7 @@ def sketch(kind: Any, config: Any) -> Any:
         return kind(copy.deepcopy(config)).to(torch.bfloat16).eval()
 
 
-def _body(model: Any) -> Any:
+def body_of(model: Any) -> Any:
     """The part of a model that computes hidden states; a few classes misname theirs."""
     return model.model if model.base_model is model else model.base_model
 
@@ -295,7 +303,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     if config_kind.sub_configs.keys() & _PARTS:
         raise WeightsError(refusal("it has parts that are not text"))
     check_text(kind, parsed)
-    parsed._attn_implementation = ATTENTION if _can_bridge(kind, parsed) else OWN_ATTENTION
+    parsed._attn_implementation = ATTENTION if can_bridge(kind, parsed) else OWN_ATTENTION
     return kind, parsed
 
 
@@ -309,7 +317,7 @@ def check_text(kind: Any, config: Any) -> None:
             raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
 
 
-def _can_bridge(kind: Any, config: Any) -> bool:
+def can_bridge(kind: Any, config: Any) -> bool:
     """Whether our attention may replace that of a class; its first pass decides."""
     return bool(kind._supports_attention_backend) and _layer_types(config) <= _BRIDGED_LAYERS
 

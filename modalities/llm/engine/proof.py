@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from triptych.modalities.llm.engine.bridge import (
 )
 
 PAGE_SIZE = 16
-_NARROW_WINDOW = 8
+NARROW_WINDOW = 8
 _NUM_TOKENS, _NUM_FIRST = 40, 24
 """Tokens of the proof, and those of its first chunk."""
 _LONGEST_WINDOW = 512
@@ -56,7 +57,7 @@ class BridgedModel(Protocol):
     whole: Any
     body: Any
 
-    def run_step(self, step: BridgedStep, positions_T: torch.Tensor, **inputs: torch.Tensor) -> Any:
+    def run_step(self, step: BridgedStep, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Compute the last hidden states, `hidden_TC`."""
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
@@ -70,14 +71,14 @@ def prove(
 
     Raises `WeightsError` where masks or results differ.
     """
-    with torch.inference_mode(), _narrowed(model.body) as window:
+    with torch.inference_mode(), narrowed(model.body) as window:
         num_tokens = min(max(_NUM_TOKENS, _widest(model.body) + PAGE_SIZE), max_length)
         ids_T = (torch.arange(num_tokens, device=device) + _FIRST_PLAIN_ID) % model.vocab_size
         with library_errors(problem("its class does not run without a cache")):
             own_TC, own_V, masks = _on_its_own(model, ids_T)
         with library_errors(problem("it does not run a step of several rows")):
             chunks, windows = _on_pages(model, ids_T, dtype)
-            narrow = None if window is None else min(window, _NARROW_WINDOW)
+            narrow = None if window is None else min(window, NARROW_WINDOW)
             found, plan = list[int](), model.plan
             if not plan.by_rows:
                 found = _check_masks(plan, masks, windows, narrow)
@@ -89,14 +90,14 @@ def prove(
     if window is not None:
         model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
     for start, hidden_TC in chunks:
-        is_near_T = _is_near(hidden_TC, own_TC[start : start + len(hidden_TC)])
+        is_near_T = is_near(hidden_TC, own_TC[start : start + len(hidden_TC)])
         if 2 * int(is_near_T.sum()) < len(is_near_T):
             raise WeightsError(refusal("its own positions or masks change its results"))
-    if not bool(_is_near(logits_V, own_V)):
+    if not bool(is_near(logits_V, own_V)):
         raise WeightsError(refusal("its head computes other scores than its class"))
 
 
-def _is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Whether each row of values is that of the class, but for rounding."""
     difference = torch.linalg.vector_norm((found - expected).float(), dim=-1)
     norm = torch.linalg.vector_norm(expected.float(), dim=-1)
@@ -117,7 +118,7 @@ def _on_pages(
     middle = min(_NUM_FIRST, num_tokens - 1)
     chunks: list[tuple[int, torch.Tensor]] = []
     for step_chunks in ([(0, 0, middle)], [(0, middle, num_tokens), (1, 0, middle)]):
-        batch, positions_T = _batch(step_chunks, num_pages, ids_T.device)
+        batch, positions_T = lay_out_rows(step_chunks, num_pages, ids_T.device)
         step = BridgedStep(PagedStep(kv, batch), model.plan, windows)
         hidden_TC = model.run_step(step, positions_T, input_ids=ids_T[positions_T].unsqueeze(0))
         sizes = batch.host_query_lengths_B.tolist()
@@ -126,7 +127,7 @@ def _on_pages(
     return chunks, windows
 
 
-def _batch(
+def lay_out_rows(
     chunks: Sequence[tuple[int, int, int]], num_pages: int, device: torch.device
 ) -> tuple[AttentionBatch, torch.Tensor]:
     """The batch of some rows' chunks (row, start, end), and the positions of its tokens."""
@@ -152,30 +153,50 @@ def _on_its_own(
     model: BridgedModel, ids_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, Masks]:
     """The `hidden_TC`, the last token's logits and the masks of transformers' own model."""
-    body, masks, outputs = model.body, dict[int, torch.Tensor](), []
+    given = {"input_ids": ids_T.unsqueeze(0), "use_cache": False}
+    with class_outputs(model.body) as found:
+        logits_V = model.whole(**given).logits[0, -1]
+        if not found.outputs:  # the whole reads a part of the body
+            model.body(**given)
+    return found.hidden_TC, logits_V, found.masks
 
-    def keep(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+
+@dataclass(slots=True)
+class ClassOutputs:
+    """The outputs of a body in its own attention, and what the tokens of its layers see."""
+
+    outputs: list[Any] = field(default_factory=list)
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def hidden_TC(self) -> torch.Tensor:  # noqa: N802 - a shape
+        """The hidden states of the last forward."""
+        hidden_TC: torch.Tensor = self.outputs[-1].last_hidden_state[0]
+        return hidden_TC
+
+    def keep(self, module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """A hook before a layer's attention, which keeps its mask."""
         mask = given.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            masks[int(module.layer_idx)] = mask
+            self.masks[int(module.layer_idx)] = _seen(mask[..., : mask.shape[-2]])
 
+
+@contextmanager
+def class_outputs(body: Any) -> Iterator[ClassOutputs]:
+    """Let a body run as its class does, without our attention, and keep outputs and masks."""
+    found = ClassOutputs()
     used, body.config._attn_implementation = body.config._attn_implementation, OWN_ATTENTION
     try:
         with ExitStack() as hooks:
             for module in body.modules():
                 if _attends(module):
-                    hooks.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
-            hook = body.register_forward_hook(lambda *call: outputs.append(call[-1]))
+                    hook = module.register_forward_pre_hook(found.keep, with_kwargs=True)
+                    hooks.callback(hook.remove)
+            hook = body.register_forward_hook(lambda *call: found.outputs.append(call[-1]))
             hooks.callback(hook.remove)
-            given = {"input_ids": ids_T.unsqueeze(0), "use_cache": False}
-            logits_V = model.whole(**given).logits[0, -1]
-            if not outputs:  # the whole reads a part of the body
-                body(**given)
+            yield found
     finally:
         body.config._attn_implementation = used
-    num_tokens = len(ids_T)
-    seen = {layer: _seen(mask[..., :num_tokens, :num_tokens]) for layer, mask in masks.items()}
-    return outputs[-1].last_hidden_state[0], logits_V, seen
 
 
 def _attends(module: torch.nn.Module) -> bool:
@@ -203,23 +224,23 @@ def _check_masks(
     found = []
     for layer, seen_QS in masks.items():
         given = windows.get(layer)
-        if bool((seen_QS == _causal(seen_QS, given)).all()):
+        if bool((seen_QS == causal_mask(seen_QS, given)).all()):
             continue
-        if given is None and bool((seen_QS == _causal(seen_QS, stated)).all()):
+        if given is None and bool((seen_QS == causal_mask(seen_QS, stated)).all()):
             found.append(layer)
             continue
         raise WeightsError(refusal("its mask is not that of a causal window"))
     return found
 
 
-def _causal(like_QS: torch.Tensor, window: int | None) -> torch.Tensor:
+def causal_mask(like_QS: torch.Tensor, window: int | None) -> torch.Tensor:
     """The mask of tokens that see themselves and earlier tokens, within a window if given."""
     ones_QS = torch.ones_like(like_QS, dtype=torch.bool)
     return ones_QS.tril() if window is None else ones_QS.tril().triu(1 - window)
 
 
 @contextmanager
-def _narrowed(body: torch.nn.Module) -> Iterator[int | None]:
+def narrowed(body: torch.nn.Module) -> Iterator[int | None]:
     """Narrow all windows of a model, if they are those of its configuration, which is yielded.
 
     Modules that derive another number from the configuration keep theirs.
@@ -231,7 +252,7 @@ def _narrowed(body: torch.nn.Module) -> Iterator[int | None]:
         yield None
         return
     for owner in windowed:
-        owner.sliding_window = min(window, _NARROW_WINDOW)
+        owner.sliding_window = min(window, NARROW_WINDOW)
     try:
         yield window
     finally:

@@ -12,7 +12,7 @@ Shapes: T tokens of a row, S of its keys, K key-value heads, D head dim.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,14 +74,16 @@ def row_values(plan: CachePlan, num_heads: int, max_length: int) -> int:
     return max_length * (4 * cells + 4 * num_heads * MAX_TOKENS)
 
 
-def run_rows(body: Any, step: PagedStep, plan: CachePlan, **inputs: torch.Tensor) -> torch.Tensor:
-    """Run a model's body on each row of a step: `hidden_TC` of all rows."""
+RunRow = Callable[[slice, Mapping[str, Any]], torch.Tensor]
+"""Runs some tokens of a step, all of one row, with arguments for its cache: `hidden_TC`."""
+
+
+def run_rows(run: RunRow, step: PagedStep, plan: CachePlan) -> torch.Tensor:
+    """Run a model on each row of a step: `hidden_TC` of all rows."""
     hidden = []
     for row in _rows(step):
-        given: dict[str, Any] = {name: x[:, row.start : row.stop] for name, x in inputs.items()}
-        given[plan.cache_argument] = _cache_of(row, plan)
-        output = body(**given, use_cache=True)
-        hidden.append(output.last_hidden_state[0])
+        cache = {plan.cache_argument: _cache_of(row, plan), "use_cache": True}
+        hidden.append(run(slice(row.start, row.stop), cache))
     return torch.cat(hidden)
 
 

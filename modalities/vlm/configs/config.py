@@ -79,8 +79,14 @@ def open_processor(folder: Path, image_processor: Any) -> Any:
     )
     accepted = inspect.signature(kind.__init__).parameters
     plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
+    parts = {**dict.fromkeys(kind.get_attributes()), "image_processor": image_processor}
     with library_errors("processor_config.json is invalid"):
-        return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
+        return _without_parts(kind)(**{**plain, **parts, "tokenizer": tokenizer})
+
+
+def _without_parts(kind: Any) -> Any:
+    """The processor class `kind`, modified to accept missing parts for videos and sound."""
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:

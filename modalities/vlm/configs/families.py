@@ -91,9 +91,13 @@ def spell_slots(config: Any, images: Any, processed: Processed) -> str:
     return MARK * int(config.vision_config.num_positions) + "\n"
 
 
-def spell_any(config: Any, processor: Any, processed: Processed) -> str:
-    """Spell an image as transformers' own `processor` does."""
-    spelled = str(processor.replace_image_token(processed, 0))
+def spell_none(config: Any, images: Any, processed: Processed) -> str:
+    """Refuse: the whole processor of a model spells its images; see `mark_images`."""
+    raise AssertionError("models of unknown families have a processor of their own")
+
+
+def mark_images(config: Any, processor: Any, spelled: str) -> str:
+    """The spelling of an image by transformers' own `processor`, with a mark for each feature."""
     return spelled.replace(processor.tokenizer.decode([config.image_token_id]), MARK)
 
 
@@ -184,7 +188,7 @@ _QWEN = VisionFamily(
     placeholder="<|image_pad|>", spell=spell_qwen, inputs=("pixel_values", "image_grid_thw")
 )
 
-ANY = VisionFamily(placeholder="", spell=spell_any, inputs=(), has_scaling=False, batch_axis=None)
+ANY = VisionFamily(placeholder="", spell=spell_none, inputs=(), has_scaling=False, batch_axis=None)
 """The family of all other models: their own processor does everything."""
 
 FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(

@@ -22,7 +22,6 @@ from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.decoders.tensor_names import AS_STORED, DecoderTensors
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.block_layers import BlockDevice, block_places, hold_blocks
-from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.divided_layers import divide_layers
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
@@ -39,7 +38,9 @@ from triptych.modalities.vlm.engine.encoder import (
     load_encoder,
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
+from triptych.modalities.vlm.engine.places import grid_places
 from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
+from triptych.modalities.vlm.engine.vision_model import SeeingDecoder
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
@@ -178,9 +179,11 @@ class VisionBlueprint(BaseVisionBlueprint):
     @property
     def traits(self) -> PlaceholderTraits:
         """How the head treats the positions that images fill."""
+        placeholder_id = self._placeholder_id(self.text.vocab_size)
         return PlaceholderTraits(
-            placeholder_id=self._placeholder_id(self.text.vocab_size),
-            has_axes=bool(self.text.config.rope.sections),
+            placeholder_id=placeholder_id,
+            input_id=placeholder_id,
+            places=grid_places if self.text.config.rope.sections else None,
             whole_spans=self.family.whole_spans,
             whole_prompts=self.family.whole_prompts,
         )
@@ -191,7 +194,7 @@ class VisionBlueprint(BaseVisionBlueprint):
         hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
         return num_patches * 16 * hidden * self.dtype.itemsize
 
-    def build(self, report: Callable[[float], None]) -> tuple[Decoder, ImageEncoder]:
+    def build(self, report: Callable[[float], None]) -> tuple[SeeingDecoder, ImageEncoder]:
         """Load decoder and encoder."""
         encoder = self.build_encoder()
         report(_ENCODER_SHARE)
@@ -215,9 +218,9 @@ class VisionBlueprint(BaseVisionBlueprint):
         pack_linears(model, self._native)
         return self._encoder(model)
 
-    def build_decoder(self, report: Callable[[float], None]) -> Decoder:
+    def build_decoder(self, report: Callable[[float], None]) -> SeeingDecoder:
         """Load the decoder alone."""
-        return self.text.build(self._checkpoint, report, self._part)
+        return SeeingDecoder(self.text.build(self._checkpoint, report, self._part))
 
     @property
     def _unit(self) -> int:

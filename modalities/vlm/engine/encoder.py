@@ -51,6 +51,11 @@ class Features:
         late_bytes = 0 if self.late_LNC is None else self.late_LNC.nbytes
         return int(self.hidden_NC.nbytes + late_bytes)
 
+    def part(self, low: int, high: int) -> Features | None:
+        """The features from `low` to before `high`, if any."""
+        late_LNC = None if self.late_LNC is None else self.late_LNC[:, low:high]
+        return Features(self.hidden_NC[low:high], late_LNC) if low < high else None
+
     def clone(self) -> Features:
         """A copy that keeps no other memory alive; returns owned features themselves."""
         if self.is_owned:
@@ -168,7 +173,8 @@ class ImageEncoder:
 
     def _encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         output = self._model.get_image_features(**self._batch(images), return_dict=True)
-        hidden_NC = _flatten(output.pooler_output)
+        pooled = output.pooler_output
+        hidden_NC = _flatten(output.last_hidden_state if pooled is None else pooled)
         sizes = [image.span.num_features for image in images]
         if sum(sizes) != len(hidden_NC):
             error = InvalidRequest(

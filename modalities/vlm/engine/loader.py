@@ -26,7 +26,7 @@ from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.feature_memory import FeaturePages, IncomingFeatures
-from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
+from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.memory_check import SharedMemoryCheck
 from triptych.modalities.vlm.engine.runner import VisionRunner, plan_message
 from triptych.modalities.vlm.engine.step_features import (
@@ -35,6 +35,7 @@ from triptych.modalities.vlm.engine.step_features import (
     LeadingFeatures,
     StepFeatures,
 )
+from triptych.modalities.vlm.engine.vision_model import VisionTextModel
 from triptych.modalities.vlm.plan import SharedPlan
 from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
 from triptych.modalities.vlm.scheduling.prompts import (
@@ -77,7 +78,7 @@ class VisionLoader(LlmLoader):
             if ranks is not None:
                 assert isinstance(blueprint, VisionBlueprint), "other models are not divided"
                 blueprint.share_encoder(ranks.group)
-            family, max_length = blueprint.family, blueprint.text.max_length
+            max_length = blueprint.text.max_length
             layout = self._reserve_model(memory, blueprint)
             cache_bytes = self._reserve_cache(memory, blueprint)
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
@@ -85,11 +86,11 @@ class VisionLoader(LlmLoader):
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
-            source = CachedFeatures(features)
+            source = CachedFeatures(features, blueprint.dtype)
             if ranks is not None:
                 ranks.send_capacity(num_pages)
                 sampler = ranks.leading_sampler(sampler)
-                source = LeadingFeatures(features, ranks.group)
+                source = LeadingFeatures(features, blueprint.dtype, ranks.group)
             decoder, encoder = blueprint.build(report)
             tokens = self._runner(
                 self._vision_head(blueprint, decoder, sampler, source),
@@ -101,15 +102,15 @@ class VisionLoader(LlmLoader):
             )
             runner = self._vision_runner(tokens, encoder, features, blueprint, ranks)
             stack.callback(runner.close)
-            shares = not family.whole_prompts
+            shares = not blueprint.traits.whole_prompts
             scheduler = VisionScheduler(
                 **self._schedule(layout, num_pages, max_length, shares=shares),
                 vision=VisionResources(
                     features,
                     VisionLimits(
                         max_step_patches=STEP_PATCHES,
-                        whole_spans=family.whole_spans,
-                        whole_prompts=family.whole_prompts,
+                        whole_spans=blueprint.traits.whole_spans,
+                        whole_prompts=blueprint.traits.whole_prompts,
                     ),
                 ),
             )
@@ -134,7 +135,7 @@ class VisionLoader(LlmLoader):
 
         def build() -> TextHead:
             decoder = blueprint.build_decoder(ignore_progress)
-            features = FollowingFeatures(group, blueprint.num_late)
+            features = FollowingFeatures(group, blueprint.feature_layout, self._device.torch)
             return self._vision_head(blueprint, decoder, FollowingSampler(group), features)
 
         def open_runner(tokens: TokenRunner) -> Runner:

@@ -3,7 +3,7 @@
 Owns their source: the cache, or, in a model that is divided over ranks, rank 0's cache. Other ranks
 have no cache and no encoder.
 
-Shapes: T tokens of the step, F of them filled by images, C hidden, L layers with late features.
+Shapes: F tokens of the step that images fill, C hidden, L layers with late features.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from triptych.modalities.vlm.engine.encoder import FeatureCache, Features
+from triptych.modalities.vlm.engine.encoder import FeatureCache, FeatureLayout, Features
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
@@ -25,26 +25,27 @@ Part = tuple[bytes, int, int]
 class StepFeatures(Protocol):
     """Provides the features of a step."""
 
-    def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
-        """The features of the parts, concatenated, in the type of `x_TC`."""
+    def take(self, parts: Sequence[Part]) -> Features:
+        """The features of the parts, concatenated, in the model's type."""
         ...
 
 
 class CachedFeatures:
     """Implements `StepFeatures`. A step's scheduler holds references to the features it needs."""
 
-    def __init__(self, cache: FeatureCache) -> None:
+    def __init__(self, cache: FeatureCache, dtype: torch.dtype) -> None:
         self._cache = cache
+        self._dtype = dtype
 
-    def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
+    def take(self, parts: Sequence[Part]) -> Features:
         """Read the features from the cache."""
         found = [(self._look_up(digest), low, high) for digest, low, high in parts]
         hidden_FC = torch.cat([each.hidden_NC[low:high] for each, low, high in found])
         late = [
             each.late_LNC[:, low:high] for each, low, high in found if each.late_LNC is not None
         ]
-        late_LFC = torch.cat(late, 1).to(x_TC.dtype) if late else None
-        return Features(hidden_FC.to(x_TC.dtype), late_LFC)
+        late_LFC = torch.cat(late, 1).to(self._dtype) if late else None
+        return Features(hidden_FC.to(self._dtype), late_LFC)
 
     def _look_up(self, digest: bytes) -> Features:
         features = self._cache.acquire(digest)
@@ -56,13 +57,13 @@ class CachedFeatures:
 class LeadingFeatures(CachedFeatures):
     """Implements `StepFeatures` on rank 0, and sends the features to the other ranks."""
 
-    def __init__(self, cache: FeatureCache, group: RankGroup) -> None:
-        super().__init__(cache)
+    def __init__(self, cache: FeatureCache, dtype: torch.dtype, group: RankGroup) -> None:
+        super().__init__(cache, dtype)
         self._group = group
 
-    def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
+    def take(self, parts: Sequence[Part]) -> Features:
         """Read the features from the cache and broadcast them."""
-        features = super().take(parts, x_TC)
+        features = super().take(parts)
         sent = features.hidden_NC.unsqueeze(0)
         if features.late_LNC is not None:
             sent = torch.cat([sent, features.late_LNC])
@@ -73,12 +74,13 @@ class LeadingFeatures(CachedFeatures):
 class FollowingFeatures:
     """Implements `StepFeatures` on the other ranks."""
 
-    def __init__(self, group: RankGroup, num_late: int) -> None:
-        self._group, self._num_late = group, num_late
+    def __init__(self, group: RankGroup, layout: FeatureLayout, device: torch.device) -> None:
+        self._group, self._layout, self._device = group, layout, device
 
-    def take(self, parts: Sequence[Part], x_TC: torch.Tensor) -> Features:
+    def take(self, parts: Sequence[Part]) -> Features:
         """Receive the features from rank 0."""
-        num_filled = sum(high - low for _, low, high in parts)
-        shape = (1 + self._num_late, num_filled, x_TC.shape[1])
-        hidden_FC, *late = self._group.broadcast(x_TC.new_empty(shape))
+        layout = self._layout
+        shape = (layout.num_parts, sum(high - low for _, low, high in parts), layout.hidden_size)
+        empty = torch.empty(shape, dtype=layout.dtype, device=self._device)
+        hidden_FC, *late = self._group.broadcast(empty)
         return Features(hidden_FC, torch.stack(late) if late else None)

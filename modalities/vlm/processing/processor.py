@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,10 +21,11 @@ from triptych.core.engine_api.prompt_content import Array, ArrayType, content_di
 from triptych.core.errors import InvalidRequest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.configs.config import open_image_processor, open_processor, read_config
-from triptych.modalities.vlm.configs.families import ANY, MARK, family_of, is_pixtral
+from triptych.modalities.vlm.configs.families import ANY, MARK, family_of, is_pixtral, mark_images
 from triptych.modalities.vlm.prepared import PreparedImage
 
 _MASK = "pixel_attention_mask"
+_TYPES: Mapping[str, ArrayType] = {"b": "bool", "f": "float32", "i": "int64", "u": "int64"}
 _SPELLING = re.compile(f"({MARK}+)")
 
 
@@ -40,7 +41,7 @@ class ImageProcessor:
         self.family = family_of(config)
         self._config = config
         self._images = image_processor
-        self._speller = processor or image_processor
+        self._whole = processor
         self._model = model
         self._options = dict(self.family.options(config))
         if processor is not None:
@@ -64,25 +65,21 @@ class ImageProcessor:
     def placeholder(self) -> str:
         """The chat template's mark for an image."""
         if self.family is ANY:
-            return str(self._speller.image_token)
+            return str(self._whole.image_token)
         return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
 
     def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedImage:
         """Process one image. Raises `InvalidRequest` if the model does not support its size."""
         rgb = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
         try:
-            found = self._images(
-                images=[[rgb]] if self.family.nests_images else [rgb],
-                input_data_format="channels_last",
-                **self._options,
-            )
+            found, spelled = self._process(rgb)
         except ValueError as error:
             raise InvalidRequest(
                 f"The model does not support images of {pixels.width} x {pixels.height} pixels."
             ) from error
         inputs = self._inputs(found)
         # Split the spelling into text and runs of marks.
-        parts = filter(None, _SPELLING.split(self.family.spell(self._config, self._speller, found)))
+        parts = filter(None, _SPELLING.split(spelled))
         digest = content_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
         return PreparedImage(
             digest=digest,
@@ -91,10 +88,21 @@ class ImageProcessor:
             grid=self._grid(found),
         )
 
+    def _process(self, rgb: NDArray[np.uint8]) -> tuple[Mapping[str, Any], str]:
+        """The output of the model's processor for an image, and the spelling in a prompt."""
+        options = {"input_data_format": "channels_last", **self._options}
+        if self._whole is not None:
+            images, *_ = self._whole.prepare_inputs_layout(images=[rgb])
+            found, (spelled,) = self._whole._process_images(images, **options)
+            return found, mark_images(self._config, self._whole, spelled)
+        found = self._images(images=[[rgb]] if self.family.nests_images else [rgb], **options)
+        return found, self.family.spell(self._config, self._images, found)
+
     def _inputs(self, found: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays that the encoder is called with."""
-        names = self.family.inputs or found.keys()
-        arrays = {name: np.asarray(found[name]) for name in names if name in found}
+        if self.family is ANY:
+            return {name: _array(values) for name, values in _numbers(found)}
+        arrays = {name: np.asarray(found[name]) for name in self.family.inputs if name in found}
         pixels = arrays["pixel_values"]
         if self.family.has_scaling:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
@@ -111,13 +119,19 @@ class ImageProcessor:
         if "image_grid_thw" not in found:
             return 0, 0
         _, height, width = (int(size) for size in found["image_grid_thw"][0])
-        merge = self._images.merge_size
+        merge = getattr(self._images, "merge_size", 1)
         return height // merge, width // merge
 
 
+def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The outputs of a processor that are arrays; what else it counts only it can use."""
+    for name, value in found.items():
+        values = np.asarray(value)
+        if values.dtype.kind in _TYPES:
+            yield name, values
+
+
 def _array(values: NDArray[Any]) -> Array:
-    dtype: ArrayType = "float32" if values.dtype.kind == "f" else "int64"
-    if values.dtype == np.uint8:
-        dtype = "uint8"
+    dtype: ArrayType = "uint8" if values.dtype == np.uint8 else _TYPES[values.dtype.kind]
     data = np.ascontiguousarray(values, dtype=dtype).tobytes()
     return Array(dtype, tuple(values.shape), data)

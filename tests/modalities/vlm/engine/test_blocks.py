@@ -31,6 +31,6 @@ def test_tower_and_decoder_are_held_in_blocks(tmp_path: Path, native: NativeKern
         sizes[kind] = (blueprint.text.weight_bytes(), blueprint.encoder_bytes())
         layers = [each for each in encoder._model.modules() if type(each) is BlockLinear]
         assert bool(layers) == (kind == "q8_0")
-        assert decoder.layers[0].attention.qkv.has_blocks == (kind == "q8_0")
+        assert decoder.decoder.layers[0].attention.qkv.has_blocks == (kind == "q8_0")
     assert all(held < plain for held, plain in zip(sizes["q8_0"], sizes["auto"], strict=True))
     assert block_bytes(encoder._model) < sizes["q8_0"][1]
