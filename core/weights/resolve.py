@@ -44,7 +44,7 @@ from triptych.core.weights.progress import Progress
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """Incremented whenever the converter's output changes for the same GGUF file."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
@@ -208,7 +208,7 @@ class _Finder:
         return self._cached(cache_key(package.identity), package.reference, build)
 
     def _convert(self, file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
-        from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
+        from triptych.core.weights.gguf.convert import convert_gguf  # a warm start never needs it
 
         convert_gguf(file, folder, self.progress, sampling)
 

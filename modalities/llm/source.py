@@ -50,7 +50,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     """The folder and its digest, from the cache after the first time."""
 
     def build(folder: Path) -> None:
-        from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
+        from triptych.core.weights.gguf.convert import convert_gguf  # a warm start never needs it
 
         workspace = folder / "fetched"
         convert_gguf(fetch_slices(workspace, progress, install), folder, progress, SAMPLING)

@@ -38,7 +38,7 @@ from triptych.core.runtime.kernels.native.build import supported_levels
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.layers.decoder import Decoder
-from triptych.core.weights.gguf import convert_gguf
+from triptych.core.weights.gguf.convert import convert_gguf
 from triptych.core.weights.progress import SilentProgress
 
 FORMATS = {

@@ -54,7 +54,7 @@ from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.gguf import convert_gguf
+from triptych.core.weights.gguf.convert import convert_gguf
 from triptych.core.weights.progress import SilentProgress
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ import pytest
 
 from support.doc_blocks import ROOT
 from triptych.core.runtime.kernels.triton.compile import TARGETS
-from triptych.core.weights.gguf import SUPPORTED_KINDS
+from triptych.core.weights.gguf.convert import SUPPORTED_KINDS
+from triptych.core.weights.gguf.describe import ARCHITECTURES
 from triptych.core.weights.packages import EMBEDDED
 from triptych.modalities.asr.source import RANKS, WEIGHTS
 from triptych.modalities.embedding.source import FILES
@@ -91,6 +92,15 @@ def test_types_of_gguf_files() -> None:
         r"- \*\*GGUF\*\*: ([^.]*?), kept", page("docs/models.md").replace("\n  ", " ")
     )
     assert sorted(re.split(", | and ", line)) == sorted(kind.name for kind in SUPPORTED_KINDS)
+
+
+def test_architectures_of_gguf_files() -> None:
+    (listed,) = re.findall(
+        r"Architectures, as files name them: (.*?)\.\s+A file is converted",
+        page("docs/models.md"),
+        re.S,
+    )
+    assert sorted(re.findall(r"`([^`]+)`", listed)) == sorted(ARCHITECTURES)
 
 
 def test_targets_of_a_bundle() -> None:

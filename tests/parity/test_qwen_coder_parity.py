@@ -16,7 +16,7 @@ import transformers
 from support.decoder_rig import Row, decoder_rig, load_decoder
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.weights.gguf import convert_gguf
+from triptych.core.weights.gguf.convert import convert_gguf
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel

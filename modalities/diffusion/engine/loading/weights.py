@@ -18,8 +18,8 @@ from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
-from triptych.core.weights.gguf import block_format, output_dtype, read_blocks, read_values
-from triptych.core.weights.gguf_header import GgufFile, open_gguf
+from triptych.core.weights.gguf.convert import block_format, output_dtype, read_blocks, read_values
+from triptych.core.weights.gguf.header import GgufFile, open_gguf
 from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.plausible import check_plausible
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support.weight_files import tiny_tensors, write_gguf
 from triptych.core.errors import WeightsError
-from triptych.core.weights.gguf import convert_gguf
-from triptych.core.weights.gguf_header import GgufFile, open_gguf
+from triptych.core.weights.gguf.convert import convert_gguf
+from triptych.core.weights.gguf.header import GgufFile, open_gguf
 from triptych.core.weights.progress import SilentProgress
 
 MIB = 2**20

@@ -28,7 +28,7 @@ from tokenizers import (
 )
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.gguf_header import GgufFile
+from triptych.core.weights.gguf.header import GgufFile
 
 MAX_TOKEN_CHARS = 512
 T = TypeVar("T")

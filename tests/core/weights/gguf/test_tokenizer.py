@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from support.weight_files import byte_tokens, write_gguf
 from triptych.core.errors import WeightsError
-from triptych.core.weights.gguf import convert_gguf
+from triptych.core.weights.gguf.convert import convert_gguf
 from triptych.core.weights.progress import SilentProgress
 
 TEXTS = (

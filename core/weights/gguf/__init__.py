@@ -1,0 +1,1 @@
+"""GGUF files as folders of safetensors, configuration and tokenizer."""
