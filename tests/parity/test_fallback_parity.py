@@ -148,6 +148,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "index_head_dim": 8,
         },
     ),
+    "longcat, a first pass that ends early": (
+        "LongcatFlash",
+        {
+            "num_layers": 1,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "head_dim": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+        },
+    ),
     "opt, a decoder within the body": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }
 
@@ -198,6 +217,7 @@ def check(row: Row, reference: Any) -> None:
 
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
     "sees what comes after": ("Ernie", {}, "masks of its layers"),
+    "adds tokens": ("CpmAnt", {"dim_head": 8, "dim_ff": 48, "prompt_length": 4}, "other tokens"),
 }
 
 

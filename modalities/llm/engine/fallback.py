@@ -145,11 +145,13 @@ class FallbackBlueprint:
         for config in (self._config, self._sketched_body.config):
             config._attn_implementation = OWN_ATTENTION
         cache, argument = new_cache(), cache_argument(self._sketch, self._sketched_body)
+        num_tokens = _TWO_IDS.shape[1]
         try:
             self._first_pass(**{argument: cache}, use_cache=True)
         except RuntimeError:
-            return replace(_stated_plan(self._config), cache_argument=argument)
-        return plan_of_cache(cache, argument)
+            first = plan_of_cache(cache, argument, num_tokens).shapes[:1] if cache.layers else ()
+            return replace(_stated_plan(self._config, *first), cache_argument=argument)
+        return plan_of_cache(cache, argument, num_tokens)
 
     @property
     def attention(self) -> str:
@@ -375,10 +377,10 @@ def _fit_context(config: Any, max_length: int) -> None:
         )
 
 
-def _stated_plan(config: Any) -> CachePlan:
-    """The plan in a configuration whose layers are all alike."""
+def _stated_plan(config: Any, first: KvShape | None = None) -> CachePlan:
+    """The plan in a configuration whose layers are all alike, all as the `first` if it is known."""
     num_heads = config.num_attention_heads
-    shape = KvShape(
+    shape = first or KvShape(
         num_heads=num_heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,

@@ -27,6 +27,7 @@ from triptych.modalities.llm.engine.bridge import CachePlan, LayerPlan, refusal,
 
 MAX_TOKENS = 128
 """Tokens of a row that run at once: scores of all heads are kept for each."""
+_OTHER_TOKENS = "its class caches other tokens than those that it is given"
 
 
 def cache_argument(model: Any, body: Any) -> str:
@@ -38,8 +39,8 @@ def cache_argument(model: Any, body: Any) -> str:
     return names[0]
 
 
-def plan_of_cache(cache: Cache, argument: str) -> CachePlan:
-    """The plan of a cache that one forward pass of a class has filled."""
+def plan_of_cache(cache: Cache, argument: str, num_tokens: int) -> CachePlan:
+    """The plan of a cache that one forward pass of a class over some tokens has filled."""
     shapes, layers = list[KvShape](), dict[int, LayerPlan]()
     for index, layer in enumerate(cache.layers):
         if not layer.is_initialized:
@@ -47,6 +48,8 @@ def plan_of_cache(cache: Cache, argument: str) -> CachePlan:
         keys, values = layer.keys, layer.values
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise WeightsError(refusal("its layers cache keys and values of different shapes"))
+        if keys.shape[2] != num_tokens:
+            raise WeightsError(refusal(_OTHER_TOKENS))
         head_dim = max(keys.shape[3], values.shape[3])
         cells, index_cells = len(shapes), None
         shapes.append(_shape(keys.shape[1], head_dim))
@@ -164,6 +167,8 @@ class _PagedLayer(DynamicIndexedLayer):  # type: ignore[misc]  # transformers ha
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add this step's keys and values, `[1, K, T, D]`; returns all."""
         k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (keys, values))
+        if len(k_TKD) != self._row.stop - self._row.start:
+            raise WeightsError(refusal(_OTHER_TOKENS))
         self.keys, self.values = self._row.extend(self._known.cells, k_TKD, v_TKD)
         self.is_initialized = True
         return self.keys, self.values
