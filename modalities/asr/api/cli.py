@@ -29,7 +29,7 @@ from triptych.modalities.asr.modality import ASR
 
 if TYPE_CHECKING:
     from triptych.modalities.asr.api.pipeline import TranscribeOptions, TranscriptionPipeline
-    from triptych.modalities.asr.spec import Task
+    from triptych.modalities.asr.traits import Task
 
 TASKS: tuple[Task, Task] = ("transcribe", "translate")
 _WANTED = Wanted(

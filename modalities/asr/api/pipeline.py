@@ -28,14 +28,15 @@ from triptych.modalities.asr.api.service import (
     check_sound,
 )
 from triptych.modalities.asr.api.transcript import (
+    RecognizerText,
     Transcript,
     TranscriptDelta,
     TranscriptSegment,
-    WhisperTokenizer,
     gather,
 )
 from triptych.modalities.asr.modality import ASR
-from triptych.modalities.asr.spec import SAMPLE_RATE, Task
+from triptych.modalities.asr.spec import SAMPLE_RATE
+from triptych.modalities.asr.traits import Task
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 from triptych.schedulers.admission import Admission
@@ -75,7 +76,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], AsrService]:
-        model = WhisperTokenizer.open(resolved)
+        model = RecognizerText.open(resolved)
         admission, reader = Admission(options=config.schedule), ClipReader(None)
         return lambda client: AsrService(client, [model], admission, reader)
 

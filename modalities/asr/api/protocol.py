@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import NamesModel, RefusedField, without_refused
-from triptych.modalities.asr.api.languages import LANGUAGES
 from triptych.modalities.asr.api.transcript import (
     ScoredToken,
     Transcript,
@@ -22,7 +21,8 @@ from triptych.modalities.asr.api.transcript import (
     TranscriptSegment,
 )
 from triptych.modalities.asr.api.words import WordTiming
-from triptych.modalities.asr.spec import Task
+from triptych.modalities.asr.languages import LANGUAGES
+from triptych.modalities.asr.traits import Task
 
 MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -313,7 +313,7 @@ def verbose_reply(
     language = "en" if task == "translate" else transcript.language
     return VerboseReply(
         task=task,
-        language=LANGUAGES.get(language, language),
+        language=LANGUAGES.get(language, language) or "unknown",
         duration=round(transcript.duration_s, 2),
         text=transcript.text.strip(),
         usage=_usage(transcript),

@@ -41,9 +41,9 @@ from triptych.modalities.asr.api.protocol import (
 )
 from triptych.modalities.asr.api.service import AsrService, TranscribeCall
 from triptych.modalities.asr.api.transcript import (
+    RecognizerText,
     Transcript,
     TranscriptDelta,
-    WhisperTokenizer,
     gather,
 )
 from triptych.modalities.modality import ApiPart, ApiSetup
@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 def open_api(setup: ApiSetup) -> ApiPart:
     """The API part of speech recognition."""
-    models = [open_resolved(model, WhisperTokenizer.open) for model in setup.models["asr"]]
+    models = [open_resolved(model, RecognizerText.open) for model in setup.models["asr"]]
     reader = ClipReader(setup.pool)
     service = AsrService(setup.client, models, setup.admission, reader)
     return ApiPart([asr_router(service)], asr_cards(service))

@@ -21,7 +21,7 @@ from triptych.modalities.asr.api.protocol import (
     verbose_reply,
 )
 from triptych.modalities.asr.api.transcript import Transcript
-from triptych.modalities.asr.spec import Task
+from triptych.modalities.asr.traits import Task
 
 
 class TranscribeRow(RowFields):

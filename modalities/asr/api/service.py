@@ -19,8 +19,9 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.core.media.audio.resampling import Pcm
-from triptych.modalities.asr.api.transcript import TranscriptDelta, WhisperTokenizer
-from triptych.modalities.asr.spec import MAX_PART_S, SAMPLE_RATE, Task
+from triptych.modalities.asr.api.transcript import RecognizerText, TranscriptDelta
+from triptych.modalities.asr.spec import MAX_PART_S, SAMPLE_RATE
+from triptych.modalities.asr.traits import Task
 from triptych.modalities.asr.windows import MAX_PROMPT_TEMPERATURE
 from triptych.modalities.asr.wire import TranscribeDelta, TranscribeRequest
 from triptych.modalities.service import HoldLimit, ModelService
@@ -48,7 +49,7 @@ class TranscribeCall:
     caller: Caller = field(default_factory=Caller)
 
 
-class AsrService(ModelService[WhisperTokenizer]):
+class AsrService(ModelService[RecognizerText]):
     """Serves transcription from an engine client."""
 
     kind = "transcription model"
@@ -56,7 +57,7 @@ class AsrService(ModelService[WhisperTokenizer]):
     def __init__(
         self,
         client: EngineClient,
-        models: Sequence[WhisperTokenizer],
+        models: Sequence[RecognizerText],
         admission: Admission,
         reader: ClipReader,
     ) -> None:
@@ -64,13 +65,19 @@ class AsrService(ModelService[WhisperTokenizer]):
         self._reader = reader
         self._held = HoldLimit("Too much audio is being transcribed; try again later.")
 
-    def check(self, call: TranscribeCall) -> WhisperTokenizer:
+    def check(self, call: TranscribeCall) -> RecognizerText:
         """The call's model, after checking the call against it. Raises `RequestError`s."""
         model = self.model(call.model)
-        model.check_task(call.task)
-        model.check_language(call.language)
+        model.traits.check_task(model.name, call.task)
+        model.traits.check_language(model.name, call.language)
         if not 0 <= call.temperature <= 1:
             raise InvalidRequest("temperature must be between 0 and 1.", param="temperature")
+        model.traits.check_options(
+            model.name,
+            prompt=call.prompt,
+            temperature=call.temperature,
+            has_word_times=call.has_word_times,
+        )
         return model
 
     async def read(
@@ -126,14 +133,14 @@ class _Recording:
     """The progress of one recording, sent to the engine in parts that fit into a message."""
 
     def __init__(
-        self, model: WhisperTokenizer, call: TranscribeCall, seed: int, duration_s: float
+        self, model: RecognizerText, call: TranscribeCall, seed: int, duration_s: float
     ) -> None:
         self._model = model
         self._call = call
         self._duration_s = duration_s
         self._seed = seed
         self._context = list(model.prompt_ids(call.prompt))
-        self._language = model.check_language(call.language)
+        self._language = model.traits.check_language(model.name, call.language)
         self._num_segments = self._start = self._heard = 0
         self._has_text = False
 
@@ -144,7 +151,7 @@ class _Recording:
             pcm=part_S.astype("<f4").tobytes(),
             language=self._language,
             task=self._call.task,
-            prompt_ids=tuple(self._context[-self._model.spec.max_prompt_tokens :]),
+            prompt_ids=tuple(self._context[-self._model.traits.max_prompt_tokens :]),
             temperature=self._call.temperature,
             seed=self._seed + part,
             has_word_times=self._call.has_word_times,
@@ -162,7 +169,7 @@ class _Recording:
             for n, timed in enumerate(delta.segments)
         )
         self._num_segments += len(segments)
-        for segment in segments:
+        for segment in segments if self._model.traits.continues_text else ():
             self._context.extend(segment.token_ids)
             if segment.temperature > MAX_PROMPT_TEMPERATURE:
                 self._context.clear()

@@ -13,14 +13,19 @@ from pathlib import Path
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.text.byte_level import unspell
+from triptych.core.text.growth import steps_of
 from triptych.core.text.tokenizer import encode, read_tokenizer
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.asr.api.languages import LANGUAGES, language_code
 from triptych.modalities.asr.api.words import BROKEN, WordTiming, words_of
-from triptych.modalities.asr.spec import Task, WhisperSpec
+from triptych.modalities.asr.families import family_of
+from triptych.modalities.asr.languages import UNSPACED, begins_unspaced
+from triptych.modalities.asr.traits import Traits
 from triptych.modalities.asr.wire import TimedTokens
+
+_SPACE = "\u2581"
+"""The space in tokens of SentencePiece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,58 +81,54 @@ class TranscriptDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperTokenizer:
-    """The API process's view of one recognizer."""
+class RecognizerText:
+    """The API process's view of one recognizer: its traits and its tokenizer."""
 
     name: str
-    spec: WhisperSpec
+    traits: Traits
     tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
         self.tokenizer.encode_special_tokens = True  # a caller's prompt is plain text
 
     @classmethod
-    def open(cls, resolved: ResolvedModel) -> WhisperTokenizer:
-        """Read a resolved model's folder. Raises `WeightsError` if it is incomplete."""
+    def open(cls, resolved: ResolvedModel) -> RecognizerText:
+        """Read a resolved model's folder.
+
+        Raises `WeightsError` if it is incomplete, or of a family that is not served.
+        """
         folder = Path(resolved.folder)
-        tokenizer = read_tokenizer(folder, resolved.name)
-        return cls(name=resolved.name, spec=WhisperSpec.read(folder), tokenizer=tokenizer)
-
-    def check_language(self, language: str) -> str:
-        """The code of a supported language; empty to detect it. Raises `InvalidRequest`."""
-        if language.strip().lower() in ("", "auto"):
-            return ""
-        code = language_code(language)
-        known = self.spec.languages or ("en",)
-        if code not in known:
-            some = ", ".join(LANGUAGES[code] for code in known if code in LANGUAGES)
-            raise InvalidRequest(
-                f"{self.name} does not support the language {language[:40]!r}; supported are"
-                f" {some}.",
-                param="language",
-            )
-        return code
-
-    def check_task(self, task: Task) -> None:
-        """Raise `UnsupportedOption` if the model does not support `task`."""
-        if task == "translate" and "translate" not in self.spec.tasks:
-            raise UnsupportedOption(
-                f"{self.name} is English-only and cannot translate: serve a multilingual Whisper,"
-                " such as --model openai/whisper-tiny, and name it here.",
-                param="model",
-            )
+        family = family_of(read_json(folder / "config.json"))
+        traits, tokenizer = family.read(folder), read_tokenizer(folder, resolved.name)
+        return cls(name=resolved.name, traits=traits, tokenizer=tokenizer)
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """The tokens of preceding text; for a long text, the latest."""
+        """The tokens of preceding text, or of a context; for a long text, the latest."""
         text = prompt.strip()
         if not text:
             return ()
-        (encoding,) = encode(self.tokenizer, [f" {text}"], add_special_tokens=False)
-        return tuple(encoding.ids[-self.spec.max_prompt_tokens :])
+        spelled = f" {text}" if self.traits.continues_text else text
+        (encoding,) = encode(self.tokenizer, [spelled], add_special_tokens=False)
+        return tuple(encoding.ids[-self.traits.max_prompt_tokens :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self.tokenizer.id_to_token(token_id) or ""
+        if any(step["type"] == "ByteLevel" for step in steps_of(self.tokenizer.decoder)):
+            return unspell(token)
+        return token.replace(_SPACE, " ").encode()
+
+    def text_of(self, token_ids: Sequence[int], language: str) -> str:
+        """The text of one segment, with the space that parts it from the one before."""
+        text = self.decode(token_ids).replace(BROKEN, "")
+        if self.traits.continues_text:
+            return text
+        text = text.strip()
+        is_spaced = language not in UNSPACED and not begins_unspaced(text)
+        return f" {text}" if text and is_spaced else text
 
     def segment(
         self, timed: TimedTokens, index: int, offset_s: float, language: str
@@ -138,13 +139,13 @@ class WhisperTokenizer:
             for token in timed.tokens
         ]
         ids = tuple(token.token_id for token in tokens)
-        data = [unspell(self.tokenizer.id_to_token(token_id) or "") for token_id in ids]
+        data = [self._bytes_of(token_id) for token_id in ids]
         has_times = all(token.end_s >= 0 for token in timed.tokens)
         return TranscriptSegment(
             index=index,
             start_s=timed.start_s + offset_s,
             end_s=timed.end_s + offset_s,
-            text=self.decode(ids).replace(BROKEN, ""),
+            text=self.text_of(ids, language),
             token_ids=ids,
             tokens=tuple(
                 ScoredToken(spelled.decode("utf-8", errors="replace"), spelled, token.logprob)

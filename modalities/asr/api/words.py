@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.modalities.asr.api.languages import UNSPACED
+from triptych.modalities.asr.languages import UNSPACED
 from triptych.modalities.asr.wire import TranscriptToken
 
 Decode = Callable[[Sequence[int]], str]
@@ -42,18 +42,28 @@ def words_of(
 
 
 def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[WordTiming]:
-    """The shortest runs of tokens that decode to whole characters."""
+    """The shortest runs of tokens that decode to whole characters.
+
+    Each is decoded after the token before it: alone, some vocabularies drop the space it begins
+    with.
+    """
     run: list[TranscriptToken] = []
+    before: list[int] = []
     for token in tokens:
         run.append(token)
-        text = decode([piece.token_id for piece in run])
+        text = _decode_after(before, run, decode)
         if BROKEN not in text:
             yield WordTiming(text, run[0].start_s, run[-1].end_s)
-            run = []
+            run, before = [], [token.token_id]
     if run:  # a character that was never finished
-        text = decode([piece.token_id for piece in run]).replace(BROKEN, "")
+        text = _decode_after(before, run, decode).replace(BROKEN, "")
         if text.strip():
             yield WordTiming(text, run[0].start_s, run[-1].end_s)
+
+
+def _decode_after(before: list[int], run: Sequence[TranscriptToken], decode: Decode) -> str:
+    both = decode([*before, *(piece.token_id for piece in run)])
+    return both[len(decode(before)) :] if before else both
 
 
 def _joined(pieces: Sequence[WordTiming]) -> Iterator[WordTiming]:

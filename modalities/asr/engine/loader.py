@@ -1,26 +1,23 @@
 """Loading a recognizer onto the device: memory, weights, runner, scheduler.
 
-Owns the order of these steps and the memory bound of a running recording. Knows no HTTP.
+Owns the order of these steps. Each family has its blueprint. Knows no HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
-
-import torch
 
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import InvalidRequest
+from triptych.core.process.lazy import load
 from triptych.core.runtime.engine.loader import DeviceLoader
 from triptych.core.runtime.engine.staged_runner import StagedRunner
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.text.tokenizer import read_tokenizer
-from triptych.modalities.asr.engine.model import WhisperNetwork
-from triptych.modalities.asr.engine.recognizer import SpeechRecognizer
-from triptych.modalities.asr.spec import FRAMES_PER_S, MAX_PART_S, SAMPLE_RATE, WhisperSpec
+from triptych.modalities.asr.engine.blueprint import BlueprintSetup, RecognizerBlueprint
+from triptych.modalities.asr.families import family_of
+from triptych.modalities.asr.spec import MAX_PART_S, SAMPLE_RATE
 from triptych.modalities.asr.wire import TranscribeDelta, TranscribeRequest
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
@@ -35,23 +32,21 @@ class AsrLoader(DeviceLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        spec = WhisperSpec.read(self._folder)
         with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
+            open_blueprint = load(family_of(checkpoint.config).engine)
             memory = self._memory(stack)
-            dtype = memory.dtype(checkpoint.dtype)
-            memory.reserve("weights", WhisperNetwork.weight_bytes(checkpoint, dtype))
-            memory.reserve("recordings", MAX_STARTED * state_bytes(spec, dtype))
-            memory.show()
-            network = WhisperNetwork.load(
-                checkpoint,
-                spec,
-                dtype=dtype,
+            setup = BlueprintSetup(
+                checkpoint=checkpoint,
+                name=self.name,
+                dtype=memory.dtype(checkpoint.dtype),
                 device=self._device.torch,
                 native=memory.native_kernels(),
-                report=report,
             )
-            tokenizer = read_tokenizer(Path(self._folder), self.name)
-            runner = StagedRunner(SpeechRecognizer.of(network, tokenizer), self._device.torch)
+            blueprint: RecognizerBlueprint = open_blueprint(setup)
+            memory.reserve("weights", blueprint.weight_bytes())
+            memory.reserve("recordings", MAX_STARTED * blueprint.recording_bytes())
+            memory.show()
+            runner = StagedRunner(blueprint.build(report), self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
         scheduler = StagedScheduler(
@@ -73,13 +68,3 @@ def open_pace(job: Job) -> JobPace:
         Stage("listen", num_samples / SAMPLE_RATE),
         cancel_payload=TranscribeDelta(finish_reason="cancelled"),
     )
-
-
-def state_bytes(spec: WhisperSpec, dtype: torch.dtype) -> int:
-    """The most bytes of a running recording: its spectrogram, a window's caches and layers."""
-    sizes = spec.config
-    sound = MAX_PART_S * (SAMPLE_RATE + 2 * FRAMES_PER_S * sizes.num_mel_bins) * _SAMPLE_BYTES
-    num_kept = sizes.max_source_positions + sizes.max_target_positions
-    caches = 2 * sizes.decoder_layers * num_kept * sizes.d_model
-    layer = sizes.max_source_positions * (4 * sizes.d_model + 2 * sizes.encoder_ffn_dim)
-    return sound + (caches + layer) * dtype.itemsize + 4 * sizes.vocab_size * _SAMPLE_BYTES

@@ -38,7 +38,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.quiet import transformers_loading
+from triptych.core.runtime.tensors.whole import check_complete, load_whole
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.llm.engine.bridge import (
@@ -66,7 +66,7 @@ _OTHER_KINDS = (
             *modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
             *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         },
-        "it recognizes speech, for which models of the Whisper family are served.",
+        "it recognizes speech, but not as the models do that docs/models.md lists for it.",
     ),
     (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -397,38 +397,6 @@ def _other_kind(family: Any) -> str:
         f"model_type {family!r} in config.json is no language model that transformers knows, and of"
         " no other kind that is served."
     )
-
-
-def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A checkpoint loaded as transformers' class `kind`, and a report for `check_complete`.
-
-    Raises `WeightsError` where its weights are quantized.
-    """
-    if checkpoint.encoding:
-        raise WeightsError(
-            f"Its weights are quantized by {checkpoint.encoding}, which is read for the families of"
-            " our own decoder alone (docs/models.md): take its bfloat16 files."
-        )
-    with transformers_loading():
-        model, info = kind.from_pretrained(
-            checkpoint.folder,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are reported
-            output_loading_info=True,
-            **given,
-        )
-    return model, info
-
-
-def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Raise `WeightsError` naming tensors that are missing, left over or of another shape."""
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[kind]:
-            named = ", ".join(sorted(map(str, info[kind]))[:3])
-            files = ", ".join(sorted({t.file for t in checkpoint.tensors.values()})[:3])
-            raise WeightsError(f"{kind.replace('_', ' ')} in {files}: {named}.")
 
 
 def pin_rope(model: torch.nn.Module, max_length: int) -> None:

@@ -27,6 +27,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import PagedStep
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.whole import check_complete, load_whole
 from triptych.modalities.llm.engine.bridge import (
     ATTENTION,
     OWN_ATTENTION,
@@ -40,9 +41,7 @@ from triptych.modalities.llm.engine.fallback import (
     FallbackModel,
     body_of,
     can_bridge,
-    check_complete,
     check_text,
-    load_whole,
     pin_rope,
     sketch,
 )

@@ -20,7 +20,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
 from triptych.modalities.asr import source
-from triptych.modalities.asr.engine.convert import openai_name, ranked_tokenizer
+from triptych.modalities.asr.engine.whisper.convert import openai_name, ranked_tokenizer
 from triptych.modalities.asr.source import WHISPER_TINY
 from triptych.modalities.asr.spec import WhisperSpec
 

@@ -29,9 +29,10 @@ from triptych.core.runtime.layers.block_layers import (
     hold_blocks,
 )
 from triptych.core.runtime.tensors.checkpoint import TensorSource
-from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.runtime.tensors.quantize import quantize_blocks, quantize_float8
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
+from triptych.core.runtime.tensors.whole import check_complete
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.diffusion.engine.loading.originals import (
@@ -218,7 +219,7 @@ def open_transformers_module(
             ignore_mismatched_sizes=True,  # reported, and refused below
             output_loading_info=True,
         )
-    _check_complete(info, weights)
+    check_complete(info, weights)
     loaded: nn.Module = module.eval().requires_grad_(False)
     places = block_places(loaded, encoding_of(weights, holding))
 
@@ -263,11 +264,3 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if not name.startswith("_") and name not in _CHOOSES_CODE
     }
-
-
-def _check_complete(info: Mapping[str, Any], weights: Weights) -> None:
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[problem]:
-            named = ", ".join(sorted(map(str, info[problem]))[:MAX_NAMED])
-            files = ", ".join(sorted({t.file for t in weights.tensors.values()})[:MAX_NAMED])
-            raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")

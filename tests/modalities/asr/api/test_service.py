@@ -19,7 +19,6 @@ from support.asr import (
 from triptych.core.engine_api.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.modalities.asr.api import service as service_module
-from triptych.modalities.asr.api.languages import language_code
 from triptych.modalities.asr.api.protocol import TranscriptionFields
 from triptych.modalities.asr.api.service import (
     AsrService,
@@ -27,6 +26,7 @@ from triptych.modalities.asr.api.service import (
     check_sound,
 )
 from triptych.modalities.asr.api.transcript import Transcript, gather
+from triptych.modalities.asr.languages import language_code
 from triptych.modalities.asr.spec import SAMPLE_RATE
 from triptych.modalities.asr.wire import TranscribeRequest
 
@@ -187,7 +187,8 @@ def test_languages_by_code_locale_or_name(language: str, code: str) -> None:
 @pytest.mark.parametrize("is_multilingual", [True, False])
 @pytest.mark.parametrize("language", ["auto", " AUTO ", ""])
 def test_auto_finds_the_language_out(language: str, is_multilingual: bool) -> None:
-    assert whisper_model(is_multilingual=is_multilingual).check_language(language) == ""
+    traits = whisper_model(is_multilingual=is_multilingual).traits
+    assert traits.check_language("ears", language) == ""
 
 
 @pytest.mark.parametrize("given", ["word", "word,segment", " word , segment"])

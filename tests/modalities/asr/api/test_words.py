@@ -6,8 +6,8 @@ import pytest
 from transformers.models.whisper import tokenization_whisper
 
 from support.asr import tokenizer
-from triptych.modalities.asr.api.languages import LANGUAGES, language_code
 from triptych.modalities.asr.api.words import words_of
+from triptych.modalities.asr.languages import LANGUAGES, language_code
 from triptych.modalities.asr.wire import TranscriptToken
 
 TOKENIZER = tokenizer()

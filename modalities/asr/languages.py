@@ -41,6 +41,17 @@ UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages without spaces between words: each character counts as a word."""
 
 
+_UNSPACED_LETTERS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+)
+"""Thai and Lao, Burmese, Khmer, kana, Chinese characters."""
+
+
+def begins_unspaced(text: str) -> bool:
+    """Whether a text begins with a letter of a script without spaces between words."""
+    return _UNSPACED_LETTERS.match(text) is not None
+
+
 def language_code(language: str) -> str:
     """The code of a language by code, locale (`en-US`) or English name; empty if unknown."""
     wanted = language.strip().lower()

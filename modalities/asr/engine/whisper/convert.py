@@ -16,14 +16,13 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 from transformers.models.whisper.configuration_whisper import NON_SPEECH_TOKENS, WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert
 from triptych.core.runtime.tensors.torch_file import read_torch_file
-from triptych.core.text.byte_level import spell
+from triptych.core.text.byte_pairs import ranked_bpe
 from triptych.core.weights.layout import SINGLE_NAME
 
 _NUM_LANGUAGES = 99
@@ -90,19 +89,10 @@ def openai_name(name: str) -> str:
 def ranked_tokenizer(ranks: bytes) -> Tokenizer:
     """A byte-level BPE tokenizer from lines of `base64(token) rank`, with Whisper's special tokens.
 
-    Every pair of tokens that joins to a token becomes a merge with that token's rank, so that byte
-    pairs merge in the order of the ranks.
+    See `core.text.byte_pairs`.
     """
     lines = (line.split() for line in ranks.splitlines())
-    by_token = {base64.b64decode(token): int(rank) for token, rank in lines}
-    vocabulary = {spell(token): rank for token, rank in by_token.items()}
-    merges = [
-        (spell(token[:cut]), spell(token[cut:]))
-        for token in sorted(by_token, key=by_token.__getitem__)
-        for cut in range(1, len(token))
-        if token[:cut] in by_token and token[cut:] in by_token
-    ]
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    tokenizer = Tokenizer(ranked_bpe({base64.b64decode(token): int(rank) for token, rank in lines}))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     specials = [AddedToken(token, normalized=False) for token in _special_tokens()]

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from triptych.core.engine_api.staged_plan import Stage
-from triptych.core.errors import NonFinite
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.staged_runner import Yield, advance_each
 from triptych.core.runtime.sampling.host_copy import HostCopy
-from triptych.core.runtime.sampling.randomness import stream_key, uniforms
-from triptych.modalities.asr.engine.features import LogMel, Spectrogram
-from triptych.modalities.asr.engine.model import (
+from triptych.modalities.asr.engine.recording import Recording
+from triptych.modalities.asr.engine.tokens import SeededSampler, Writing, no_number
+from triptych.modalities.asr.engine.whisper.features import LogMel, Spectrogram
+from triptych.modalities.asr.engine.whisper.model import (
     WhisperNetwork,
     WhisperWindow,
     token_positions,
@@ -125,8 +125,8 @@ class SpeechRecognizer:
         return advance_each(TranscriptionJob.advance, works)
 
 
-class TranscriptionJob:
-    """One running request (`core.runtime.engine.staged_runner.Work`)."""
+class TranscriptionJob(Recording):
+    """One running request."""
 
     def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
         self._recognizer = recognizer
@@ -136,16 +136,8 @@ class TranscriptionJob:
         self._spectrogram = Spectrogram(recognizer.mel, torch.from_numpy(pcm_S.copy()))
         self._cursor = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
-        self._num_sampled = 0
-        self._delta: TranscribeDelta | None = None
-        self._stages = self._run()
-        self.next_stage = next(self._stages, None)
-
-    def advance(self) -> TranscribeDelta | None:
-        """Run the next stage. Raises `NonFinite` if the network computes NaN or infinity."""
-        self.next_stage = next(self._stages, None)
-        delta, self._delta = self._delta, None
-        return delta
+        self._sampler = SeededSampler(request.seed)
+        self._start()
 
     def _run(self) -> Iterator[Stage]:
         while not self._spectrogram.is_made:
@@ -232,7 +224,7 @@ class TranscriptionJob:
         no_speech = HostCopy(logits_TV[0].softmax(0)[self._spec.no_speech_id])
         no_speech_prob = float(no_speech.get())
         if not math.isfinite(no_speech_prob):
-            raise _no_number()
+            raise no_number()
         attempts: list[Attempt] = []
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
@@ -254,55 +246,31 @@ class TranscriptionJob:
     ) -> Generator[Stage, None, Attempt]:
         """Sample tokens until the end token or the bound, `TOKENS_PER_STAGE` per stage."""
         spec, shared = self._spec, self._recognizer
-        max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        end_logprob, has_ended = 0.0, False
-        while len(token_ids) < max_tokens:
-            if token_ids:
-                if len(token_ids) % TOKENS_PER_STAGE == 0:
-                    yield Stage("decode", TOKENS_PER_STAGE)
-                logits_V = shared.network.logits(decoder.feed(token_ids[-1:]))[0]
-            shared.rules.apply(logits_V, token_ids)
-            token_id, logprob = self.sample(logits_V, temperature)
-            if token_id == spec.end_id:
-                end_logprob, has_ended = logprob, True
-                break
-            token_ids.append(token_id)
-            logprobs.append(logprob)
-        text = shared.tokenizer.decode([at for at in token_ids if spec.is_text(at)]).strip()
+
+        def choose(logits_V: Tensor, token_ids: list[int]) -> tuple[int, float]:
+            return self._sampler.sample(shared.rules.apply(logits_V, token_ids), temperature)
+
+        writing = Writing(
+            feed=lambda token_id: shared.network.logits(decoder.feed([token_id]))[0],
+            choose=choose,
+            end_ids=(spec.end_id,),
+            max_tokens=min(
+                spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens
+            ),
+            tokens_per_stage=TOKENS_PER_STAGE,
+        )
+        written = yield from writing.write(logits_V)
+        text = shared.tokenizer.decode([at for at in written.token_ids if spec.is_text(at)]).strip()
         return Attempt(
-            token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs),
-            avg_logprob=(sum(logprobs) + end_logprob) / (len(token_ids) + 1),
+            token_ids=written.token_ids,
+            logprobs=written.logprobs,
+            avg_logprob=written.avg_logprob,
             no_speech_prob=no_speech_prob,
             compression_ratio=compression_ratio(text),
             temperature=temperature,
-            has_ended=has_ended,
+            has_ended=written.has_ended,
             has_words=has_words(text),
         )
-
-    def sample(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
-        """Sample a token; returns it with its log-probability at temperature 1.
-
-        Waits for the device, because the next mask depends on the token. Raises `NonFinite` if the
-        log-probability is not finite.
-        """
-        if temperature == 0:
-            token_1 = logits_V.argmax(0, keepdim=True)
-        else:
-            key = np.array([stream_key(self._request.seed, 0)], np.uint64)
-            sample = float(uniforms(key, np.array([self._num_sampled], np.int64))[0])
-            below_V = (logits_V - logits_V.max()).double()  # tiny temperatures would overflow
-            mass_V = (below_V / temperature).softmax(0).cumsum(0)
-            token_1 = torch.searchsorted(mass_V, sample * mass_V[-1:], right=True)
-            token_1 = token_1.clamp(max=len(mass_V) - 1)  # NaN would give an index past the end
-        self._num_sampled += 1
-        logprob_1 = logits_V.index_select(0, token_1) - logits_V.logsumexp(0)
-        token_id, logprob = HostCopy(torch.cat((token_1.double(), logprob_1.double()))).get()
-        if not logprob.isfinite():
-            raise _no_number()
-        return int(token_id), float(logprob)
 
     def _align(
         self,
@@ -331,7 +299,3 @@ class TranscriptionJob:
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]
             tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
-
-
-def _no_number() -> NonFinite:
-    return NonFinite("The model computed no finite numbers for this sound.")

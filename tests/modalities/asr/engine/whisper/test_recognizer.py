@@ -29,8 +29,8 @@ from support.asr import (
 )
 from triptych.core.errors import NonFinite, WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.modalities.asr.engine.model import WhisperNetwork
-from triptych.modalities.asr.engine.recognizer import (
+from triptych.modalities.asr.engine.whisper.model import WhisperNetwork
+from triptych.modalities.asr.engine.whisper.recognizer import (
     TOKENS_PER_STAGE,
     SpeechRecognizer,
     TokenRules,
@@ -88,15 +88,6 @@ def test_same_seed_gives_the_same_transcript(whisper: SpeechRecognizer) -> None:
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-40, 1e-8])
-def test_tiny_temperatures_take_the_likeliest(
-    whisper: SpeechRecognizer, temperature: float
-) -> None:
-    hearing = TranscriptionJob(whisper, transcribe_request(noise(1.0)))
-    logits_V = torch.tensor([-torch.inf, 3.0, 30.0, 29.0, -torch.inf])
-    assert {hearing.sample(logits_V, temperature)[0] for _ in range(8)} == {2}
 
 
 def test_word_times_change_no_word_and_run_forward(whisper: SpeechRecognizer) -> None:
@@ -195,7 +186,6 @@ def test_whatever_is_sampled_keeps_the_grammar_of_times(seed: int, length: int) 
 @pytest.mark.parametrize(
     ("config", "generation", "complaint"),
     [
-        ({"model_type": "llama"}, {}, "'llama' is not whisper"),
         ({"d_model": None}, {}, "d_model"),
         ({}, {"no_timestamps_token_id": None}, "no_timestamps_token_id"),
         ({"vocab_size": 51_865}, {}, "lang_to_id"),

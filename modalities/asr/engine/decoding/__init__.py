@@ -1,0 +1,1 @@
+"""How families turn what an encoder heard into tokens."""

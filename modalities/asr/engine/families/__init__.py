@@ -1,0 +1,1 @@
+"""Families of recognizers on transformers' classes: one small module for each."""

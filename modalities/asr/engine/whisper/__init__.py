@@ -1,0 +1,1 @@
+"""Whisper: its network, features and decoding."""
