@@ -56,7 +56,8 @@ class WindowedBlueprint:
         """Bytes that the weights take."""
         tensors = self._setup.checkpoint.tensors.values()
         item_bytes: int = self._setup.dtype.itemsize
-        return sum(math.prod(each.shape) for each in tensors) * item_bytes
+        num_values: int = sum(math.prod(each.shape) for each in tensors)
+        return num_values * item_bytes
 
     def recording_bytes(self) -> int:
         """An upper estimate: the samples, a window's layer, its caches and logits."""
@@ -64,7 +65,7 @@ class WindowedBlueprint:
         width, inner, depth, heads = (max(each) for each in zip(*sizes, strict=True))
         num_positions = round(self._family.max_window_s * _POSITIONS_PER_S)
         layer = num_positions * (8 * width + 2 * inner + 2 * depth * width)
-        values = layer + heads * num_positions**2
+        values = layer + heads * num_positions * num_positions
         item_bytes: int = self._setup.dtype.itemsize
         return MAX_PART_S * SAMPLE_RATE * _FLOAT_BYTES + values * item_bytes
 
