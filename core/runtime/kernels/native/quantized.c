@@ -17,12 +17,14 @@
 #include "unrolled.h"
 
 #define CHUNK 32         /* rows stored together, which fill the tiles */
+#define FEW 4            /* rows for which codes are unpacked into registers */
 #define ROWS_PER_TASK 4  /* of a quantizing task */
 
 /* Rows and registers of outputs whose integer sums fit into registers. */
 #if defined(__AVX512F__)
 #define ROWS 12
 #define REGS 2
+#define MOST_BY_FEW CHUNK
 #elif defined(__AVX2__)
 #define ROWS 4
 #define REGS 2
@@ -32,6 +34,10 @@
 #else
 #define ROWS 2
 #define REGS 4
+#endif
+
+#ifndef MOST_BY_FEW
+#define MOST_BY_FEW FEW /* rows of a chunk: more are faster with codes unpacked once */
 #endif
 
 /* ---- rows of activations ----------------------------------------------------------------------- */
@@ -58,13 +64,23 @@ INLINE int rows_in_chunk(const Linear *l, int64_t first) {
     return (int)(l->num_rows - first < CHUNK ? l->num_rows - first : CHUNK);
 }
 
+/* The rows of a chunk of `num`, from `row` on, in the block that is stored at `at`. */
+INLINE Rows rows_of(const char *at, int64_t num, int64_t row) {
+    int8_t *codes = (int8_t *)at;
+    float *scales = (float *)(codes + 2 * num * BLOCK);
+    int32_t *sums = (int32_t *)(scales + num);
+    return (Rows){codes + row * BLOCK, codes + (num + row) * BLOCK, scales + row, sums + row};
+}
+
+/* The chunk that begins with row `first`: its first block. */
+INLINE char *chunk_at(const Linear *l, int64_t first) {
+    return (char *)l->quantized + first * quantized_bytes(l->num_inputs);
+}
+
 /* A block of the chunk that begins with row `first`. */
 INLINE Rows rows_at(const Linear *l, int64_t first, int64_t block) {
     int64_t num = rows_in_chunk(l, first);
-    char *at = (char *)l->quantized + first * quantized_bytes(l->num_inputs);
-    at += block * num * ROW_BYTES;
-    float *scales = (float *)(at + 2 * num * BLOCK);
-    return (Rows){(int8_t *)at, (int8_t *)at + num * BLOCK, scales, (int32_t *)(scales + num)};
+    return rows_of(chunk_at(l, first) + block * num * ROW_BYTES, num, 0);
 }
 
 /* Returns the number: keeps the compiler from fusing its product with an addition, so that codes are
@@ -244,52 +260,72 @@ INLINE reg add_part(reg sums, ireg dot, reg scale, reg of_minimum, float scale_x
 /* The dot product of a row's inputs, from those of its bytes and of its fine bytes. */
 INLINE ireg joined(ireg dot, ireg fine) { return dot * (1 << FINE_BITS) + fine; }
 
-/* One group of a row, alone in its chunk: codes are unpacked into registers. */
-INLINE void add_group(ireg dot[REGS], ireg fine[REGS], const uint8_t *codes, int first, int g,
-                      const int8_t *x, const int format) {
-    Four four = broadcast(x + 4 * g);
+/* A few rows of a chunk: codes are unpacked into registers for all of them. */
+typedef struct {
+    const char *chunk; /* its first block */
+    int64_t num, first; /* rows of the chunk, and the first one here */
+} FewRows;
+
+/* One group of the rows' inputs, of REGS registers of outputs. */
+INLINE void add_group(ireg dot[FEW][REGS], const ureg codes[REGS], const int8_t *x, const int num) {
+    for (int m = 0; m < num; m++) {
+        Four four = broadcast(x + m * BLOCK);
+        for (int v = 0; v < REGS; v++) dot[m][v] = add_dot(dot[m][v], codes[v], four);
+    }
+}
+
+/* total += the products with one part of a block, whose inputs share scales. */
+INLINE void add_part_of_few(reg total[FEW][REGS], BlockPlace place, Rows x, int64_t stride,
+                            int first, int half, const int num, const int format) {
+    const int groups = GROUPS / (BLOCK / scale_inputs(format));
+    const uint8_t *codes = codes_of(place, format);
+    ireg dot[FEW][REGS] = {{{0}}}, fine[FEW][REGS] = {{{0}}};
+    for (int g = half * groups; g < (half + 1) * groups; g++) {
+        ureg some[REGS];
+        for (int v = 0; v < REGS; v++) some[v] = codes_at(codes, g, first + v * REG, format);
+        add_group(dot, some, x.codes + 4 * g, num);
+        if (is_fine(format)) add_group(fine, some, x.fine + 4 * g, num);
+    }
     for (int v = 0; v < REGS; v++) {
-        ureg some = codes_at(codes, g, first + v * REG, format);
-        dot[v] = add_dot(dot[v], some, four);
-        if (is_fine(format)) fine[v] = add_dot(fine[v], some, broadcast(x + BLOCK + 4 * g));
-    }
-}
-
-INLINE void sum_one_row(Rows x, const uint8_t *panel, int64_t num, float *sums, const int format) {
-    const int halves = BLOCK / scale_inputs(format), groups = GROUPS / halves;
-    for (int first = 0; first < PANEL; first += REGS * REG) {
-        const char *at = (const char *)x.codes;
-        reg total[REGS];
-        for (int v = 0; v < REGS; v++) total[v] = load_reg(sums + first + v * REG);
-        for (int64_t block = 0; block < num; block++, at += ROW_BYTES) {
-            BlockPlace place = place_of(panel, block, format);
-            const uint8_t *codes = codes_of(place, format);
-            const float *scale_x = (const float *)(at + 2 * BLOCK);
-            for (int half = 0; half < halves; half++) {
-                int32_t sum = sum_of((const int32_t *)scale_x + 1, 1, half, format);
-                ireg dot[REGS] = {{0}}, fine[REGS] = {{0}};
-                for (int g = half * groups; g < (half + 1) * groups; g++)
-                    add_group(dot, fine, codes, first, g, (const int8_t *)at, format);
-                for (int v = 0; v < REGS; v++) {
-                    int column = first + v * REG;
-                    if (is_fine(format)) dot[v] = joined(dot[v], fine[v]);
-                    dot[v] -= code_zero(format) * sum;
-                    reg minimum = splat_reg(0.0f);
-                    if (has_minimum(format))
-                        minimum = minima_at(place, column, format) * (float)sum;
-                    total[v] = add_part(total[v], dot[v], scales_at(place, column, half, format),
-                                        minimum, input_scale(*scale_x, is_fine(format)));
-                }
-            }
+        int column = first + v * REG;
+        reg scale = scales_at(place, column, half, format), of_one = splat_reg(0.0f);
+        if (has_minimum(format)) of_one = minima_at(place, column, format);
+        for (int m = 0; m < num; m++) {
+            int32_t sum = sum_of(x.sums + m, (int)stride, half, format);
+            reg minimum = has_minimum(format) ? of_one * (float)sum : of_one;
+            if (is_fine(format)) dot[m][v] = joined(dot[m][v], fine[m][v]);
+            total[m][v] = add_part(total[m][v], dot[m][v] - code_zero(format) * sum, scale, minimum,
+                                   input_scale(x.scales[m], is_fine(format)));
         }
-        for (int v = 0; v < REGS; v++) store_reg(sums + first + v * REG, total[v]);
     }
 }
 
-#define DEFINE(FORMAT)                                                                         \
-    OWN sum_one_row_##FORMAT(Rows x, const uint8_t *panel, int64_t num, float *sums) {         \
-        sum_one_row(x, panel, num, sums, FORMAT);                                              \
+INLINE void sum_few_rows(FewRows few, const uint8_t *panel, int64_t num_parts, float *sums,
+                         const int num, const int format) {
+    for (int first = 0; first < PANEL; first += REGS * REG) {
+        const char *at = few.chunk;
+        reg total[FEW][REGS];
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++)
+                total[m][v] = load_reg(sums + m * PANEL + first + v * REG);
+        for (int64_t block = 0; block < num_parts; block++, at += few.num * ROW_BYTES) {
+            BlockPlace place = place_of(panel, block, format);
+            Rows x = rows_of(at, few.num, few.first);
+            for (int half = 0; half < BLOCK / scale_inputs(format); half++)
+                add_part_of_few(total, place, x, few.num, first, half, num, format);
+        }
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++)
+                store_reg(sums + m * PANEL + first + v * REG, total[m][v]);
     }
+}
+
+#define DEFINE_FEW(N, FORMAT)                                                                  \
+    OWN sum_##N##_rows_##FORMAT(FewRows few, const uint8_t *panel, int64_t num, float *sums) { \
+        sum_few_rows(few, panel, num, sums, N, FORMAT);                                        \
+    }
+#define DEFINE(FORMAT) \
+    DEFINE_FEW(1, FORMAT) DEFINE_FEW(2, FORMAT) DEFINE_FEW(3, FORMAT) DEFINE_FEW(4, FORMAT)
 EACH_FORMAT(DEFINE)
 #undef DEFINE
 
@@ -459,22 +495,47 @@ static void sum_rows(const Linear *l, const uint8_t *panel, int format, int64_t 
 #endif
 }
 
-static void sum_row(const Linear *l, const uint8_t *panel, int format, int64_t row, float *sums) {
-    Rows x = rows_at(l, row, 0);
-    switch (format) {
-#define CALL(FORMAT) sum_one_row_##FORMAT(x, panel, num_blocks(l->num_inputs), sums)
-        EACH_FORMAT(CASE)
-#undef CALL
+/* At most FEW rows. */
+static void sum_some_rows(FewRows few, int num, const uint8_t *panel, int format,
+                          int64_t num_parts, float *sums) {
+    switch (FEW * format + num) {
+#define CASE_OF(N, FORMAT)                                       \
+    case FEW * FORMAT + N:                                       \
+        sum_##N##_rows_##FORMAT(few, panel, num_parts, sums);    \
+        break;
+#define CALLS(FORMAT) CASE_OF(1, FORMAT) CASE_OF(2, FORMAT) CASE_OF(3, FORMAT) CASE_OF(4, FORMAT)
+        EACH_FORMAT(CALLS)
+#undef CALLS
+#undef CASE_OF
     }
 }
 
+/* The rows of a chunk, a few at a time. */
+static void sum_by_few(const Linear *l, const uint8_t *panel, int format, int64_t row, int num,
+                       float *sums) {
+    for (int done = 0; done < num; done += FEW) {
+        FewRows few = {chunk_at(l, row), num, done};
+        int some = num - done < FEW ? num - done : FEW;
+        sum_some_rows(few, some, panel, format, num_blocks(l->num_inputs), sums + done * PANEL);
+    }
+}
+
+/* Whether a chunk of so many rows is summed a few at a time. */
+INLINE int goes_by_few(int num) { return num <= MOST_BY_FEW && !USES_TILES(num); }
+
 void sum_blocks(const Linear *l, const Weight *weight, int64_t panel, int64_t row, int num,
                 float *sums) {
-    int format = weight->format, whole = num / CHUNK * CHUNK, rest = num - whole;
+    int format = weight->format, whole = num / CHUNK * CHUNK, done = 0;
     const uint8_t *at = (const uint8_t *)weight->data + panel * panel_bytes(format, l->num_inputs);
-    if (whole) sum_rows(l, at, format, row, whole, sums);
-    if (rest == 1)
-        sum_row(l, at, format, row + whole, sums + whole * PANEL);
-    else if (rest)
-        sum_rows(l, at, format, row + whole, rest, sums + whole * PANEL);
+    if (whole && !goes_by_few(CHUNK)) {
+        sum_rows(l, at, format, row, whole, sums);
+        done = whole;
+    }
+    for (int some; done < num; done += some) {
+        some = num - done < CHUNK ? num - done : CHUNK;
+        if (goes_by_few(some))
+            sum_by_few(l, at, format, row + done, some, sums + done * PANEL);
+        else
+            sum_rows(l, at, format, row + done, some, sums + done * PANEL);
+    }
 }
