@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class LogitsKeeper(Sampler):
 
 
 class BatchDriver(SchedulerDriver):
-    """Jobs of one model, up to `depth` steps in flight. Fresh pages hold NaN."""
+    """Jobs of one model, up to `depth` steps in flight. Fresh pages and states hold NaN."""
 
     def __init__(
         self,
@@ -106,6 +107,8 @@ class BatchDriver(SchedulerDriver):
         enable_prefix_caching: bool = True,
         depth: int = 1,
         graphs: DecodeGraphs | None = None,
+        max_length: int = MAX_LENGTH,
+        num_snapshots: int = 12,
         **options: Any,
     ) -> None:
         schedule = schedule_of(**options)
@@ -114,13 +117,21 @@ class BatchDriver(SchedulerDriver):
             num_pages=num_pages,
             page_size=layout.page_size,
             enable_prefix_caching=enable_prefix_caching,
+            num_snapshots=num_snapshots if layout.states else None,
         )
         scheduler = TokenScheduler(
-            model=MODEL, pool=self.pool, options=schedule, max_length=MAX_LENGTH, namespace=b"w"
+            model=MODEL, pool=self.pool, options=schedule, max_length=max_length, namespace=b"w"
         )
-        kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
+        num_more = int(graphs is not None)  # for padding
+        kv = KvCache(
+            *(layout, num_pages + num_more, CPU, native),
+            num_slots=num_slots + num_more,
+            num_snapshots=num_snapshots,
+        )
         for tensor in kv.tensors:
             tensor[:-1].fill_(math.nan if tensor.is_floating_point() else 77)
+        for state in () if kv.states is None else chain.from_iterable(kv.states.layers):
+            state.fill_(math.nan)
         self._sampler = LogitsKeeper(
             vocab_size=model.vocab_size, max_batch_size=num_slots, device=CPU, native=native
         )
@@ -128,7 +139,7 @@ class BatchDriver(SchedulerDriver):
             TextHead(model, self._sampler, max_batch_size=num_slots, device=CPU),
             kv,
             max_batch_size=num_slots,
-            max_length=MAX_LENGTH,
+            max_length=max_length,
             device=CPU,
             graphs=graphs,
         )

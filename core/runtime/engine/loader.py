@@ -21,6 +21,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
 from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.runtime.graphs.buckets import DecodeBuckets, PromptBuckets
@@ -147,9 +148,13 @@ class TokenLoader(DeviceLoader):
                 " batch; serve it with the native decoder and kernels, or leave it out."
             )
 
-    def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
-        """Allocate the pages. Raises `ConfigError` as `_check_invariance` does."""
-        kv = KvCache(layout, num_pages, self._device.torch, native)
+    def _cache(self, layout: KvLayout, size: CacheSize, native: NativeKernels | None) -> KvCache:
+        """Allocate pages and states. Raises `ConfigError` as `_check_invariance` does."""
+        kv = KvCache(
+            *(layout, size.num_pages, self._device.torch, native),
+            num_slots=size.num_slots,
+            num_snapshots=size.num_snapshots,
+        )
         if self._is_deterministic and self._device.is_cpu and kv.native is None:
             raise ConfigError(
                 f"--enable-deterministic-inference: the CPU kernels cannot hold the cache of"
@@ -219,20 +224,22 @@ class TokenLoader(DeviceLoader):
         if steps is None:
             return None
         memory.reserve("kv", layout.page_bytes)
+        memory.reserve_states(layout, 1)
         return DecodeGraphs(steps, buckets, spare_bytes, prompts)
 
     def _runner(
         self,
         head: TokenHead,
         layout: KvLayout,
-        num_pages: int,
+        size: CacheSize,
         *,
         max_length: int,
         native: NativeKernels | None,
         graphs: DecodeGraphs | None,
     ) -> TokenRunner:
-        """Create the runner over a cache of `num_pages`. On a GPU all graphs are captured now."""
-        num_pages += graphs is not None
+        """Create the runner over a cache of `size`. On a GPU all graphs are captured now."""
+        if graphs is not None:  # padding rows have a page and a state
+            size = replace(size, num_pages=size.num_pages + 1, num_slots=size.num_slots + 1)
         schedule = self._config.schedule
         _log.debug(
             "%s: steps of up to %d rows (--max-batch-size) and %d tokens"
@@ -241,7 +248,7 @@ class TokenLoader(DeviceLoader):
         )
         runner = TokenRunner(
             head,
-            self._cache(layout, num_pages, native),
+            self._cache(layout, size, native),
             max_batch_size=schedule.max_batch_size,
             max_length=max_length,
             device=self._device.torch,
@@ -253,12 +260,13 @@ class TokenLoader(DeviceLoader):
             runner.capture()
         return runner
 
-    def _pool(self, layout: KvLayout, num_pages: int, *, shares: bool = True) -> PagePool:
+    def _pool(self, layout: KvLayout, size: CacheSize, *, shares: bool = True) -> PagePool:
         """Create the page pool. With `shares` equal prompt prefixes share pages by default."""
         return PagePool(
-            num_pages=num_pages,
+            num_pages=size.num_pages,
             page_size=layout.page_size,
             enable_prefix_caching=shares and self._config.cache.enable_prefix_caching,
+            num_snapshots=size.num_snapshots if layout.states else None,
         )
 
     def _namespace(self, layout: KvLayout, max_length: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _CACHES = frozenset(
-    ("kv", "vision-cache", "prompts", "voices", "codec-state", "images", "recordings")
+    ("kv", "states", "vision-cache", "prompts", "voices", "codec-state", "images", "recordings")
 )
 _COLUMNS = ("weights", "caches", "activations")
 _MIB = 2**20

@@ -19,6 +19,7 @@ from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.options.config import Config
 from triptych.core.process.logs import fields
 from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.memory_table import memory_table
 from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -44,6 +45,7 @@ _REMEDIES = MappingProxyType(
         "weights": FEWER_BITS,
         "activations": " Lower --max-batch-input-tokens, --max-batch-size or --max-length"
         " to make steps smaller.",
+        "states": " Lower --max-batch-size to keep the states of fewer rows.",
         "codec-state": " Lower --max-streams to keep fewer voices.",
         "vision-cache": " Lower --max-vision-cache-entries to keep fewer images.",
     }
@@ -204,14 +206,16 @@ class ModelMemory:
             resize=partial(_resize, reservation),
         )
 
-    def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
-        """Reserve the pages that full batches can use, within the budget and free memory.
+    def reserve_cache(self, layout: KvLayout, max_length: int) -> CacheSize:
+        """Reserve the pages and states that full batches can use, within budget and free memory.
 
-        One row of the whole context must fit, whatever the shares. Returns the number of pages.
-        Raises `ModelTooLarge`, naming the context that fits, where even one row is too long.
+        One row of the whole context must fit, whatever the shares. Raises `ModelTooLarge`, naming
+        the context that fits, where even one row is too long.
         """
+        num_slots = self._config.schedule.max_batch_size if layout.states else 0
+        self.reserve_states(layout, num_slots)
         pages_per_row = -(-max_length // layout.page_size)
-        page_bytes = layout.page_bytes * self._num_shares
+        page_bytes = max(1, layout.page_bytes * self._num_shares)
         room = self._ledger.available_bytes // page_bytes - 1
         if room < pages_per_row:
             raise self._lack_of_pages(layout, max_length, room, page_bytes)
@@ -222,9 +226,22 @@ class ModelMemory:
             cpu_bytes = int(self._ledger.capacity_bytes * _CPU_CACHE_SHARE)
             share = min(share, cpu_bytes // page_bytes)
         most = pages_per_row * self._config.schedule.max_batch_size
-        num_pages = max(pages_per_row, min(share, room, most))
-        self.reserve("kv", (num_pages + 1) * layout.page_bytes)
-        return num_pages
+        size = CacheSize.divided(
+            layout,
+            min(share, room) * page_bytes // self._num_shares,
+            least_pages=pages_per_row,
+            most_pages=most,
+            num_slots=num_slots,
+            has_snapshots=self._config.cache.enable_prefix_caching,
+        )
+        self.reserve("kv", (size.num_pages + 1) * layout.page_bytes)
+        self.reserve_states(layout, size.num_snapshots)
+        return size
+
+    def reserve_states(self, layout: KvLayout, num_states: int) -> None:
+        """Reserve the states of so many rows or snapshots, if the model keeps states."""
+        if layout.states and num_states:
+            self.reserve("states", num_states * layout.state_bytes)
 
     def _lack_of_pages(
         self, layout: KvLayout, max_length: int, room: int, page_bytes: int

@@ -129,7 +129,7 @@ class KvCache:
     lie in `states`, for rows in `num_slots` batch slots, and `num_snapshots` more.
     """
 
-    __slots__ = ("layout", "native", "pages", "states")
+    __slots__ = ("layout", "native", "num_pages", "pages", "states")
 
     def __init__(
         self,
@@ -142,21 +142,18 @@ class KvCache:
         num_snapshots: int = 0,
     ) -> None:
         self.layout = layout
+        self.num_pages = num_pages + 1
+        """The number of pages, including the null page."""
         self.states: RowStates | None = None
         if layout.states:
             self.states = RowStates(layout.states, num_slots, num_snapshots, device)
         self.native = native if native is not None and _can_hold(native, layout) else None
         self.pages = [
-            shape.new_pages(num_pages + 1, layout.page_size, layout.dtype, device)
+            shape.new_pages(self.num_pages, layout.page_size, layout.dtype, device)
             for shape in layout.shapes
         ]
         for tensor in self.tensors:
             tensor[-1].zero_()
-
-    @property
-    def num_pages(self) -> int:
-        """The number of pages, including the null page."""
-        return len(self.pages[0].k_NPKD)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

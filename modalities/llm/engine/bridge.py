@@ -28,6 +28,7 @@ from triptych.core.runtime.kernels.paged_attention import (
     write_pages,
 )
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
+from triptych.modalities.llm.engine.recurrence import RecurrentModule
 
 ATTENTION = "triptych_paged"
 """The name of our attention in transformers' registry."""
@@ -67,7 +68,7 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The layers of a model by their index, and the cells that they share.
+    """The layers of a model by their index, the cells that they share, and recurrent modules.
 
     With a `cache_argument`, each row of a step runs by itself with the class's own attention, which
     takes its cache by that name (`rows`).
@@ -76,6 +77,7 @@ class CachePlan:
     layers: Mapping[int, LayerPlan]
     shapes: tuple[KvShape, ...]
     cache_argument: str = ""
+    recurrent: tuple[RecurrentModule, ...] = ()
 
     @property
     def by_rows(self) -> bool:
@@ -85,7 +87,11 @@ class CachePlan:
     def layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
         return KvLayout(
-            shapes=self.shapes, page_size=page_size, dtype=dtype, read_by_torch=self.by_rows
+            shapes=self.shapes,
+            page_size=page_size,
+            dtype=dtype,
+            read_by_torch=self.by_rows,
+            states=tuple(module.layer_state for module in self.recurrent),
         )
 
     def with_mask_windows(self, windows: Mapping[int, int]) -> CachePlan:
@@ -211,11 +217,14 @@ class Tracing:
         owner = self._shapes[cells]
         self._shapes[cells] = replace(owner, num_heads=max(owner.num_heads, shape.num_heads))
 
-    def plan(self, num_layers: int) -> CachePlan:
-        """The plan; raises `WeightsError` unless every layer attends once."""
-        if sorted(self._layers) != list(range(num_layers)):
+    def plan(self, num_layers: int, recurrent: tuple[RecurrentModule, ...]) -> CachePlan:
+        """The plan; raises `WeightsError` unless every layer attends once, or some are recurrent.
+
+        A model with recurrent modules may have layers without a cache, too.
+        """
+        if not recurrent and sorted(self._layers) != list(range(num_layers)):
             raise WeightsError(refusal("not every layer of it is attention over its own cache"))
-        return CachePlan(self._layers, tuple(self._shapes))
+        return CachePlan(self._layers, tuple(self._shapes), recurrent=recurrent)
 
 
 def _attend(

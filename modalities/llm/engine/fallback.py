@@ -1,14 +1,13 @@
 """Runs any other causal language model of transformers on our paged cache.
 
 Owns the class, its configuration and its weights. The rows of a step go through the model as one
-sequence with explicit positions; only attention (`bridge`) knows where a row ends. Where its
-attention cannot be ours, each row runs by itself with the class's own (`rows`). Slower than our
-decoder, with the same server around it.
+sequence with explicit positions; only attention (`bridge`) and recurrent layers (`recurrence`) know
+where a row ends. Where its attention cannot be ours, each row runs by itself with the class's own
+(`rows`). Slower than our decoder, with the same server around it.
 
 No code of a checkpoint is ever executed: the class comes from the installed transformers by its
-name, the configuration is reduced to that class's fields, weights are safetensors. A model that
-keeps other state than keys and values is refused, and so is one whose results on our pages are not
-those of the unmodified class (`proof`).
+name, the configuration is reduced to that class's fields, weights are safetensors. A model is
+refused whose results on our pages are not those of the unmodified class (`proof`).
 
 Shapes: T tokens, R rows of logits, C hidden, V vocabulary.
 """
@@ -52,6 +51,7 @@ from triptych.modalities.llm.engine.bridge import (
     refusal,
 )
 from triptych.modalities.llm.engine.proof import prove
+from triptych.modalities.llm.engine.recurrence import Recurrence, StateRecorder, recurrent_bytes
 from triptych.modalities.llm.engine.rows import (
     cache_argument,
     new_cache,
@@ -91,11 +91,14 @@ _LEGACY_FIELDS = frozenset(
 )
 _ARGUMENT = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"')
 _PER_LAYER = "per_layer_config"
-_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers")
 _PARTS = {"vision_config", "audio_config", "vq_config", "text_config", "text_encoder"}
 _TWO_IDS = torch.zeros((1, 2), dtype=torch.int64, device="meta")
 _RECURRENT_LAYERS = {"linear_attention", "conv"}
-_BRIDGED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_BRIDGED_LAYERS = {
+    *("full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding"),
+    *(*_RECURRENT_LAYERS, "mlp", "moe"),
+}
 
 
 class FallbackBlueprint:
@@ -133,12 +136,14 @@ class FallbackBlueprint:
 
     @cached_property
     def plan(self) -> CachePlan:
-        """The cells of every layer, as the class's own forward uses them on the meta device.
+        """The cells and states of all layers, as the class's forward uses them on the meta device.
 
         Where our attention cannot replace its own, the plan is by rows. A few old classes read
         values in their forward, which the meta device has not; their layers are alike, as the
         configuration says. The proof checks each.
         """
+        if _keeps_states(self._kind, self._config):
+            return self._bridged_plan()
         if self.attention == ATTENTION and not _counts_positions(self._sketch):
             with suppress(WeightsError), library_errors(""):
                 return self._bridged_plan()
@@ -159,9 +164,12 @@ class FallbackBlueprint:
         return str(self._config._attn_implementation)
 
     def _bridged_plan(self) -> CachePlan:
-        tracing = Tracing()
-        self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
-        return tracing.plan(self._config.num_hidden_layers)
+        tracing, states = Tracing(), StateRecorder(self.dtype)
+        with states.watch(self._sketched_body):
+            self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
+        if self._kind._is_stateful and not states.modules:
+            raise WeightsError(refusal("it keeps a recurrent state in a way of its own"))
+        return tracing.plan(self._config.num_hidden_layers, states.modules)
 
     def _first_pass(self, **given: Any) -> None:
         body = self._sketched_body
@@ -183,7 +191,8 @@ class FallbackBlueprint:
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
         if self.known_plan().by_rows:
             values += row_values(self.plan, config.num_attention_heads, self.max_length)
-        return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
+        state_bytes = recurrent_bytes(self.plan.recurrent)
+        return values * self.dtype.itemsize + state_bytes + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
@@ -218,9 +227,10 @@ class FallbackModel:
         self.plan = plan
         self.whole = model
         owner, self.body = self._parts(model)
+        self.recurrence = Recurrence(self._layers_of(model), plan.recurrent)
         # The same head with a body that returns its input, so that scales and caps are applied.
         self._head = copy.copy(owner)
-        self._given = _GivenHidden()
+        self._given = _GivenHidden(self.body)
         self._head._modules = {
             name: self._given if module is self.body else module
             for name, module in owner._modules.items()
@@ -229,6 +239,10 @@ class FallbackModel:
     def _parts(self, model: Any) -> tuple[Any, Any]:
         """The module with the head, and its body."""
         return model, body_of(model)
+
+    def _layers_of(self, model: Any) -> Any:
+        """The module whose first pass the plan is from."""
+        return body_of(model)
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
@@ -247,9 +261,10 @@ class FallbackModel:
         """Run the body on a step: `hidden_TC`."""
         if self.plan.by_rows:
             return run_rows(partial(self._run_row, inputs), step.step, self.plan)
-        output = self.body(
-            position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
-        )
+        with self.recurrence.over(step.step):
+            output = self.body(
+                position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
+            )
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
 
@@ -278,6 +293,10 @@ class _GivenHidden(torch.nn.Module):
 
     last_hidden_state: torch.Tensor | None = None
 
+    def __init__(self, body: torch.nn.Module) -> None:
+        super().__init__()
+        self._attributes = vars(body)
+
     def forward(self, *_: object, **__: object) -> _GivenHidden:
         return self
 
@@ -285,8 +304,8 @@ class _GivenHidden(torch.nn.Module):
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> Any:
-        """The decoder of an old class is the body; all other outputs are `None`."""
-        return self if name == "decoder" else None
+        """The decoder of an old class is the body; it has no outputs, but the body's numbers."""
+        return self if name == "decoder" else self._attributes.get(name)
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -303,7 +322,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     with library_errors(f"config.json is not usable as {family}"):
         if layers := fields.get(_PER_LAYER):
             fields[_PER_LAYER] = _known_per_layer(layers, known)
-        parsed = config_kind(**fields)
+        parsed = config_kind(**config_kind._decode_special_floats(fields))
     if config_kind.sub_configs.keys() & _PARTS:
         raise WeightsError(refusal("it has parts that are not text"))
     check_text(kind, parsed)
@@ -312,18 +331,25 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def check_text(kind: Any, config: Any) -> None:
-    """Raise `WeightsError` for a language model with other state than keys and values."""
-    if kind._is_stateful or _layer_types(config) & _RECURRENT_LAYERS:
-        raise WeightsError(refusal("it keeps a recurrent state"))
-    for name in _COUNTS:
+    """Raise `WeightsError` for a language model with states that cannot be kept."""
+    keeps_states = _keeps_states(kind, config)
+    if keeps_states and not can_bridge(kind, config):
+        raise WeightsError(refusal("it keeps a recurrent state of another kind"))
+    for name in _COUNTS if keeps_states else (*_COUNTS, "num_attention_heads"):
         count = getattr(config, name, None)
         if not isinstance(count, int) or count < 1:
             raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
 
 
+def _keeps_states(kind: Any, config: Any) -> bool:
+    """Whether a class has recurrent layers."""
+    return bool(kind._is_stateful or _layer_types(config) & _RECURRENT_LAYERS)
+
+
 def can_bridge(kind: Any, config: Any) -> bool:
     """Whether our attention may replace that of a class; its first pass decides."""
-    return bool(kind._supports_attention_backend) and _layer_types(config) <= _BRIDGED_LAYERS
+    has_interface = kind._supports_attention_backend or kind._is_stateful
+    return bool(has_interface) and _layer_types(config) <= _BRIDGED_LAYERS
 
 
 def _layer_types(config: Any) -> set[str]:

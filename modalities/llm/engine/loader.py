@@ -23,6 +23,7 @@ from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.devices.device import Device, share_cores
+from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.page_memory import CacheMemory
@@ -93,22 +94,22 @@ class LlmLoader(TokenLoader):
                 *(memory, layout, max_length, blueprint.activation_bytes),
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
-            num_pages = memory.reserve_pages(layout, max_length)
+            size = memory.reserve_cache(layout, max_length)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
             if ranks is not None:
-                ranks.send_capacity(num_pages)
+                ranks.send_capacity(size.num_pages)
                 sampler = ranks.leading_sampler(sampler)
             runner = self._runner(
                 self._head(blueprint.build(checkpoint, report), sampler),
                 layout,
-                num_pages,
+                size,
                 max_length=max_length,
                 native=native,
                 graphs=graphs,
             )
             stack.callback(runner.close)
-            scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
+            scheduler = TokenScheduler(**self._schedule(layout, size, max_length))
             self._exchange(scheduler, runner.kv, blueprint, stack)
             return self._loaded(
                 scheduler,
@@ -124,12 +125,12 @@ class LlmLoader(TokenLoader):
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
             follower = self._follower(checkpoint, memory, native, group)
-            layout, num_pages = follower.reserve(), plans.capacity()
-            memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
+            layout, size = follower.reserve(), CacheSize(plans.capacity())
+            memory.reserve("kv", (size.num_pages + 1) * layout.page_bytes)
             tokens = self._runner(
                 follower.build(),
                 layout,
-                num_pages,
+                size,
                 max_length=follower.blueprint.max_length,
                 native=native,
                 graphs=None,
@@ -213,6 +214,7 @@ class LlmLoader(TokenLoader):
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
         layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
+        self._check_role(layout)
         self._attention_backend = self._choose_backend(blueprint, layout)
         num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
         if self._attention_backend != TRITON:
@@ -222,6 +224,15 @@ class LlmLoader(TokenLoader):
             )
         memory.reserve("activations", num_bytes)
         return layout
+
+    def _check_role(self, layout: KvLayout) -> None:
+        """Raise `ConfigError` for a role in which states would be sent."""
+        plan = PipelinePlan.checked(self._config)
+        if layout.states and (plan.sends_pages or plan.fetches_pages):
+            raise ConfigError(
+                f"--pipeline-role {plan.role}: the recurrent layers of {self.name} keep states, and"
+                " engines exchange pages alone; serve it without roles."
+            )
 
     def _choose_backend(self, blueprint: Blueprint, layout: KvLayout) -> str:
         """The kernels of attention. Raises `ConfigError` for some that cannot serve the model."""
@@ -327,12 +338,12 @@ class LlmLoader(TokenLoader):
         return sizes | {"encoding": memory.encoding(checkpoint)}
 
     def _schedule(
-        self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True
+        self, layout: KvLayout, size: CacheSize, max_length: int, *, shares: bool = True
     ) -> dict[str, Any]:
         """The arguments of every token scheduler."""
         return {
             "model": self.name,
-            "pool": self._pool(layout, num_pages, shares=shares),
+            "pool": self._pool(layout, size, shares=shares),
             "options": self._config.schedule,
             "max_length": max_length,
             "namespace": self._namespace(layout, max_length),

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.runtime.layers.states import RowStates, StateBatch, StateCut
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.llm.engine.bridge import (
     OWN_ATTENTION,
@@ -30,6 +31,7 @@ from triptych.modalities.llm.engine.bridge import (
     problem,
     refusal,
 )
+from triptych.modalities.llm.engine.recurrence import Recurrence
 
 PAGE_SIZE = 16
 NARROW_WINDOW = 8
@@ -45,6 +47,9 @@ the effect of other positions or of attention to later tokens."""
 _HIDDEN_SCORE = -1e4
 """A score of the mask below which a token does not see a key."""
 
+_Chunks = Sequence[tuple[int, torch.Tensor]]
+"""Chunks of rows: the first position, and the hidden states."""
+
 Masks = Mapping[int, torch.Tensor]
 """What the tokens of a layer see, `[Q, S]`, by layer."""
 
@@ -56,6 +61,7 @@ class BridgedModel(Protocol):
     plan: CachePlan
     whole: Any
     body: Any
+    recurrence: Recurrence
 
     def run_step(self, step: BridgedStep, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Compute the last hidden states, `hidden_TC`."""
@@ -78,6 +84,9 @@ def prove(
             own_TC, own_V, masks = _on_its_own(model, ids_T)
         with library_errors(problem("it does not run a step of several rows")):
             chunks, windows = _on_pages(model, ids_T, dtype)
+            if model.plan.recurrent and not _are_near(chunks, own_TC):
+                model.recurrence.slow_down()
+                chunks, windows = _on_pages(model, ids_T, dtype)
             narrow = None if window is None else min(window, NARROW_WINDOW)
             found, plan = list[int](), model.plan
             if not plan.by_rows:
@@ -89,12 +98,16 @@ def prove(
             logits_V = model.logits(own_TC[-1:])[0]
     if window is not None:
         model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
-    for start, hidden_TC in chunks:
-        is_near_T = is_near(hidden_TC, own_TC[start : start + len(hidden_TC)])
-        if 2 * int(is_near_T.sum()) < len(is_near_T):
-            raise WeightsError(refusal("its own positions or masks change its results"))
+    if not _are_near(chunks, own_TC):
+        raise WeightsError(refusal("its own positions or masks change its results"))
     if not bool(is_near(logits_V, own_V)):
         raise WeightsError(refusal("its head computes other scores than its class"))
+
+
+def _are_near(chunks: _Chunks, own_TC: torch.Tensor) -> bool:
+    """Whether most hidden states of each chunk are those of the class."""
+    near = [is_near(x_TC, own_TC[start : start + len(x_TC)]) for start, x_TC in chunks]
+    return all(2 * int(is_near_T.sum()) >= len(is_near_T) for is_near_T in near)
 
 
 def is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -106,31 +119,79 @@ def is_near(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def _on_pages(
     model: BridgedModel, ids_T: torch.Tensor, dtype: torch.dtype
-) -> tuple[list[tuple[int, torch.Tensor]], dict[int, int | None]]:
-    """The `hidden_TC` of three chunks on our cache, and the windows that attention was given.
+) -> tuple[_Chunks, dict[int, int | None]]:
+    """The `hidden_TC` of some chunks on our cache, and the windows that attention was given.
 
     The second step has the second chunk of one row and the first of another, so that a class that
-    counts positions along a step fails. A chunk is its first position and its hidden states.
+    counts positions along a step fails. Rows with states also decode, and go on from a snapshot. A
+    chunk is its first position and its hidden states.
     """
     num_tokens, num_pages = len(ids_T), -(-len(ids_T) // PAGE_SIZE)
-    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, ids_T.device)
+    layout = model.plan.layout(PAGE_SIZE, dtype)
+    kv = KvCache(layout, 2 * num_pages, ids_T.device, num_slots=2, num_snapshots=1)
     windows: dict[int, int | None] = {}
-    middle = min(_NUM_FIRST, num_tokens - 1)
     chunks: list[tuple[int, torch.Tensor]] = []
-    for step_chunks in ([(0, 0, middle)], [(0, middle, num_tokens), (1, 0, middle)]):
-        batch, positions_T = lay_out_rows(step_chunks, num_pages, ids_T.device)
-        step = BridgedStep(PagedStep(kv, batch), model.plan, windows)
+    for planned in _steps(num_tokens, has_states=kv.states is not None):
+        batch, positions_T = lay_out_rows(planned.chunks, num_pages, ids_T.device)
+        states = None
+        if kv.states is not None:
+            batch.num_decode_rows = len(planned.chunks) if planned.decodes else 0
+            states = _states(planned, kv.states, ids_T.device)
+        step = BridgedStep(PagedStep(kv, batch, states), model.plan, windows)
         hidden_TC = model.run_step(step, positions_T, input_ids=ids_T[positions_T].unsqueeze(0))
         sizes = batch.host_query_lengths_B.tolist()
-        starts = [start for _, start, _ in step_chunks]
+        starts = [start for _, start, _ in planned.chunks]
         chunks += zip(starts, hidden_TC.split(sizes), strict=True)
     return chunks, windows
+
+
+class _Step(NamedTuple):
+    """A step over chunks of rows, each (row, start, end).
+
+    The first row's state is saved after its first `num_saved` tokens, or restored before the step.
+    """
+
+    chunks: Sequence[tuple[int, int, int]]
+    decodes: bool = False
+    num_saved: int = 0
+    restores: bool = False
+
+
+def _steps(num_tokens: int, *, has_states: bool) -> list[_Step]:
+    """The steps of the proof."""
+    middle, last = min(_NUM_FIRST, num_tokens - 1), num_tokens - 1
+    if not has_states:
+        return [_Step([(0, 0, middle)]), _Step([(0, middle, num_tokens), (1, 0, middle)])]
+    num_saved = middle // 2
+    return [
+        _Step([(0, 0, middle)], num_saved=num_saved),
+        _Step([(0, middle, last), (1, 0, middle)]),
+        _Step([(0, last, num_tokens), (1, middle, middle + 1)], decodes=True),
+        _Step([(0, num_saved, num_tokens)], restores=True),
+    ]
+
+
+def _states(planned: _Step, states: RowStates, device: torch.device) -> StateBatch:
+    """The states of a step, brought into their slots."""
+    snapshot = states.snapshot_line(0)
+    if planned.restores:
+        states.copy([(snapshot, 0)])
+    cuts = [StateCut(0, planned.num_saved, snapshot)] if planned.num_saved else []
+    return states_of(planned.chunks, device, cuts)
+
+
+def states_of(
+    chunks: Sequence[tuple[int, int, int]], device: torch.device, cuts: Sequence[StateCut] = ()
+) -> StateBatch:
+    """The states of rows whose slots have their numbers."""
+    lines = [row for row, _, _ in chunks]
+    return StateBatch(torch.tensor(lines, device=device), lines, cuts)
 
 
 def lay_out_rows(
     chunks: Sequence[tuple[int, int, int]], num_pages: int, device: torch.device
 ) -> tuple[AttentionBatch, torch.Tensor]:
-    """The batch of some rows' chunks (row, start, end), and the positions of its tokens."""
+    """The batch of some rows' chunks, and the positions of its tokens."""
     rows = torch.tensor([row for row, _, _ in chunks], device=device)
     sizes = [end - start for _, start, end in chunks]
     ends = [end for _, _, end in chunks]

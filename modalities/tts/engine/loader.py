@@ -21,6 +21,7 @@ from triptych.core.process.content_cache import ContentCache
 from triptych.core.process.lazy import load
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.text_head import TextHead
@@ -95,7 +96,7 @@ class SpeechTokenLoader(TokenLoader):
             )
             if graphs is not None and samples:
                 graphs = replace(graphs, spare_bytes=_SAMPLE_GRAPHS_BYTES)
-            num_pages = memory.reserve_pages(layout, max_length)
+            size = memory.reserve_cache(layout, max_length)
             memory.show()
             codec = blueprint.open_codec(
                 num_rows=self._config.speech.max_streams,
@@ -110,7 +111,7 @@ class SpeechTokenLoader(TokenLoader):
                 self._runner(
                     head,
                     layout,
-                    num_pages,
+                    size,
                     max_length=max_length,
                     native=setup.native,
                     graphs=graphs,
@@ -120,7 +121,7 @@ class SpeechTokenLoader(TokenLoader):
                 device,
             )
             stack.callback(runner.close)
-            scheduler = self._scheduler(blueprint, codec, layout, num_pages)
+            scheduler = self._scheduler(blueprint, codec, layout, size)
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
@@ -172,7 +173,7 @@ class SpeechTokenLoader(TokenLoader):
         blueprint: SpeechBlueprint,
         codec: SpeechCodec,
         layout: KvLayout,
-        num_pages: int,
+        size: CacheSize,
     ) -> SpeechScheduler:
         traits, decoder = blueprint.traits, codec.decoder
         clock = FrameClock(
@@ -193,7 +194,7 @@ class SpeechTokenLoader(TokenLoader):
         )
         return SpeechScheduler(
             model=model,
-            pool=self._pool(layout, num_pages, shares=traits.causal_prompts),
+            pool=self._pool(layout, size, shares=traits.causal_prompts),
             schedule=self._config.schedule,
             speech=self._config.speech,
             max_length=blueprint.max_length,

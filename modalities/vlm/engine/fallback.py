@@ -228,6 +228,10 @@ class FallbackVisionModel(FallbackModel):
         owner = model.get_decoder()
         return owner, body_of(owner)
 
+    def _layers_of(self, model: Any) -> Any:
+        """The layers of the language side."""
+        return decoder_of(model)
+
     def _keep(self, module: Any, given: Any, output: Any) -> None:
         self._found = output
 
@@ -298,7 +302,8 @@ class FallbackVisionModel(FallbackModel):
             return run_rows(run, step.step, self.plan)
         given = self._step_inputs(ids_1T, features)
         position_ids = positions.unsqueeze(-2)
-        return self.hidden(position_ids=position_ids, use_cache=False, **{STEP: step}, **given)
+        with self.recurrence.over(step.step):
+            return self.hidden(position_ids=position_ids, use_cache=False, **{STEP: step}, **given)
 
     def _run_row_of(
         self,

@@ -83,19 +83,19 @@ class VisionLoader(LlmLoader):
             cache_bytes = self._reserve_cache(memory, blueprint)
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
-            num_pages = memory.reserve_pages(layout, max_length)
+            size = memory.reserve_cache(layout, max_length)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
             source = CachedFeatures(features, blueprint.dtype)
             if ranks is not None:
-                ranks.send_capacity(num_pages)
+                ranks.send_capacity(size.num_pages)
                 sampler = ranks.leading_sampler(sampler)
                 source = LeadingFeatures(features, blueprint.dtype, ranks.group)
             decoder, encoder = blueprint.build(report)
             tokens = self._runner(
                 self._vision_head(blueprint, decoder, sampler, source),
                 layout,
-                num_pages,
+                size,
                 max_length=max_length,
                 native=native,
                 graphs=graphs,
@@ -104,7 +104,7 @@ class VisionLoader(LlmLoader):
             stack.callback(runner.close)
             shares = not blueprint.traits.whole_prompts
             scheduler = VisionScheduler(
-                **self._schedule(layout, num_pages, max_length, shares=shares),
+                **self._schedule(layout, size, max_length, shares=shares),
                 vision=VisionResources(
                     features,
                     VisionLimits(

@@ -31,6 +31,7 @@ from triptych.modalities.llm.engine.proof import (
     is_near,
     lay_out_rows,
     narrowed,
+    states_of,
 )
 from triptych.modalities.vlm.engine.encoder import FeatureLayout, Features
 from triptych.modalities.vlm.engine.head import PlaceholderTraits, find_blocks
@@ -217,7 +218,7 @@ def _on_pages(
     """The `hidden_TC` of three chunks, as `(first position, states)`, and attention's windows."""
     device, num_tokens, (run,) = prompt.ids_T.device, len(prompt.ids_T), prompt.span.runs
     num_pages = -(-num_tokens // PAGE_SIZE)
-    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, device)
+    kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, device, num_slots=2)
     blocks_2T = find_blocks(num_tokens, [run], exceeds_windows=spans.exceeds_windows)
     windows: dict[int, int | None] = {}
     middle = prompt.span.end if spans.sees_whole else run[0] + run[1] // 2
@@ -227,7 +228,7 @@ def _on_pages(
         if spans.sees_whole:
             batch.blocks_2T = torch.from_numpy(blocks_2T).to(device)[:, places_T]
         hidden_TC = model.run_step(
-            BridgedStep(PagedStep(kv, batch), model.plan, windows),
+            BridgedStep(PagedStep(kv, batch, states_of(chunks, device)), model.plan, windows),
             prompt.positions[..., places_T],
             input_ids=prompt.ids_T[places_T][None],
             features=prompt.features_at(places_T),

@@ -1,0 +1,99 @@
+"""Models of transformers with recurrent layers on our cache, against themselves on their own.
+
+Every row goes through chunks, shared steps, snapshots found by other rows, and preemption.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.batch_driver import CPU, BatchDriver
+from support.recurrent_models import RECURRENT, recurrent_model
+from support.token_world import token_request
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.modalities.llm.engine.fallback import FallbackBlueprint
+
+PAGE_SIZE = 16
+NUM_NEW = 64
+
+
+def driver(folder: Path, reference: Any, dtype: torch.dtype = torch.float32) -> BatchDriver:
+    reference.save_pretrained(folder)
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = FallbackBlueprint(checkpoint.config, max_length=512, dtype=dtype, device=CPU)
+        model = blueprint.build(checkpoint, lambda _: None)
+    return BatchDriver(
+        model,
+        blueprint.kv_layout(PAGE_SIZE, dtype),
+        None,
+        num_pages=30,
+        max_length=512,
+        max_batch_size=3,
+        max_batch_input_tokens=90,
+        depth=2,
+    )
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, 97, (length,), generator=generator).tolist())
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_tokens_through_every_path(tmp_path: Path, name: str) -> None:
+    reference = recurrent_model(name)
+    engine = driver(tmp_path, reference)
+    long = prompt(1, 300)
+    prompts = {"a": long, "b": long[:200] + prompt(2, 20), "c": prompt(3, 70), "d": long}
+    for job, ids in prompts.items():
+        engine.submit(job, token_request(ids, max_tokens=NUM_NEW, temperature=0.0))
+    engine.run()
+    counters = engine.scheduler.stats().counters
+    assert counters["preemptions_total"] > 0
+    assert counters["cached_tokens_total"] >= 200
+    for job, ids in prompts.items():
+        check(engine, reference, job, ids)
+    turn = long + answer(engine, "a") + prompt(4, 20)
+    engine.submit("turn", token_request(turn, max_tokens=4, temperature=0.0))
+    engine.run()
+    check(engine, reference, "turn", turn, num_new=4)
+    assert engine.deltas("turn")[-1].num_cached_tokens == (300 + NUM_NEW - 1) // 16 * 16
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "granite-hybrid"])
+def test_it_errs_no_more_than_its_class_in_bfloat16(tmp_path: Path, name: str) -> None:
+    rounded = recurrent_model(name, torch.bfloat16)
+    engine = driver(tmp_path, rounded, torch.bfloat16)
+    ids = prompt(1, 200)
+    engine.submit("a", token_request(ids, max_tokens=20, temperature=0.0))
+    engine.run()
+    tokens = torch.tensor([(ids + answer(engine, "a"))[:-1]])
+    ours_TV = torch.stack([*engine.logits["a"].values()]).float()
+    with torch.inference_mode():
+        theirs_TV = rounded(tokens).logits[0, len(ids) - 1 :].float()
+        exact_TV = copy.deepcopy(rounded).float()(tokens).logits[0, len(ids) - 1 :]
+    assert (ours_TV - exact_TV).norm() <= 1.5 * (theirs_TV - exact_TV).norm()
+
+
+def answer(engine: BatchDriver, job: str) -> tuple[int, ...]:
+    return tuple(token for delta in engine.deltas(job) for token in delta.token_ids)
+
+
+def check(
+    engine: BatchDriver, reference: Any, job: str, ids: tuple[int, ...], num_new: int = NUM_NEW
+) -> None:
+    """The job was given the reference's logits, and therefore its tokens."""
+    tokens = ids + answer(engine, job)
+    assert len(tokens) == len(ids) + num_new
+    with torch.inference_mode():
+        expected_TV = reference(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
+    found_TV = torch.stack(
+        [engine.logits[job][position] for position in range(len(ids), len(tokens))]
+    )
+    torch.testing.assert_close(found_TV, expected_TV[len(ids) - 1 :], atol=2e-4, rtol=2e-4)
+    assert expected_TV[len(ids) - 1 :].argmax(1).tolist() == list(tokens[len(ids) :])
