@@ -50,11 +50,12 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
             BlockFormat("q4_k", 256, 144, 7, fallback="q5_0"),
             BlockFormat("q5_k", 256, 176, 8, fallback="q5_1"),
             BlockFormat("q6_k", 256, 210, 9, fallback="q8_0"),
+            BlockFormat("mxfp4", 32, 17, 10),
         )
     }
 )
 """Formats by name, as in `--quantization-encoding` and, in capitals, in GGUF files."""
 FLOAT8_ROWS = BlockFormat("float8_rows", 16, 16, native=-1, row_scale_bytes=4)
 """Floats of eight bits (e4m3) with a scale for each row: what matrix units of GPUs multiply."""
-BLOCK_ENCODINGS = ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0")
+BLOCK_ENCODINGS = ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0", "mxfp4")
 """Formats that plain weights can be quantized to at load."""

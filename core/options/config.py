@@ -80,7 +80,7 @@ class ModelOptions:
     quantization_encoding: str = option(
         "auto",
         "Format of the weights in memory. `auto` keeps the stored format, except that GGUF files"
-        " under 256 MiB are dequantized. float32, bfloat16 and float16 dequantize. q8_0 to q4_0"
+        " under 256 MiB are dequantized. float32, bfloat16 and float16 dequantize. q8_0 to mxfp4"
         " read GGUF blocks or quantize at load, and float8_e4m3fn quantizes image models at load on"
         " a GPU that multiplies it. The others need a checkpoint in that format.",
         choices=(

@@ -18,6 +18,9 @@ def random_blocks(name: str, num_outputs: int, num_inputs: int, *, seed: int) ->
     size = num_outputs * form.row_bytes(num_inputs)
     blocks = rng.integers(0, 256, size, dtype=np.uint8).reshape(-1, form.num_bytes)
     largest = {"q8_0": 128, "q6_k": 32 * 128, "q4_k": 16 * 64, "q5_k": 32 * 64}.get(name, 16)
+    if name == "mxfp4":
+        blocks[:, 0] = rng.integers(120, 125, len(blocks))
+        return PackedTensor(torch.from_numpy(blocks).view(num_outputs, -1), form)
     for offset in _SCALE_OFFSETS.get(name, (0, 2) if name in _WITH_MINIMA else (0,)):
         scales = (rng.standard_normal((len(blocks), 1)) / largest / 4).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8)

@@ -9,19 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackedNames:
-    """The tensors that hold a projection of all experts, below the mixture.
-
-    They are `[E, outputs, inputs]`, or `[E, inputs, outputs]` if transposed. The outputs of gate
-    and up lie one after the other, or alternate. Biases, if any, end in `_bias`.
-    """
-
-    gate_up: str = "experts.gate_up_proj"
-    down: str = "experts.down_proj"
-    is_transposed: bool = True
-    alternates: bool = False
+from triptych.core.runtime.layers.moe import MoeConfig
+from triptych.core.runtime.tensors.stacked import StackedNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +39,8 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
     }
 )
 """By the `naming` of a `MoeConfig`; the first is that of most families."""
+
+
+def names_of(moe: MoeConfig | None) -> ExpertNames:
+    """The names of a family; those of most where there are no experts."""
+    return EXPERT_NAMES["" if moe is None else moe.naming]

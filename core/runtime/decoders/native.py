@@ -15,6 +15,7 @@ import torch
 
 from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
 from triptych.core.runtime.decoders.division import divide
+from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import (
     AS_STORED,
@@ -35,6 +36,7 @@ from triptych.core.runtime.layers.linear import is_packable
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import Target, load_tensors
+from triptych.core.runtime.tensors.stacked import split_experts
 from triptych.core.weights.encoding import WeightEncoding
 
 if TYPE_CHECKING:
@@ -150,6 +152,7 @@ class NativeBlueprint:
 
         `part` selects the decoder in a checkpoint that holds more; the rest is not read.
         """
+        checkpoint = split_experts(checkpoint, names_of(self.config.moe).stacked)
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
         for linear in decoder.linears():
             linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
@@ -173,7 +176,7 @@ def position_values(config: DecoderConfig) -> int:
     attention = max(layer.position_values for layer in config.attention)
     widest = max(3 * config.intermediate_size, attention)
     if (moe := config.moe) is not None:  # inputs and outputs of a token's experts
-        of_expert = 3 * moe.intermediate_size + 2 * config.hidden_size
+        of_expert = 3 * moe.intermediate_size + 3 * config.hidden_size
         of_shared = 3 * moe.shared_size + 2 * config.hidden_size
         widest = max(widest, moe.routing.num_chosen * of_expert + of_shared)
     if (inputs := config.layer_inputs) is not None:

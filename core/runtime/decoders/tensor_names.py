@@ -15,7 +15,7 @@ import torch
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertNames
+from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertNames, names_of
 from triptych.core.runtime.decoders.layer_names import LAYER_NAMES, LayerNames
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
@@ -197,8 +197,7 @@ def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
-    names, moe = LAYER_NAMES[stack.config.naming], stack.config.moe
-    module = EXPERT_NAMES["" if moe is None else moe.naming].module
+    names, module = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe).module
     yield from norm_targets(f"{_below(prefix)}norm", stack.norm)
     if stack.layer_inputs is not None:
         yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)

@@ -16,6 +16,9 @@ import torch
 
 from triptych.core.block_formats import BlockFormat
 
+FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of the lower three bits of float4 (e2m1); the fourth is the sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
@@ -128,6 +131,15 @@ def _q6_k(blocks_NS: torch.Tensor) -> torch.Tensor:
     return (codes - 32.0) * scales[..., None]
 
 
+def _mxfp4(blocks_NS: torch.Tensor) -> torch.Tensor:
+    """Powers of two, as exponents, times numbers of four bits."""
+    scales = torch.exp2(blocks_NS[:, :1].to(torch.float32) - 127)
+    magnitudes = torch.tensor(FLOAT4, device=blocks_NS.device)
+    values = torch.cat((magnitudes, 0 - magnitudes))  # no negative zero, as in GGUF's library
+    codes_NI = _nibbles(blocks_NS[:, 1:]).flatten(1)
+    return values[codes_NI.int()] * scales
+
+
 _READERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
         "q8_0": _q8_0,
@@ -138,5 +150,6 @@ _READERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyTyp
         "q4_k": _q4_k,
         "q5_k": _q5_k,
         "q6_k": _q6_k,
+        "mxfp4": _mxfp4,
     }
 )

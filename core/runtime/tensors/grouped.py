@@ -27,16 +27,16 @@ import torch
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.dequantize import FLOAT4, PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, Int4Weight, StoredWeight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.mxfp4 import mxfp4_blocks
 from triptych.core.runtime.tensors.quantize import quantize_blocks
+from triptych.core.runtime.tensors.stacked import ALTERNATING, SplitExperts
 from triptych.core.weights.layout import TensorInfo, read_json_if_there
 
 _BLOCK = 32
 _SQUARE = 128  # side of the squares that share a scale in blockwise fp8
-_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the lower three bits of fp4; the fourth is the sign."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Bit places, in fours, of the eight columns in a word of AWQ."""
 _SMALL_TYPES = ("I8", "U8", "F8_E4M3")
@@ -68,6 +68,9 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     fields = checkpoint.config.get("quantization_config") or _model_optimizer(checkpoint.folder)
     if not fields:
         return checkpoint
+    if isinstance(fields, dict) and fields.get("quant_method") == "mxfp4":
+        del checkpoint.config["quantization_config"]
+        return SplitExperts(checkpoint, ALTERNATING)
     return GroupedCheckpoint(checkpoint, _scheme_of(fields))
 
 
@@ -295,10 +298,10 @@ def _eight_bit_floats(parts: Parts) -> PackedTensor:
 
 
 def _four_bit_floats(parts: Parts) -> PackedTensor:
-    """Pack fp4 with float8 scales of 16 inputs and a common one; or powers of two for 32 inputs."""
+    """Pack fp4 with float8 scales of 16 inputs and a common one."""
     _check_symmetric(parts)
     packed_OB = parts["weight_packed" if "weight_packed" in parts else "weight"].view(torch.uint8)
-    magnitudes = torch.tensor(_FLOAT4)
+    magnitudes = torch.tensor(FLOAT4)
     values = torch.cat((magnitudes, -magnitudes))
     codes_OI = torch.stack((packed_OB & 15, packed_OB >> 4), dim=2).flatten(1)
     weight_OI = values.index_select(0, codes_OI.flatten().int()).view(codes_OI.shape)
@@ -309,11 +312,15 @@ def _four_bit_floats(parts: Parts) -> PackedTensor:
 
 def _four_bit_scales(parts: Parts) -> torch.Tensor:
     scales_OG = parts["weight_scale"]
-    if scales_OG.dtype == torch.uint8:
-        return torch.exp2(scales_OG.float() - 127.0)
     if "weight_scale_2" in parts:
         return scales_OG.float() * parts["weight_scale_2"].float()
     return scales_OG.float() / parts["weight_global_scale"].float()
+
+
+def _four_bit_powers(parts: Parts) -> PackedTensor:
+    """Pack fp4 with powers of two as scales of 32 inputs."""
+    _check_symmetric(parts)
+    return mxfp4_blocks(parts["weight_packed"], parts["weight_scale"])
 
 
 def _same(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -333,14 +340,14 @@ def _gptq_scheme(offset: int, is_symmetric: bool) -> _Scheme:
     )
 
 
-def _float4_scheme(main: str, others: tuple[str, ...]) -> _Scheme:
+def _float4_scheme(
+    main: str,
+    others: tuple[str, ...],
+    form: str = "q8_0",
+    pack: Callable[[Parts], PackedTensor] = _four_bit_floats,
+) -> _Scheme:
     return _Scheme(
-        "float4_e2m1fnx2",
-        main,
-        others,
-        "q8_0",
-        lambda shape: (shape[0], 2 * shape[1]),
-        _four_bit_floats,
+        "float4_e2m1fnx2", main, others, form, lambda shape: (shape[0], 2 * shape[1]), pack
     )
 
 
@@ -388,7 +395,7 @@ _COMPRESSED: Mapping[str, _Scheme] = MappingProxyType(
             ("weight_scale", "weight_global_scale", "input_global_scale", "weight_zero_point"),
         ),
         "mxfp4-pack-quantized": _float4_scheme(
-            "weight_packed", ("weight_scale", "weight_zero_point")
+            "weight_packed", ("weight_scale", "weight_zero_point"), "mxfp4", _four_bit_powers
         ),
     }
 )

@@ -17,6 +17,7 @@ typedef struct {
 INLINE int64_t raw_bytes(int format) {
     switch (format) {
         case Q8_0: return 34;
+        case MXFP4: return 17;
         case Q4_0: return 18;
         case Q4_1: return 20;
         case Q5_0: return 22;
@@ -27,11 +28,13 @@ INLINE int64_t raw_bytes(int format) {
     }
 }
 
+/* Bytes of a simple block's scales. */
+INLINE size_t scale_bytes(int format) { return (size_t)header_bytes(format) / PANEL; }
+
 /* Lower bits: half of each byte is for the first 16 inputs, half for the last. */
 static void read_simple(const uint8_t *raw, int format, RawBlock *to) {
-    int num_scales = has_minimum(format) ? 2 : 1;
-    memcpy(to->header, raw, 2 * (size_t)num_scales);
-    raw += 2 * num_scales;
+    memcpy(to->header, raw, scale_bytes(format));
+    raw += scale_bytes(format);
     if (format == Q8_0) {
         for (int i = 0; i < BLOCK; i++) to->codes[i] = (uint8_t)(raw[i] + 128);
         return;
@@ -133,6 +136,10 @@ static void pack_blocks_of_panel(void *context, int64_t panel, int worker) {
             RawBlock raw = {0};
             if (output < p->num_outputs) read_raw(p->rows + output * row_bytes, format, index, &raw);
             for (int i = 0; i < BLOCK; i++) codes[i / 4][4 * column + i % 4] = raw.codes[i];
+            if (format == MXFP4) {
+                memcpy(header + column, &raw.header[0], 1);
+                continue;
+            }
             memcpy(header + 2 * column, &raw.header[0], 2);
             if (has_minimum(format)) memcpy(header + 2 * (PANEL + column), &raw.header[1], 2);
             if (!is_super(format)) continue;
@@ -209,8 +216,22 @@ static float half_value(uint16_t bits) {
     return load_halves(lanes)[0];
 }
 
+/* MXFP4's own codes and scale. */
+static void table_values_of(const RawBlock *raw, float values[BLOCK]) {
+    uint8_t exponents[REG] = {0};
+    memcpy(exponents, raw->header, 1);
+    for (int i = 0; i < BLOCK; i++) {
+        int code = (int)(look_up((ureg){0} + raw->codes[i])[0] & 255) - code_zero(MXFP4);
+        values[i] = (float)code * load_powers(exponents)[0];
+    }
+}
+
 /* Every product is exact in float32, so that only the sum is rounded. */
 static void values_of(const RawBlock *raw, int format, float values[BLOCK]) {
+    if (format == MXFP4) {
+        table_values_of(raw, values);
+        return;
+    }
     float scale = half_value(raw->header[0]), minimum = -0.0f; /* keeps even the sign of zero */
     float scales[2] = {scale, scale};
     if (has_minimum(format)) minimum = half_value(raw->header[1]);

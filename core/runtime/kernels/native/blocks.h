@@ -2,7 +2,8 @@
  *
  * The formats are those of GGUF files (ggml's quants): a weight is scale * (code - zero), or
  * scale * code + minimum, with a scale for 32 inputs (Q6_K: 16). The K formats have scales of 6 or 8
- * bits below one in float16 for 256 inputs.
+ * bits below one in float16 for 256 inputs. MXFP4 (Rouhani et al. 2023, arXiv:2310.10537) has
+ * exponents as scales, and numbers of a table as codes.
  *
  * As in linear.c a weight is cut into panels of PANEL outputs. A panel holds for each block of
  * inputs the outputs' scales, minima if there are any, and codes as [BLOCK / 4][PANEL][4] (a "group"
@@ -24,12 +25,12 @@
 #define GROUP_BYTES (4 * PANEL)
 #define SUPER_BLOCKS 8 /* that share a scale in float16 */
 
-/* Format numbers follow those of dense types. `library.py` repeats them. */
-enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
+/* Format numbers follow those of dense types. `core.block_formats` repeats them. */
+enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 };
 
 INLINE int is_blocks(int format) { return format >= Q8_0; }
 
-INLINE int is_super(int format) { return format >= Q4_K; }
+INLINE int is_super(int format) { return format >= Q4_K && format <= Q6_K; }
 
 INLINE int has_minimum(int format) {
     return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K;
@@ -49,6 +50,7 @@ INLINE int code_zero(int format) {
         case Q8_0: return 128;
         case Q6_K: return 32;
         case Q5_0: return 16;
+        case MXFP4: return 12;
         case Q4_0: return 8;
         default: return 0;
     }
@@ -59,8 +61,10 @@ INLINE int scale_inputs(int format) { return format == Q6_K ? BLOCK / 2 : BLOCK;
 
 INLINE int64_t num_blocks(int64_t num_inputs) { return (num_inputs + BLOCK - 1) / BLOCK; }
 
-/* Bytes of scales in float16 before the blocks they belong to, and of one block. */
-INLINE int64_t header_bytes(int format) { return (has_minimum(format) ? 2 : 1) * 2 * PANEL; }
+/* Bytes of scales before the blocks they belong to, and of one block. */
+INLINE int64_t header_bytes(int format) {
+    return format == MXFP4 ? PANEL : (has_minimum(format) ? 2 : 1) * 2 * PANEL;
+}
 
 INLINE int64_t block_bytes(int format) {
     return code_bits(format) * GROUP_BYTES + (is_super(format) ? 2 * PANEL : 0);
@@ -138,8 +142,18 @@ INLINE reg load_signed_bytes(const uint8_t *p) {
     return __builtin_convertvector(__builtin_convertvector(bytes, ireg), reg);
 }
 
+/* Half of 2 to the power of bytes less 127. */
+INLINE reg load_powers(const uint8_t *p) {
+    breg bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    ureg exponent = __builtin_convertvector(bytes, ureg), is_small = (ureg)(exponent < 2);
+    ureg subnormal = 0x00200000u << (exponent & 1);
+    return (reg)((is_small & subnormal) | (~is_small & (exponent - 1) << 23));
+}
+
 /* The scales of REG outputs from `column` on; `half` is the second 16 inputs of Q6_K. */
 INLINE reg scales_at(BlockPlace place, int column, int half, const int format) {
+    if (format == MXFP4) return load_powers(place.header + column);
     reg scale = load_halves(place.header + 2 * column);
     if (format == Q6_K) return scale * load_signed_bytes(place.block + half * PANEL + column);
     return is_super(format) ? scale * load_bytes(place.block + column) : scale;
@@ -156,6 +170,27 @@ INLINE ureg load_words_reg(const uint8_t *p) {
     return words;
 }
 
+/* Twice the numbers of MXFP4 plus 12, for indexes in bytes: a sign, and one of 0, 1, 2, 3, 4, 6, 8
+ * and 12. */
+INLINE ureg look_up(ureg indexes) {
+#if defined(__AVX512BW__)
+    const __m512i table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    return (ureg)_mm512_shuffle_epi8(table, (__m512i)indexes);
+#elif defined(__AVX2__)
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    return (ureg)_mm256_shuffle_epi8(table, (__m256i)indexes);
+#else
+    const uint32_t ones = 0x01010101;
+    ureg is_wide = indexes >> 2 & ones, is_widest = is_wide & indexes >> 1;
+    ureg size = (indexes & 0x03030303) | is_wide << 1;
+    size += size & is_wide * 255;
+    size += size & is_widest * 255;
+    return size + 12 * ones - ((size & (indexes >> 3 & ones) * 255) << 1);
+#endif
+}
+
 /* The codes of one group, of REG outputs from `column` on: unsigned bytes, adjacent for each
  * output. */
 INLINE ureg codes_at(const uint8_t *codes, int group, int column, const int format) {
@@ -163,7 +198,7 @@ INLINE ureg codes_at(const uint8_t *codes, int group, int column, const int form
     int bits = code_bits(format);
     if (bits == 8) return load_words_reg(at + group * GROUP_BYTES);
     ureg low = load_words_reg(at + group % 4 * GROUP_BYTES) >> (group < 4 ? 0 : 4) & 0x0f0f0f0f;
-    if (bits == 4) return low;
+    if (bits == 4) return format == MXFP4 ? look_up(low) : low;
     const uint8_t *high = at + 4 * GROUP_BYTES;
     if (bits == 5) {
         ureg word = load_words_reg(high);

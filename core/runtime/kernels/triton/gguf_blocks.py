@@ -43,6 +43,7 @@ GROUPS = {
     "q4_k": _LARGE,
     "q5_k": _LARGE,
     "q6_k": BlockGroups(8, 16, 64),
+    "mxfp4": _SMALL,
 }
 
 
@@ -81,6 +82,8 @@ def weights_of_groups(
         low, high = _q6_k(blocks_ptr, blocks_NG, groups_G[None, :] % 8, mask_NG, L)
     elif KIND == "q8_0":
         low, high = _q8_0(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
+    elif KIND == "mxfp4":
+        low, high = _mxfp4(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
     else:
         blocks_NG = first_blocks_N[:, None] + groups_G[None, :]
         low, high = _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND, L)
@@ -125,6 +128,26 @@ def _q8_0(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
     scale = _load_half(blocks_ptr, bytes_NG, mask_NG)[:, :, None]
     weights = scale * _load_bytes(blocks_ptr, bytes_NG + 2, mask_NG, L).to(tl.int8, bitcast=True)
     return weights, weights
+
+
+@triton.jit
+def _mxfp4(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
+    """Powers of two, as exponents, times numbers of four bits."""
+    bytes_NG = blocks_NG * 17
+    exponents = tl.load(blocks_ptr + bytes_NG, mask=mask_NG, other=0).to(tl.int32)
+    # Half of the scale, since numbers are doubled; below 2 it is not a normal number.
+    bits = tl.where(exponents < 2, 0x00200000 << (exponents & 1), (exponents - 1) << 23)
+    scale = bits.to(tl.float32, bitcast=True)[:, :, None]
+    packed = _load_bytes(blocks_ptr, bytes_NG + 1, mask_NG, L).to(tl.int32)
+    return scale * _doubled_float4(packed & 15), scale * _doubled_float4(packed >> 4)
+
+
+@triton.jit
+def _doubled_float4(codes):
+    """0, 1, 2, 3, 4, 6, 8 or 12 by the lower three bits; the fourth is the sign."""
+    is_wide = (codes >> 2) & 1
+    size = ((codes & 3) | (is_wide << 1)) << (is_wide + (is_wide & (codes >> 1)))
+    return tl.where(codes > 7, -size, size).to(tl.float32)
 
 
 @triton.jit

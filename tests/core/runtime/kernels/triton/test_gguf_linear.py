@@ -27,6 +27,9 @@ def random_blocks(kind: str, num_outputs: int, num_blocks: int, seed: int = 0) -
     rng = np.random.default_rng(seed)
     layout = FORMATS[kind]
     blocks = rng.integers(0, 256, (num_outputs, num_blocks, layout.num_bytes), dtype=np.uint8)
+    if kind == "mxfp4":
+        blocks[..., 0] = rng.integers(118, 123, (num_outputs, num_blocks))
+        return torch.from_numpy(blocks.reshape(num_outputs, -1))
     for place in STEPS.get(kind, (0,)):
         steps = rng.uniform(-0.02, 0.02, (num_outputs, num_blocks, 1)).astype(np.float16)
         blocks[..., place : place + 2] = steps.view(np.uint8)
