@@ -124,7 +124,10 @@ class Rig:
             num_pages, generator=torch.Generator().manual_seed(7)
         ).tolist()
         self.free_slots = list(range(max_batch_size))
-        self.kv = KvCache(layout, num_pages + (graphs is not None), device, native)
+        num_more = int(graphs is not None)  # for padding
+        self.kv = KvCache(
+            *(layout, num_pages + num_more, device, native), num_slots=max_batch_size + num_more
+        )
         self.recorder = recorder(model)
         size = self.recorder.vocab_size
         num_slots = max_batch_size + (graphs is not None)

@@ -12,6 +12,7 @@ Shapes: T tokens, D decode rows.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from torch.nn.functional import pad
 
 from triptych.core.runtime.layers.attention import PagedStep
 from triptych.core.runtime.layers.states import LayerState, StateShape
+
+# Its warning that faster kernels are not installed is for users of transformers.
+logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 _CACHE = "cache"
 """The argument of transformers' modules that is their cache."""
