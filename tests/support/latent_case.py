@@ -10,7 +10,7 @@ from support.paged_case import make_batch
 from triptych.core.runtime.kernels.kv_pages import LatentPages, read_cells, write_cells
 from triptych.core.runtime.kernels.latent_attention import latent_attention
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch, AttentionRule
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,8 @@ class LatentCase:
 
     def run(self, kernels: NativeKernels | None = None) -> torch.Tensor:
         batch = replace(self.batch, groups={}, native=kernels)
-        return latent_attention(self.q_THD, self.pages, batch, scale=self.scale)
+        rule = AttentionRule(scale=self.scale)
+        return latent_attention(self.q_THD, self.pages, batch, rule)
 
     def exact(self) -> LatentCase:
         """In float32, over what the cells stand for."""

@@ -27,7 +27,7 @@ def write_latents(rows_TD: torch.Tensor, pages: LatentPages, batch: AttentionBat
 
 
 def latent_attention(
-    q_THD: torch.Tensor, pages: LatentPages, batch: AttentionBatch, *, scale: float
+    q_THD: torch.Tensor, pages: LatentPages, batch: AttentionBatch, rule: AttentionRule
 ) -> torch.Tensor:
     """Attention of every token over its row's latents, itself included: `out_THV`.
 
@@ -35,6 +35,5 @@ def latent_attention(
     """
     pages.check()
     assert q_THD.shape[2] == pages.k_NPKD.shape[3]
-    rule = AttentionRule(scale=scale)
     run = reference if batch.native is None else batch.native.paged_attention
     return run(q_THD, pages, batch, rule)

@@ -22,6 +22,7 @@ import torch
 from triptych.core.runtime.kernels.kv_pages import LatentPages
 from triptych.core.runtime.kernels.latent_attention import latent_attention, write_latents
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionRule
 from triptych.core.runtime.kernels.rotary import rotary
 from triptych.core.runtime.layers.attention import LatentShape, PagedStep, StepPositions
 from triptych.core.runtime.layers.head_linear import HeadLinear
@@ -170,7 +171,7 @@ class LatentAttention:
         q_TX, row_TD = self.down(x_TC).split((config.query_inputs, config.row_dim), dim=1)
         write_latents(self._rows(row_TD, cos_sin), pages, step.batch)
         q_THD = self._queries(q_TX, cos_sin)
-        out_THL = latent_attention(q_THD, pages, step.batch, scale=config.scale)
+        out_THL = latent_attention(q_THD, pages, step.batch, AttentionRule(scale=config.scale))
         return self.out(self._expand(out_THL).flatten(1), residual_TC)
 
     def _rows(

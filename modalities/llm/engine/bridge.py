@@ -5,7 +5,8 @@ each of them reads and stores), and how that plan is found: the class's own forw
 meta device, and its attention calls are recorded. Knows neither configurations nor checkpoints.
 
 Cells are as wide as the wider of key and value; the other is padded with zeros, which change no
-product. Layers that hand on the keys of an earlier layer read that layer's cells.
+product. Those of latent attention are rows (`latents`). Layers that hand on the keys of an earlier
+layer read that layer's cells.
 
 Shapes: T tokens, H heads, K key-value heads, D head dim.
 """
@@ -21,6 +22,8 @@ import transformers
 from torch.nn.functional import pad
 
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.kernels.kv_pages import LatentPages
+from triptych.core.runtime.kernels.latent_attention import latent_attention, write_latents
 from triptych.core.runtime.kernels.paged_attention import (
     AttentionBatch,
     AttentionRule,
@@ -28,6 +31,7 @@ from triptych.core.runtime.kernels.paged_attention import (
     write_pages,
 )
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
+from triptych.modalities.llm.engine.latents import RowExpansion, expansion_of
 from triptych.modalities.llm.engine.recurrence import RecurrentModule
 
 ATTENTION = "triptych_paged"
@@ -132,9 +136,7 @@ class BridgedStep:
         options: Mapping[str, Any],
     ) -> torch.Tensor:
         """Store the step's keys and values, and attend to the row's pages: `out_THD`."""
-        plan = self.plan.layers.get(layer)
-        if plan is None:
-            raise WeightsError(refusal("its layers are not those of its first pass"))
+        plan = self._plan_of(layer)
         pages, (q_THD, k_TKD, v_TKD) = self.step.kv.pages[plan.cells], qkv
         head_dim, value_dim = pages.k_NPKD.shape[-1], v_TKD.shape[-1]
         if k_TKD.shape[1] != pages.k_NPKD.shape[2] or max(q_THD.shape[2], value_dim) > head_dim:
@@ -142,18 +144,48 @@ class BridgedStep:
         if plan.stores:
             keys, values = widened(k_TKD, head_dim), widened(v_TKD, head_dim)
             write_pages(keys, values, pages, self.step.batch)
+        rule = self._rule(layer, plan, q_THD.shape[2], options)
+        out_THD = paged_attention(widened(q_THD, head_dim), pages, self._batch_for(plan), rule)
+        return out_THD[..., :value_dim]
+
+    def attend_to_rows(
+        self,
+        layer: int,
+        expansion: RowExpansion,
+        inputs: tuple[torch.Tensor, torch.Tensor],
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Store the step's compressed rows, and attend to the row's pages: `out_THD`.
+
+        `inputs` are the queries `[T, H, D]` and the rows `[T, D]`.
+        """
+        plan, (q_THD, rows_TD) = self._plan_of(layer), inputs
+        pages = self.step.kv.pages[plan.cells]
+        assert isinstance(pages, LatentPages)
+        write_latents(rows_TD, pages, self.step.batch)
+        rule = self._rule(layer, plan, q_THD.shape[2], options)
+        queries_THD = expansion.queries(q_THD)
+        return expansion.results(latent_attention(queries_THD, pages, self._batch_for(plan), rule))
+
+    def _plan_of(self, layer: int) -> LayerPlan:
+        plan = self.plan.layers.get(layer)
+        if plan is None:
+            raise WeightsError(refusal("its layers are not those of its first pass"))
+        return plan
+
+    def _rule(
+        self, layer: int, plan: LayerPlan, head_dim: int, options: Mapping[str, Any]
+    ) -> AttentionRule:
         window = options.get("sliding_window")
         if self.windows is not None:
             self.windows[layer] = window
-        rule = AttentionRule(
-            scale=_scale(options, q_THD.shape[2]),
+        scale: float | None = options.get("scaling")
+        return AttentionRule(
+            scale=head_dim**-0.5 if scale is None else scale,
             window=window or plan.mask_window,
             soft_cap=options.get("softcap"),
             sinks_H=options.get("s_aux"),
         )
-        batch = self._batch_for(plan)
-        out_THD = paged_attention(widened(q_THD, head_dim), pages, batch, rule)
-        return out_THD[..., :value_dim]
 
     def _batch_for(self, plan: LayerPlan) -> AttentionBatch:
         """The step's batch, without blocks for a layer that sees none."""
@@ -163,11 +195,6 @@ class BridgedStep:
         if self._plain_batch is None:
             self._plain_batch = replace(batch, blocks_2T=None, groups={})
         return self._plain_batch
-
-
-def _scale(options: Mapping[str, Any], head_dim: int) -> float:
-    scale: float | None = options.get("scaling")
-    return head_dim**-0.5 if scale is None else scale
 
 
 def widened(x_TXD: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -192,8 +219,6 @@ class Tracing:
         options: Mapping[str, Any],
     ) -> torch.Tensor:
         """Record a call. Returns an output of the right shape."""
-        if layer in self._layers:
-            raise WeightsError(refusal("a layer of it attends twice in a step"))
         q_THD, k_TKD, v_TKD = qkv
         shape = KvShape(
             num_heads=q_THD.shape[1],
@@ -202,6 +227,20 @@ class Tracing:
         )
         if q_THD.shape[2] != k_TKD.shape[2] or shape.num_heads % shape.num_kv_heads:
             raise WeightsError(refusal("its queries do not fit its keys"))
+        self._store(layer, key_1KTD, shape)
+        return q_THD.new_empty((*q_THD.shape[:2], v_TKD.shape[2]))
+
+    def record_rows(
+        self, layer: int, key_1KTD: torch.Tensor, expansion: RowExpansion
+    ) -> torch.Tensor:
+        """Record a call of latent attention. Returns an output of the right shape."""
+        self._store(layer, key_1KTD, expansion.shape)
+        sizes = key_1KTD.shape[2], expansion.shape.num_heads, expansion.value_dim
+        return key_1KTD.new_empty(sizes)
+
+    def _store(self, layer: int, key_1KTD: torch.Tensor, shape: KvShape) -> None:
+        if layer in self._layers:
+            raise WeightsError(refusal("a layer of it attends twice in a step"))
         owners = [index for index, key in enumerate(self._keys) if key is key_1KTD]
         if owners:
             self._share(owners[0], shape)
@@ -210,7 +249,6 @@ class Tracing:
             self._keys.append(key_1KTD)
         cells = owners[0] if owners else len(self._shapes) - 1
         self._layers[layer] = LayerPlan(cells, stores=not owners)
-        return q_THD.new_empty((*q_THD.shape[:2], v_TKD.shape[2]))
 
     def _share(self, cells: int, shape: KvShape) -> None:
         """Let one more layer read some cells."""
@@ -247,8 +285,13 @@ def _attend(
         raise WeightsError(refusal("its attention has biases"))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-    if isinstance(step, Tracing):
+    expansion = expansion_of(module)
+    if isinstance(step, Tracing) and expansion is not None:
+        out_THD = step.record_rows(layer, key_1KTD, expansion)
+    elif isinstance(step, Tracing):
         out_THD = step.record(layer, key_1KTD, (q_THD, k_TKD, v_TKD), options)
+    elif expansion is not None:
+        out_THD = step.attend_to_rows(layer, expansion, (q_THD, k_TKD[:, 0]), options)
     else:
         out_THD = step.attend(layer, (q_THD, k_TKD, v_TKD), options)
     return out_THD.unsqueeze(0), None

@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -50,6 +50,7 @@ from triptych.modalities.llm.engine.bridge import (
     problem,
     refusal,
 )
+from triptych.modalities.llm.engine.latents import store_rows
 from triptych.modalities.llm.engine.proof import prove
 from triptych.modalities.llm.engine.recurrence import Recurrence, StateRecorder, recurrent_bytes
 from triptych.modalities.llm.engine.rows import (
@@ -165,6 +166,7 @@ class FallbackBlueprint:
 
     def _bridged_plan(self) -> CachePlan:
         tracing, states = Tracing(), StateRecorder(self.dtype)
+        store_rows(self._sketched_body, ATTENTION)
         with states.watch(self._sketched_body):
             self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
         if self._kind._is_stateful and not states.modules:
@@ -212,9 +214,9 @@ class FallbackBlueprint:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
-        pack_linears(model.to(self._device), self._native)
-        built = FallbackModel(model.eval(), self.vocab_size, plan)
-        prove(built, max_length=self.max_length, dtype=self.dtype, device=self._device)
+        with absorbed(model.to(self._device), plan, self._native):
+            built = FallbackModel(model.eval(), self.vocab_size, plan)
+            prove(built, max_length=self.max_length, dtype=self.dtype, device=self._device)
         report(1.0)
         return built
 
@@ -423,6 +425,21 @@ def _other_kind(family: Any) -> str:
         f"model_type {family!r} in config.json is no language model that transformers knows, and of"
         " no other kind that is served."
     )
+
+
+@contextmanager
+def absorbed(model: Any, plan: CachePlan, native: NativeKernels | None) -> Iterator[None]:
+    """Pack a model's projections, and prepare its latent attention for compressed rows.
+
+    After the block, in which the model is proved, its class can no longer expand them.
+    """
+    expansions = [] if plan.by_rows else store_rows(model, ATTENTION)
+    for expansion in expansions:
+        expansion.take_weight(native)
+    pack_linears(model, native)
+    yield
+    for expansion in expansions:
+        expansion.drop_weight()
 
 
 def pin_rope(model: torch.nn.Module, max_length: int) -> None:

@@ -25,7 +25,6 @@ from triptych.core.engine_api.prompt_content import ContentSpan
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import PagedStep
-from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.whole import check_complete, load_whole
 from triptych.modalities.llm.engine.bridge import (
@@ -39,6 +38,7 @@ from triptych.modalities.llm.engine.bridge import (
 from triptych.modalities.llm.engine.fallback import (
     FallbackBlueprint,
     FallbackModel,
+    absorbed,
     body_of,
     can_bridge,
     check_text,
@@ -162,13 +162,13 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
             raise WeightsError(refusal("transformers cannot load it")) from error
         check_complete(info, self._checkpoint)
         pin_rope(decoder_of(model), self.text.max_length)
-        pack_linears(model.to(self._device), self._native)
-        built = FallbackVisionModel(model.eval(), self.text.vocab_size, plan)
         max_length, dtype = self.text.max_length, self.dtype
-        prove(built, max_length=max_length, dtype=dtype, device=self._device)
-        self._spans = prove_images(
-            built, self.traits, self.feature_layout, max_length=max_length, dtype=dtype
-        )
+        with absorbed(model.to(self._device), plan, self._native):
+            built = FallbackVisionModel(model.eval(), self.text.vocab_size, plan)
+            prove(built, max_length=max_length, dtype=dtype, device=self._device)
+            self._spans = prove_images(
+                built, self.traits, self.feature_layout, max_length=max_length, dtype=dtype
+            )
         report(1.0)
         return built, self._encoder(model)
 
