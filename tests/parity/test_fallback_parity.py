@@ -36,6 +36,14 @@ LONGROPE = {
     "partial_rotary_factor": 1.0,
     "rope_theta": 10000.0,
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "gpt2": ("GPT2", {"n_positions": 96}),
@@ -96,15 +104,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phimoe",
         {"sliding_window": 7, "num_local_experts": 4},
     ),
-    "deepseek-v3, keys wider than values": (
+    "deepseek-v3, compressed rows": (
         "DeepseekV3",
-        {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 24,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 6,
+        LATENT
+        | {
             "n_routed_experts": 4,
             "n_group": 2,
             "topk_group": 1,
@@ -129,15 +132,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "RemBert",
         {"is_decoder": True, "input_embedding_size": 16, "output_embedding_size": 24},
     ),
+    "minicpm3": ("MiniCPM3", LATENT),
+    "longcat-flash, whose forward reads values": (
+        "LongcatFlash",
+        LATENT
+        | {
+            "num_layers": 2,
+            "num_hidden_layers": 4,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+            "head_dim": 4,
+            "qk_head_dim": 12,
+        },
+    ),
     "deepseek-v3.2, chosen keys": (
         "DeepseekV32",
-        {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 24,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
+        LATENT
+        | {
             "n_routed_experts": 4,
             "n_group": 1,
             "topk_group": 1,
@@ -206,6 +220,17 @@ def test_logits_through_every_path(tmp_path: Path, family: str, extra: dict[str,
     rig.prefill(mate)
     for row in (*rows, mate):
         check(row, reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_values"),
+    [("deepseek-v3, compressed rows", 20), ("deepseek-v3.2, chosen keys", 28)],
+)
+def test_a_token_of_latent_attention_is_one_row(tmp_path: Path, name: str, num_values: int) -> None:
+    """The row, and the key of the index where there is one."""
+    save(tmp_path, *MODELS[name])
+    blueprint, _ = load(tmp_path)
+    assert blueprint.kv_layout(4, torch.float32).page_bytes == 4 * 3 * num_values * 4
 
 
 def check(row: Row, reference: Any) -> None:

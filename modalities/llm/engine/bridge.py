@@ -114,10 +114,10 @@ class CachePlan:
         return replace(self, layers=changed)
 
     @classmethod
-    def alike(cls, num_layers: int, shape: KvShape) -> CachePlan:
-        """The plan of layers that are all alike."""
-        layers = {layer: LayerPlan(layer, stores=True) for layer in range(num_layers)}
-        return cls(layers, (shape,) * num_layers)
+    def of_shapes(cls, shapes: Mapping[int, KvShape]) -> CachePlan:
+        """The plan of layers that all store cells of their own, by layer."""
+        layers = {layer: LayerPlan(cells, stores=True) for cells, layer in enumerate(shapes)}
+        return cls(layers, tuple(shapes.values()))
 
 
 @dataclass(slots=True)

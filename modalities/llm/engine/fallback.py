@@ -166,12 +166,20 @@ class FallbackBlueprint:
 
     def _bridged_plan(self) -> CachePlan:
         tracing, states = Tracing(), StateRecorder(self.dtype)
-        store_rows(self._sketched_body, ATTENTION)
-        with states.watch(self._sketched_body):
-            self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
+        rows, num_layers = (
+            store_rows(self._sketched_body, ATTENTION),
+            self._config.num_hidden_layers,
+        )
+        try:
+            with states.watch(self._sketched_body):
+                self._first_pass(position_ids=_TWO_IDS, use_cache=False, **{STEP: tracing})
+        except RuntimeError:
+            if len(rows) != num_layers:
+                raise
+            return CachePlan.of_shapes({each.layer: each.shape for each in rows})
         if self._kind._is_stateful and not states.modules:
             raise WeightsError(refusal("it keeps a recurrent state in a way of its own"))
-        return tracing.plan(self._config.num_hidden_layers, states.modules)
+        return tracing.plan(num_layers, states.modules)
 
     def _first_pass(self, **given: Any) -> None:
         body = self._sketched_body
@@ -413,7 +421,7 @@ def _stated_plan(config: Any, first: KvShape | None = None) -> CachePlan:
         num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
     )
-    return CachePlan.alike(config.num_hidden_layers, shape)
+    return CachePlan.of_shapes(dict.fromkeys(range(config.num_hidden_layers), shape))
 
 
 def _other_kind(family: Any) -> str:

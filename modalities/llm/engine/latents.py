@@ -31,6 +31,7 @@ class RowExpansion:
 
     def __init__(self, module: Any, name: str) -> None:
         self._module, self._name, self._expand = module, name, getattr(module, _EXPAND)
+        self.layer = int(module.layer_idx)
         nope_dim, rope_dim, rank, value_dim = (getattr(module, size) for size in _SIZES)
         self._sizes = nope_dim, value_dim
         self.value_dim: int = value_dim

@@ -20,9 +20,10 @@ import torch
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells
+from triptych.core.runtime.kernels.kv_pages import LatentPages, read_cells
+from triptych.core.runtime.kernels.latent_attention import write_latents
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
-from triptych.core.runtime.layers.attention import KvShape, PagedStep
+from triptych.core.runtime.layers.attention import KvShape, LatentShape, PagedStep
 from triptych.modalities.llm.engine.bridge import CachePlan, LayerPlan, refusal, widened
 
 MAX_TOKENS = 128
@@ -50,19 +51,22 @@ def plan_of_cache(cache: Cache, argument: str, num_tokens: int) -> CachePlan:
             raise WeightsError(refusal("its layers cache keys and values of different shapes"))
         if keys.shape[2] != num_tokens:
             raise WeightsError(refusal(_OTHER_TOKENS))
-        head_dim = max(keys.shape[3], values.shape[3])
         cells, index_cells = len(shapes), None
-        shapes.append(_shape(keys.shape[1], head_dim))
+        shapes.append(_shape(keys.shape[1], keys.shape[3], values.shape[3]))
         if layer.is_indexer_initialized:
             index_cells = len(shapes)
-            shapes.append(_shape(1, -(-layer.indexer_keys.shape[2] // 2)))
+            shapes.append(_shape(1, layer.indexer_keys.shape[2], 0))
         layers[index] = LayerPlan(cells, stores=True, index_cells=index_cells)
     if not layers:
         raise WeightsError(refusal("it keeps no keys and values"))
     return CachePlan(layers, tuple(shapes), argument)
 
 
-def _shape(num_heads: int, head_dim: int) -> KvShape:
+def _shape(num_heads: int, key_dim: int, value_dim: int) -> KvShape:
+    """Cells of keys and values; one row of both where a single head has different sizes."""
+    if num_heads == 1 and key_dim != value_dim:
+        return LatentShape(num_heads=1, head_dim=key_dim + value_dim, value_dim=0)
+    head_dim = max(key_dim, value_dim)
     return KvShape(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim)
 
 
@@ -112,9 +116,15 @@ class _Row:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store keys and values; returns all of the row, `[1, K, S, D]`."""
         pages, batch = self.step.kv.pages[cells], self._batch
+        if isinstance(pages, LatentPages):
+            write_latents(torch.cat((k_TKD, v_TKD), dim=2).squeeze(1), pages, batch)
+            rows_1KSD = self._read(pages.k_NPKD, pages.k_scale_NPK, k_TKD.dtype)
+            k_1KSD, v_1KSD = rows_1KSD.tensor_split((k_TKD.shape[2],), dim=3)
+            return k_1KSD, v_1KSD
         head_dim = pages.k_NPKD.shape[-1]
         write_pages(widened(k_TKD, head_dim), widened(v_TKD, head_dim), pages, batch)
-        k_1KSD, v_1KSD = self._read(pages, k_TKD.dtype)
+        k_1KSD = self._read(pages.k_NPKD, pages.k_scale_NPK, k_TKD.dtype)
+        v_1KSD = self._read(pages.v_NPKD, pages.v_scale_NPK, k_TKD.dtype)
         return k_1KSD[..., : k_TKD.shape[2]], v_1KSD[..., : v_TKD.shape[2]]
 
     @property
@@ -122,10 +132,11 @@ class _Row:
         assert self.step.batch.native is None, "these cells are in torch's order"
         return replace(self.step.batch, write_slots_T=self.slots_S[self.num_past :])
 
-    def _read(self, pages: KvPages, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        for cells, scale in ((pages.k_NPKD, pages.k_scale_NPK), (pages.v_NPKD, pages.v_scale_NPK)):
-            x_SKD = read_cells(cells, scale, self.slots_S, dtype)
-            yield x_SKD.transpose(0, 1).unsqueeze(0)
+    def _read(
+        self, cells: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        x_SKD = read_cells(cells, scale, self.slots_S, dtype)
+        return x_SKD.transpose(0, 1).unsqueeze(0)
 
 
 def _rows(step: PagedStep) -> Iterator[_Row]:
@@ -174,15 +185,11 @@ class _PagedLayer(DynamicIndexedLayer):  # type: ignore[misc]  # transformers ha
         return self.keys, self.values
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """Add this step's keys of the index, `[1, T, D]`; returns all.
-
-        The first half of each lies in the cells of keys, the second in those of values.
-        """
+        """Add this step's keys of the index, `[1, T, D]`; returns all."""
         cells = self._known.index_cells
         assert cells is not None
-        first, second = indexer_key_states[0].unsqueeze(1).chunk(2, dim=-1)
-        halves = self._row.extend(cells, first, second)
-        self.indexer_keys = torch.cat([half[:, 0] for half in halves], dim=-1)
+        keys_T1D = indexer_key_states[0].unsqueeze(1)
+        self.indexer_keys = self._row.extend(cells, keys_T1D, keys_T1D[..., :0])[0][:, 0]
         self.is_indexer_initialized = True
         return self.indexer_keys
 
