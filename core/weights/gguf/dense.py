@@ -133,7 +133,7 @@ DENSE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
                 **BIASED,
                 **WINDOW,
                 "layer_types": f.layer_kinds(4),
-                "rope_parameters": f.rope_by_kind,
+                "rope_parameters": f.rope_by_kind(),
             },
             {**PROJECTIONS, **HEAD_NORMS, **MLP, **_OUTER_NORMS},
             fits=lambda m: m.has("attention.sliding_window"),

@@ -198,16 +198,18 @@ def partial_rope(m: Metadata) -> Rope:
     return {**plain_rope(m), **share}
 
 
-def rope_by_kind(m: Metadata) -> dict[str, Rope]:
+def rope_by_kind(near_theta: float | None = None) -> Field:
     """The rotary settings of layers with and without a window; only those without are scaled."""
-    return {"full_attention": rope(m), "sliding_attention": near_rope(m)}
+    return lambda m: {"full_attention": rope(m), "sliding_attention": near_rope(m, near_theta)}
 
 
-def near_rope(m: Metadata) -> Rope:
-    """The rotary settings of layers with a window, in models that have their own."""
-    base = m.number("rope.freq_base", 10_000.0)
-    theta = {"rope_theta": m.number("rope.freq_base_swa", base)}
-    return {"rope_type": "default", **theta}
+def near_rope(m: Metadata, theta: float | None) -> Rope:
+    """The rotary settings of layers with a window; `theta` is used where the file has none.
+
+    Without it the base is that of the other layers.
+    """
+    base = m.number("rope.freq_base", 10_000.0) if theta is None else theta
+    return {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", base)}
 
 
 def frequency_factors(m: Metadata, name: str) -> list[float]:

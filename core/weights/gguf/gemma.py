@@ -47,6 +47,8 @@ _PER_LAYER: Names = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
+_NEAR_THETA = 10_000.0
+"""Of layers with a window, which older files do not state."""
 _SHARED_CACHE = {"attn_k", "attn_v", "attn_k_norm"}
 
 
@@ -92,7 +94,7 @@ def _gemma4_ropes(m: Metadata) -> dict[str, Rope]:
         "partial_rotary_factor": f.rotated_share(m),
         "rope_theta": m.number("rope.freq_base", 1_000_000.0),
     }
-    return {"full_attention": full, "sliding_attention": f.near_rope(m)}
+    return {"full_attention": full, "sliding_attention": f.near_rope(m, _NEAR_THETA)}
 
 
 def _kv_heads(m: Metadata, *, is_near: bool) -> int | None:
@@ -183,7 +185,7 @@ GEMMA_ROWS: Mapping[str, tuple[Architecture, ...]] = {
                 "sliding_window": f.count_if_there("attention.sliding_window"),
                 "query_pre_attn_scalar": _attention_scale(62),
                 "layer_types": f.windowed_kinds(6),
-                "rope_parameters": f.rope_by_kind,
+                "rope_parameters": f.rope_by_kind(_NEAR_THETA),
             },
             {
                 **PROJECTIONS,
@@ -201,7 +203,7 @@ GEMMA_ROWS: Mapping[str, tuple[Architecture, ...]] = {
                 **_GEMMA,
                 **WINDOW,
                 "layer_types": f.layer_kinds(5),
-                "rope_parameters": f.rope_by_kind,
+                "rope_parameters": f.rope_by_kind(_NEAR_THETA),
                 "altup_active_idx": f.count("altup.active_idx", 0),
                 "altup_num_inputs": f.count("altup.num_inputs"),
                 "laurel_rank": f.rows_of("blk.0.laurel_l.weight"),

@@ -1,18 +1,15 @@
 """A Hugging Face tokenizer from a GGUF file's metadata.
 
-Owns the normalizer, splits, merges and decoder of each `tokenizer.ggml.model` and `.pre`, and the
-special tokens. A vocabulary with unknown splits is refused: guessed splits degrade answers without
-any visible error. (transformers' reader guesses: for the embedded model it splits runs of spaces
-before digits differently from the model's own tokenizer.)
+Owns the normalizer, merges and decoder of each `tokenizer.ggml.model`, and the special tokens;
+`splits` has those of `.pre`. (transformers' reader guesses: for the embedded model it splits runs
+of spaces before digits differently from the model's own tokenizer.)
 
-Splits: `llama_vocab::impl::load` and `llm_tokenizer_bpe` in llama.cpp's src/llama-vocab.cpp, and
-the `tokenizer.json` files of the model families.
+Kinds: `llama_vocab::impl::load` in llama.cpp's src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,52 +26,19 @@ from tokenizers import (
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf.header import GgufFile
+from triptych.core.weights.gguf.splits import SPLITS
 
 MAX_TOKEN_CHARS = 512
 T = TypeVar("T")
 _CONTROL, _USER_DEFINED = 3, 4
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """How one family splits text before merging."""
-
-    regex: str
-    single_digits: bool = False
-    composes: bool = False
-    whole_words_first: bool = False
-    adds_bos: bool = False
-
-
-_SPLITS: Mapping[str, _Split] = {
-    **dict.fromkeys(("default", "gpt-2"), _Split(_GPT2)),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _Split(_GPT2, single_digits=True)),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3"), _Split(_LLAMA3, whole_words_first=True, adds_bos=True)
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Split(_QWEN2, composes=True)),
-    "tekken": _Split(_TEKKEN, whole_words_first=True, adds_bos=True),
-}
-# Control tokens that end a turn under any name, as llama.cpp treats them.
 _END_TOKENS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+    *("<|return|>", "<|call|>", "<end_of_turn>", "<eos>", "<turn|>", "<|tool_response>", "[EOT]"),
+    *("[EOS]", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
+"""Tokens that end a turn under any name, as llama.cpp treats them."""
+_HARMONY = frozenset(("<|return|>", "<|call|>", "<|end|>"))
+"""Tokens of gpt-oss, where the last ends a message and not the turn."""
 
 
 class _Vocabulary:
@@ -141,8 +105,8 @@ def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
     kind = vocabulary.scalar("model", "")
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(vocabulary)
-    elif kind == "llama":
-        tokenizer, adds_bos = _sentencepiece(vocabulary), True
+    elif kind in ("llama", "gemma4"):
+        tokenizer, adds_bos = _sentencepiece(vocabulary, prefixes=kind == "llama"), True
     else:
         raise WeightsError(f"{file.name} has the unsupported tokenizer {kind!r:.40}.")
     _add_special_tokens(tokenizer, vocabulary)
@@ -158,7 +122,7 @@ def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """GPT-2 style BPE over bytes, and whether the family begins texts with BOS."""
     name = vocabulary.scalar("pre", "default")
-    split = _SPLITS.get(name)
+    split = SPLITS.get(name)
     if split is None:
         raise WeightsError(
             f"{vocabulary.file.name} has the unknown pre-tokenizer {name!r:.40};"
@@ -170,15 +134,18 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     if split.composes:
         tokenizer.normalizer = normalizers.NFC()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
-    cut = pre_tokenizers.Split(Regex(split.regex), behavior="isolated")
+    cuts = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in split.regexes]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, cut, byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, *cuts, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, split.adds_bos
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    """SentencePiece BPE in Hugging Face's form: merges by score, with byte fallback."""
+def _sentencepiece(vocabulary: _Vocabulary, *, prefixes: bool) -> Tokenizer:
+    """SentencePiece BPE in Hugging Face's form: merges by score, with byte fallback.
+
+    `prefixes` is whether a space comes before texts, unless the file says so.
+    """
     merges = _given_merges(vocabulary) if vocabulary.merges else _merges_by_score(vocabulary)
     tokenizer = Tokenizer(
         _bpe(
@@ -189,7 +156,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefixed = vocabulary.scalar("add_space_prefix", True)
+    prefixed = vocabulary.scalar("add_space_prefix", prefixes)
     prefix = [normalizers.Prepend("▁")] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -212,8 +179,9 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
 def _given_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     pairs = []
     for merge in vocabulary.merges:
-        left, space, right = merge.partition(" ")
-        if not (left and space and right) or " " in right:
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut < 0 or not right or " " in right:
             raise WeightsError(f"{vocabulary.file.name} has the invalid merge {merge!r:.40}.")
         pairs.append((left, right))
     return pairs
@@ -285,8 +253,11 @@ def _generation_config(vocabulary: _Vocabulary) -> dict[str, Any]:
     """The generation config: BOS, and every token that ends an answer."""
     named = (vocabulary.special_id(name) for name in ("eos", "eot", "eom"))
     ends = [token_id for token_id in named if token_id is not None]
-    known = (vocabulary.ids[token] for token in _END_TOKENS if token in vocabulary.ids)
-    ends += (token_id for token_id in known if vocabulary.kinds[token_id] == _CONTROL)
+    names = [token for token in _END_TOKENS if token in vocabulary.ids]
+    if set(names) >= _HARMONY:
+        names.remove("<|end|>")
+    known = (vocabulary.ids[token] for token in names)
+    ends += (i for i in known if vocabulary.kinds[i] in (_CONTROL, _USER_DEFINED))
     values: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))}
     bos = vocabulary.special_id("bos")
     return values if bos is None else {"bos_token_id": bos, **values}

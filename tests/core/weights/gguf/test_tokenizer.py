@@ -23,6 +23,7 @@ TEXTS = (
     " ",
     "مرحبا ñ \u200d",
 )
+SPLIT_TEXT = "Ab's 1234 e\u0301a.\n\n \u4e2d\u6587"
 SPM_TOKENS = (
     ["<unk>", "<s>", "</s>"]
     + [f"<0x{byte:02X}>" for byte in range(256)]
@@ -92,6 +93,29 @@ def test_llama3_takes_whole_words_first_and_begins_with_bos(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", "Ab|'s| 1234| e|\u0301|a|.|\n\n| \u4e2d\u6587"),
+        ("exaone", "Ab|'s| |1|2|3|4| e|\u0301|a|.|\n\n| \u4e2d\u6587"),
+        ("dbrx", "Ab|'s| |123|4| e|\u0301a|.\n\n| \u4e2d\u6587"),
+        ("qwen35", "Ab|'s| |1|2|3|4| e\u0301a|.\n\n| \u4e2d\u6587"),
+        ("seed-coder", "Ab|'s| |1|2|3|4| e|\u0301a|.|\n\n| \u4e2d\u6587"),
+        ("gpt-4o", "Ab's| |123|4| e\u0301a|.\n\n| \u4e2d\u6587"),
+        ("kimi-k2", "Ab's| |123|4| e\u0301a|.\n\n| |\u4e2d\u6587"),
+        ("deepseek-v3", "Ab|'s| |123|4| e\u0301a|.\n\n| |\u4e2d\u6587"),
+        ("deepseek-llm", "Ab|'|s| |1234| e|\u0301|a|.|\n|\n| |\u4e2d\u6587"),
+        ("deepseek-coder", "Ab|'|s| |1|2|3|4| e|\u0301|a|.|\n|\n| |\u4e2d\u6587"),
+    ],
+)
+def test_splits_of_families(pre: str, words: str, tmp_path: Path) -> None:
+    """As the families' own expressions cut text."""
+    pre_tokenizer = tokenizer(tmp_path, pre=pre).pre_tokenizer
+    assert pre_tokenizer is not None
+    cut = pre_tokenizer.pre_tokenize_str(SPLIT_TEXT)
+    assert "|".join(SPLIT_TEXT[start:end] for _, (start, end) in cut) == words
+
+
 def test_qwen2_composes_characters(tmp_path: Path) -> None:
     ours = tokenizer(tmp_path, pre="qwen2")
     assert ours.encode("e\u0301").ids == ours.encode("\u00e9").ids
@@ -113,6 +137,28 @@ def test_sentencepiece_prefixes_and_falls_back_to_bytes(tmp_path: Path) -> None:
     assert pieces(tmp_path, "the", **SPM, add_space_prefix=False) == ["<s>", "t", "he"]
     # As sentencepiece and llama.cpp do, a text that begins with a space gets another.
     assert pieces(tmp_path, " a", **SPM) == ["<s>", "▁", "▁a"]
+
+
+def test_gemma4_merges_as_listed(tmp_path: Path) -> None:
+    """SentencePiece with merges of its own, and no space before the text."""
+    gemma = SPM | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": ["h e", "\u2581 t"]}
+    assert pieces(tmp_path, "the the", **gemma) == ["<s>", "t", "he", "\u2581t", "he"]
+
+
+def test_ends_of_turns(tmp_path: Path) -> None:
+    """The end of a message is the end of the turn, but for gpt-oss."""
+    tokens = [*byte_tokens(), "<|end|>", "<turn|>"]
+    kinds = [3] * 3 + [1] * (len(tokens) - 5) + [3, 4]
+
+    def ends(**changes: Any) -> list[int]:
+        target = convert(tmp_path, **changes)
+        ids: list[int] = json.loads((target / "generation_config.json").read_text())["eos_token_id"]
+        return ids
+
+    end, turn = len(tokens) - 2, len(tokens) - 1
+    assert ends(tokens=tokens, token_type=kinds) == [2, end, 0, turn]
+    harmony = ["<|return|>", "<|call|>", *tokens[2:]]
+    assert ends(tokens=harmony, token_type=kinds, eos_token_id=0) == [0, 2, 1, turn]
 
 
 def test_template_and_special_tokens(tmp_path: Path) -> None:
