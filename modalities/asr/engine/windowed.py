@@ -65,9 +65,9 @@ class WindowedBlueprint:
         width, inner, depth, heads = (max(each) for each in zip(*sizes, strict=True))
         num_positions = round(self._family.max_window_s * _POSITIONS_PER_S)
         layer = num_positions * (8 * width + 2 * inner + 2 * depth * width)
-        values = layer + heads * num_positions * num_positions
+        num_values: int = layer + heads * num_positions * num_positions
         item_bytes: int = self._setup.dtype.itemsize
-        return MAX_PART_S * SAMPLE_RATE * _FLOAT_BYTES + values * item_bytes
+        return MAX_PART_S * SAMPLE_RATE * _FLOAT_BYTES + num_values * item_bytes
 
     def build(self, report: Callable[[float], None]) -> WindowedRecognizer:
         """Load the weights with transformers."""
@@ -100,7 +100,7 @@ def _library_class(name: str) -> Any:
     return found
 
 
-def _sizes(config: Any) -> Iterator[tuple[int, int, int, int]]:
+def _sizes(config: Any) -> Iterator[list[int]]:
     """Width, inner width, depth and heads, each at least 1, of a config and those inside it."""
     names = (
         ("hidden_size", "d_model", "hidden_dim", "decoder_hidden_size"),
@@ -108,7 +108,7 @@ def _sizes(config: Any) -> Iterator[tuple[int, int, int, int]]:
         ("num_hidden_layers", "decoder_num_hidden_layers", "num_layers"),
         ("num_attention_heads", "encoder_attention_heads", "num_heads"),
     )
-    yield tuple(max([1, *(int(config.get(name) or 0) for name in each)]) for each in names)  # type: ignore[misc]
+    yield [max(1, *(int(config.get(name) or 0) for name in each)) for each in names]
     for inner in config.values():
         if isinstance(inner, dict):
             yield from _sizes(inner)
