@@ -96,12 +96,15 @@ class WindowModel(ABC):
         )
 
     def placed(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors on the device, floating ones in the network's type."""
+        """Tensors on the device, in the network's type; token ids stay on the host."""
         tensors = {name: each for name, each in found.items() if isinstance(each, Tensor)}
         return {
-            name: to_device(each.to(self.dtype) if each.is_floating_point() else each, self.device)
+            name: each if name.endswith("input_ids") else self._placed(each)
             for name, each in tensors.items()
         }
+
+    def _placed(self, value: Tensor) -> Tensor:
+        return to_device(value.to(self.dtype) if value.is_floating_point() else value, self.device)
 
     def layerwise(
         self, stage: str, module: nn.Module, layers: nn.ModuleList, **inputs: Any

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Generator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +29,12 @@ class CtcModel(WindowModel):
         return int(self.config.pad_token_id)
 
     @abstractmethod
-    def logits(self, inputs: dict[str, Any]) -> Generator[Stage, None, Tensor]:
+    def logits(self, window: Window) -> Generator[Stage, None, Tensor]:
         """The logits [T, V] of all valid positions."""
 
     def hear(self, window: Window) -> Generator[Stage, None, Heard]:
         """Recognize a window."""
-        logits_TV = yield from self.logits(self.inputs(window))
+        logits_TV = yield from self.logits(window)
         yield Stage("decode", len(logits_TV))
         best_T2 = torch.stack(_likeliest(logits_TV.float()), 1)
         return Heard(self._collapsed(HostCopy(best_T2).get().tolist()))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from triptych.core.engine_api.staged_plan import Stage
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.asr.engine.tokens import no_number
 from triptych.modalities.asr.engine.window_model import WindowModel
@@ -64,10 +65,10 @@ class TransducerModel(WindowModel):
         joint_V = self.network.joint(text_BTD, encoded_D[None, None])[0, 0].float()
         num_tokens = int(self.config.vocab_size)
         tokens_V, spans_V = joint_V[:num_tokens], joint_V[num_tokens:]
-        token = tokens_V.argmax()
-        span = spans_V.argmax() if self.durations else token.new_zeros(())
-        logprob = tokens_V[token] - tokens_V.logsumexp(0)
-        found = HostCopy(torch.stack((token.double(), span.double(), logprob.double()))).get()
+        token_1 = tokens_V.argmax(0, keepdim=True)
+        span_1 = spans_V.argmax(0, keepdim=True) if self.durations else torch.zeros_like(token_1)
+        logprob_1 = tokens_V.index_select(0, token_1) - tokens_V.logsumexp(0)
+        found = HostCopy(torch.cat((token_1.double(), span_1.double(), logprob_1.double()))).get()
         token_id, span_index, value = found.tolist()
         if math.isnan(value):
             raise no_number()
@@ -86,6 +87,6 @@ class _TextState:
     def push(self, token_id: int) -> None:
         """Read one more token."""
         decoder = self._decoder
-        ids_BT = torch.tensor([[token_id]], device=decoder.embedding.weight.device)
+        ids_BT = to_device(torch.tensor([[token_id]]), decoder.embedding.weight.device)
         hidden_BTD, self._state_LBD = decoder.lstm(decoder.embedding(ids_BT), self._state_LBD)
         self.output_BTD = decoder.decoder_projector(hidden_BTD)

@@ -63,9 +63,10 @@ class WritingModel(WindowModel):
         asked = round(window.duration_s * _TOKENS_PER_S) + _SPARE_TOKENS
 
         def choose(logits_V: Tensor, token_ids: list[int]) -> tuple[int, float]:
-            ids_BT = torch.tensor([[*prompt_ids, *token_ids]], device=logits_V.device)
-            masked_V = processors(ids_BT, logits_V[None])[0] if processors else logits_V
-            return window.sampler.sample(masked_V, window.temperature)
+            if processors:
+                ids_BT = self._ids([*prompt_ids, *token_ids])
+                logits_V = processors(ids_BT, logits_V[None])[0]
+            return window.sampler.sample(logits_V, window.temperature)
 
         writing = Writing(
             feed=lambda token_id: self.feed([token_id], given),
@@ -188,6 +189,6 @@ class PromptedModel(WritingModel):
         """The prompt's embeddings, with the sound in the place of its placeholders."""
         is_sound_BT = ids_BT == self.config.audio_token_id
         embedding: nn.Module = self.network.get_input_embeddings()
-        embedded_BTD: Tensor = embedding(ids_BT.masked_fill(is_sound_BT, 0))
+        embedded_BTD: Tensor = embedding(to_device(ids_BT.masked_fill(is_sound_BT, 0), self.device))
         sound_TD = sound_TD.reshape(-1, embedded_BTD.shape[-1]).to(embedded_BTD.dtype)
-        return embedded_BTD.masked_scatter(is_sound_BT[..., None], sound_TD)
+        return embedded_BTD.masked_scatter(to_device(is_sound_BT, self.device)[..., None], sound_TD)

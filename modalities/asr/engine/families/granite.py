@@ -34,8 +34,9 @@ class GraniteCtc(CtcModel):
         num_halvings = len(self.network.encoder.config.subsample_layers)
         return int(self.processor.feature_extractor.frame_stacking * 2**num_halvings)
 
-    def logits(self, inputs: dict[str, Any]) -> Generator[Stage, None, Tensor]:
+    def logits(self, window: Window) -> Generator[Stage, None, Tensor]:
         """The logits of all valid positions."""
+        inputs = self.inputs(window)
         yield Stage("encode whole", inputs["input_features"].shape[1])
         found = self.network.encoder(**inputs)
         logits_TV: Tensor = self.network.ctc_head(found.last_hidden_state)[0]

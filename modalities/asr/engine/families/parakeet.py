@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from triptych.core.engine_api.staged_plan import Stage
@@ -29,39 +30,45 @@ def encode(
     return encoded_BTD, mask_BT
 
 
-class ParakeetCtc(CtcModel):
+class FastConformer(WindowModel):
+    """The encoder of all three."""
+
+    @property
+    def frames_per_position(self) -> int:
+        """Frames of the features for each position of the encoder's output."""
+        return int(self.network.encoder.config.subsampling_factor)
+
+    def encoded(self, window: Window) -> Generator[Stage, None, Tensor]:
+        """The encoder's output at all valid positions [B, T, D].
+
+        Their number follows from the samples, so that no step waits for a mask on the device.
+        """
+        encoder, features = self.network.encoder, self.processor.feature_extractor
+        encoded_BTD, _ = yield from encode(self, encoder, self.inputs(window))
+        num_frames = torch.tensor(len(window.pcm_S) // features.hop_length)
+        return encoded_BTD[:, : int(encoder._get_subsampling_output_length(num_frames))]
+
+
+class ParakeetCtc(FastConformer, CtcModel):
     """The CTC models."""
 
     network_class, processor_class = "ParakeetForCTC", "ParakeetProcessor"
 
-    @property
-    def frames_per_position(self) -> int:
-        """Frames of the features for each position of the encoder's output."""
-        return int(self.network.encoder.config.subsampling_factor)
-
-    def logits(self, inputs: dict[str, Any]) -> Generator[Stage, None, Tensor]:
+    def logits(self, window: Window) -> Generator[Stage, None, Tensor]:
         """The logits of all valid positions."""
-        encoded_BTD, mask_BT = yield from encode(self, self.network.encoder, inputs)
-        logits_TV: Tensor = self.network.ctc_head(encoded_BTD)[0]
-        return logits_TV[mask_BT[0]]
+        logits_BTV: Tensor = self.network.ctc_head((yield from self.encoded(window)))
+        return logits_BTV[0]
 
 
-class ParakeetRnnt(TransducerModel):
+class ParakeetRnnt(FastConformer, TransducerModel):
     """The RNN-T models."""
 
     network_class, processor_class = "ParakeetForRNNT", "ParakeetProcessor"
 
-    @property
-    def frames_per_position(self) -> int:
-        """Frames of the features for each position of the encoder's output."""
-        return int(self.network.encoder.config.subsampling_factor)
-
     def hear(self, window: Window) -> Generator[Stage, None, Heard]:
         """Recognize a window."""
-        encoder = self.network.encoder
-        encoded_BTD, mask_BT = yield from encode(self, encoder, self.inputs(window))
-        projected_TD = self.network.encoder_projector(encoded_BTD)[0][mask_BT[0]]
-        return Heard((yield from self.transduce(projected_TD)))
+        projected_BTD = self.network.encoder_projector((yield from self.encoded(window)))
+        return Heard((yield from self.transduce(projected_BTD[0])))
 
 
 class ParakeetTdt(ParakeetRnnt):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from triptych.core.engine_api.staged_plan import Stage
-from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.text.tokenizer import encode
 from triptych.modalities.asr.engine.decoding.writing import PromptedModel
 from triptych.modalities.asr.engine.window_model import Window
@@ -41,8 +40,8 @@ class Voxtral(PromptedModel):
             pad_to_multiple_of=self.processor.n_samples,
             return_tensors="pt",
         )
-        ids_BT = to_device(torch.tensor([self._prompt_ids(window.language)]), self.device)
-        return {**self.placed(features), "input_ids": ids_BT}
+        ids_BT = torch.tensor([self._prompt_ids(window.language)])
+        return self.placed({**features, "input_ids": ids_BT})
 
     def encode(self, inputs: dict[str, Any]) -> Generator[Stage, None, Tensor]:
         """The sound in the language model's space."""

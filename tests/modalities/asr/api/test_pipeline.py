@@ -15,8 +15,14 @@ import numpy as np
 import pytest
 
 from support.asr import noise, transcribe_request, wav, write_folder
+from support.recognizers import write_recognizer
 from triptych.core.engine_api.job import Job
-from triptych.core.errors import ConfigError, InvalidRequest, MemoryBudgetExceeded
+from triptych.core.errors import (
+    ConfigError,
+    InvalidRequest,
+    MemoryBudgetExceeded,
+    UnsupportedOption,
+)
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device
@@ -221,3 +227,15 @@ def test_many_files_go_on_where_a_run_stopped(folder: Path, tmp_path: Path) -> N
 
 def results(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_family_of_transformers_the_whole_way(tmp_path: Path) -> None:
+    write_recognizer("parakeet_tdt", tmp_path)
+    with TranscriptionPipeline.from_pretrained(str(tmp_path), progress=False, threads=1) as hear:
+        whole = hear(noise(4.0), has_word_times=True)
+        assert whole.text
+        assert "".join(segment.text for segment in whole.segments).strip() == whole.text
+        assert " ".join(word.text.strip() for word in whole.words) == whole.text
+        assert 0 <= whole.words[0].start_s < whole.words[-1].end_s <= 4.0
+        with pytest.raises(UnsupportedOption, match="takes no prompt"):
+            hear(noise(1.0), prompt="Anna")
