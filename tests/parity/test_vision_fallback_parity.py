@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from support.vision_fallbacks import BEGIN_ID, END_ID, MODELS, save_model
+from support.vision_fallbacks import BEGIN_ID, END_ID, MODELS, TorchvisionImages, save_model
 from support.vision_models import IMAGE_ID, pixels
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
@@ -47,9 +48,12 @@ def rig(loaded: Loaded) -> VisionRig:
 def expected(loaded: Loaded, row: VisionRow, *images: Any) -> torch.Tensor:
     """The logits of transformers' own model on the same ids and images."""
     model, processor, _ = loaded
-    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
-    options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "pt"}
-    found = processor.image_processor(images=arrays, **options)
+    if isinstance(processor.image_processor, TorchvisionImages):
+        found = prepared(row)
+    else:
+        arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
+        options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "pt"}
+        found = processor.image_processor(images=arrays, **options)
     ids_T = torch.tensor(row.tokens[: row.num_prompt_tokens])
     ids_1T = ids_T.masked_fill(ids_T >= FIRST_FRAME_ID, IMAGE_ID)[None]
     output = model.generate(
@@ -64,12 +68,24 @@ def expected(loaded: Loaded, row: VisionRow, *images: Any) -> torch.Tensor:
     return torch.cat(output.logits)
 
 
+def prepared(row: VisionRow) -> dict[str, torch.Tensor]:
+    """The outputs of the child process for all images of a row."""
+    several = [
+        {
+            name: torch.from_numpy(np.frombuffer(x.data, x.dtype).reshape(x.shape).copy())
+            for name, x in image.inputs.items()
+        }
+        for image in row.images
+    ]
+    return {name: torch.cat([each[name] for each in several]) for name in several[0]}
+
+
 def inputs_of(model: Any, ids_1T: torch.Tensor, found: Mapping[str, Any]) -> dict[str, Any]:
     """A model's inputs in addition to its prompt."""
     is_image_1T = (ids_1T == IMAGE_ID).int()
     around = torch.isin(ids_1T, torch.tensor([IMAGE_ID, BEGIN_ID, END_ID])).int()
     given = {"mm_token_type_ids": is_image_1T, "moe_mm_token_type_ids": around, **found}
-    accepted = transformers.utils.generic.inspect.signature(model.forward).parameters
+    accepted = inspect.signature(model.forward).parameters
     return {name: value for name, value in given.items() if name in accepted}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _TOKENS = {
     "eoi_token": "<end>",
     "image_start_token": "<begin>",
     "image_end_token": "<end>",
+    "img_line_break_token": "TILE",
     "video_token": "w1",
     "video_start_token": "w2",
     "video_end_token": "w3",
@@ -52,6 +54,20 @@ def bare(name: str, images: Any, **fields: Any) -> Any:
     others = dict.fromkeys(kind.get_attributes())
     parts = {**others, "image_processor": images, "tokenizer": tokenizer(**_TOKENS)}
     return plain(**parts, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchvisionImages:
+    """The settings of an image processor that exists for torchvision alone."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.fields, "image_processor_type": self.name}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.fields[name]
 
 
 def qwen_images(kind: str, patch_size: int, **fields: Any) -> Any:
@@ -269,6 +285,18 @@ def _qwen3_5() -> tuple[Any, Any]:
     return config, bare("Qwen3VLProcessor", qwen_images("Qwen2VLImageProcessorPil", 8))
 
 
+def _cohere2_vision() -> tuple[Any, Any]:
+    config = transformers.Cohere2VisionConfig(
+        text_config=text("cohere2", sliding_window=8, head_dim=8, logit_scale=0.5),
+        vision_config={**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        alignment_intermediate_size=32,
+        image_token_id=IMAGE_ID,
+    )
+    fields = {"size": SQUARE, "patch_size": 2, "max_patches": 4}
+    images = TorchvisionImages("Cohere2VisionImageProcessor", fields)
+    return config, bare("Cohere2VisionProcessor", images)
+
+
 MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "vipllava": _vipllava,
     "aya_vision": _aya_vision,
@@ -279,6 +307,7 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "ernie4_5_vl_moe": _ernie4_5_vl_moe,
     "gemma4": _gemma4,
     "hunyuan_vl": _hunyuan_vl,
+    "cohere2_vision": _cohere2_vision,
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec import structs
+from PIL import Image
 
 from support.decoder_rig import CPU, Recorder, Rig, Row
 from support.image_prompts import ImagePrompt, join_prompt
@@ -20,13 +24,18 @@ from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import TokenRow
 from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.media.fetch import Fetched
+from triptych.core.options.config import Config
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.engine.rank_sampler import LeadingSampler
 from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.vlm.api.preparation import PooledPreparation
 from triptych.modalities.vlm.configs.config import open_image_processor
 from triptych.modalities.vlm.configs.families import FAMILIES
+from triptych.modalities.vlm.configs.processor_files import needs_torch
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
@@ -34,10 +43,31 @@ from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner, plan_message
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.plan import EncodePlan
+from triptych.modalities.vlm.prepared import PreparedImage
 from triptych.modalities.vlm.processing.processor import ImageProcessor
 from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 
 Part = Sequence[int] | Pixels
+
+
+class ChildProcessor:
+    """The processor of a model in a child process, where transformers finds its library."""
+
+    def __init__(self, folder: Path) -> None:
+        model = ResolvedModel(name="tiny", reference="x", folder=str(folder), digest="test")
+        self._prepare = PooledPreparation([model], Config(), num_children=1)
+
+    def prepare(self, pixels: Pixels) -> PreparedImage:
+        file = io.BytesIO()
+        Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb).save(file, "png")
+        fetched = Fetched(file.getvalue(), "image/png")
+        return asyncio.run(self._run(fetched))
+
+    async def _run(self, file: Fetched) -> PreparedImage:
+        return await self._prepare(file, model="tiny", max_pixels=2**20)
+
+
+_child_of = functools.cache(ChildProcessor)  # it takes seconds to start
 
 
 class VisionRecorder(Recorder):
@@ -80,7 +110,11 @@ class VisionRig(Rig):
             whole_prompts=blueprint.traits.whole_prompts,
         )
         self.features = open_cache(2**20, 64)
-        self.processor = ImageProcessor.open(folder, model="test")
+        self.processor: ImageProcessor | ChildProcessor
+        if needs_torch(folder):
+            self.processor = _child_of(folder)
+        else:
+            self.processor = ImageProcessor.open(folder, model="test")
         self.head_type = lambda model, sampler, **given: VisionHead(
             model,
             sampler if ranks is None else LeadingSampler(sampler, ranks.group),

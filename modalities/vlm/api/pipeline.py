@@ -24,9 +24,18 @@ from triptych.modalities.llm.api.pipeline import ChatPipeline
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality, modality_of
-from triptych.modalities.vlm.api.preparation import ImageProcessorCache, InProcessPreparation
+from triptych.modalities.vlm.api.preparation import (
+    LOCAL_IMAGES,
+    ImageProcessorCache,
+    InProcessPreparation,
+    PooledPreparation,
+    PrepareImage,
+    probe_facts,
+)
 from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
+from triptych.modalities.vlm.configs.processor_files import needs_torch
 from triptych.modalities.vlm.modality import VISION
+from triptych.modalities.vlm.prepared import VisionFacts
 
 ImageInput: TypeAlias = Image.Image | str | Path | bytes
 """An image: a PIL image, a file's path, a file's contents, or a URL."""
@@ -48,8 +57,8 @@ class VisionChatPipeline(ChatPipeline):
     ) -> Callable[[EngineClient], LlmService]:
         if not _has_vision(resolved):
             return super()._open_service(resolved, config)
-        images = ImageProcessorCache.from_config(InProcessPreparation(resolved), config)
-        facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
+        prepare, facts = _preparation(resolved, config)
+        images = ImageProcessorCache.from_config(prepare, config)
         encoder = VisionPromptEncoder.open(resolved, facts, images, config)
         return lambda client: LlmService.from_config(
             config, [encoder.text], client, encoders={resolved.name: encoder}
@@ -106,6 +115,15 @@ class VisionPipeline(VisionChatPipeline):
     ) -> AsyncGenerator[str, None]:
         """Async twin of `stream`."""
         return super().astream(_as_conversation(conversation, question), **options)
+
+
+def _preparation(resolved: ResolvedModel, config: Config) -> tuple[PrepareImage, VisionFacts]:
+    """The preparation of images: in this process, or where the processor finds its library."""
+    if needs_torch(Path(resolved.folder)):
+        pooled = PooledPreparation([resolved], config, limits=LOCAL_IMAGES, num_children=1)
+        return pooled, probe_facts([resolved.folder])[0]
+    facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
+    return InProcessPreparation(resolved), facts
 
 
 def _has_vision(resolved: ResolvedModel) -> bool:

@@ -41,6 +41,10 @@ _PROCESSING = "triptych.modalities.vlm.processing"
 _CHILD_MEMORY_BYTES = 768 * 2**20
 """Memory per image, in addition to a child's own: a processor makes several copies of it."""
 _MAX_WAITING = 256
+CLIENT_IMAGES = ImageLimits()
+"""The limits of images that clients send."""
+LOCAL_IMAGES = ImageLimits(max_side=2**15, max_pixels=2**27)
+"""The limits of images that a user of this process gives."""
 _PROBE_TIMEOUT_S = 120.0
 
 
@@ -55,11 +59,18 @@ class PrepareImage(Protocol):
 class PooledPreparation:
     """Implements `PrepareImage` with limited child processes: for untrusted images."""
 
-    def __init__(self, models: Sequence[ResolvedModel], config: Config) -> None:
-        self._limits = ImageLimits()
+    def __init__(
+        self,
+        models: Sequence[ResolvedModel],
+        config: Config,
+        *,
+        limits: ImageLimits = CLIENT_IMAGES,
+        num_children: int = 0,
+    ) -> None:
+        self._limits = limits
         self._pool = DecodePool(
             [f"{_PROCESSING}.worker"],
-            num_children=config.server.num_decode_children,
+            num_children=num_children or config.server.num_decode_children,
             limits=DecodeLimits(
                 memory_bytes=_CHILD_MEMORY_BYTES,
                 input_bytes=config.server.max_upload_bytes,
@@ -100,7 +111,7 @@ class InProcessPreparation:
             self._prepare,
             self._processor,
             bytes(file.data),
-            limits=ImageLimits(max_side=2**15, max_pixels=2**27),
+            limits=LOCAL_IMAGES,
             media_type=file.media_type,
             max_pixels=max_pixels,
         )

@@ -18,6 +18,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.vlm.configs.families import FAMILIES
+from triptych.modalities.vlm.configs.processor_files import processor_fields, processor_name
 from triptych.modalities.vlm.configs.slots import SlotConfig
 
 
@@ -50,10 +51,13 @@ def _kind_of(model_type: Any) -> Any:
 
 
 def open_image_processor(folder: Path) -> Any:
-    """The image processor of a model, by Pillow and numpy. Raises `WeightsError`."""
-    fields = _processor_fields(folder)
-    name = str(fields.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
-    kind = getattr(transformers, f"{name}Pil", None)
+    """The image processor of a model, by Pillow if there is such a class.
+
+    Raises `WeightsError`.
+    """
+    fields = processor_fields(folder)
+    name = processor_name(fields)
+    kind = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name, None)
     if not name.endswith("ImageProcessor") or kind is None:
         raise WeightsError(f"Unknown image processor {name or '(none named)'}.")
     with library_errors("preprocessor_config.json is invalid"):
@@ -63,7 +67,7 @@ def open_image_processor(folder: Path) -> Any:
 def open_processor(folder: Path, image_processor: Any) -> Any:
     """The whole processor of a model, with its tokenizer. Raises `WeightsError`."""
     fields = _json(folder, "processor_config.json")
-    named = [fields, _json(folder, "tokenizer_config.json"), _processor_fields(folder)]
+    named = [fields, _json(folder, "tokenizer_config.json"), processor_fields(folder)]
     name = next((str(f["processor_class"]) for f in named if f.get("processor_class")), "")
     kind = getattr(transformers, name, None) if name.endswith("Processor") else None
     if kind is None or not (folder / "tokenizer.json").is_file():
@@ -91,14 +95,3 @@ def _without_parts(kind: Any) -> Any:
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     return read_json(folder / name) if (folder / name).is_file() else {}
-
-
-def _processor_fields(folder: Path) -> Mapping[str, Any]:
-    """Read `preprocessor_config.json`, or the part of `processor_config.json` in newer files."""
-    if (folder / "preprocessor_config.json").is_file():
-        return read_json(folder / "preprocessor_config.json")
-    if (folder / "processor_config.json").is_file():
-        fields = read_json(folder / "processor_config.json").get("image_processor")
-        if isinstance(fields, dict):
-            return fields
-    raise WeightsError("The model has no image processor: preprocessor_config.json is missing.")

@@ -1,14 +1,12 @@
-"""Reads transformers' facts about a vision model, in a separate process without torch.
+"""Reads transformers' facts about a vision model, in a separate process.
 
 Owns the answer to `api.preparation.probe_facts`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 
@@ -16,18 +14,11 @@ from triptych.core.errors import WeightsError
 from triptych.core.process.typed import decode_json
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import read_json
+from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.vlm.prepared import FactsReply, VisionFacts
+from triptych.modalities.vlm.processing.libraries import choose_libraries
 
-_HIDDEN = ("torch", "torchvision", "torchaudio")
 _FIELDS = ("vocab_size", "eos_token_id")
-
-
-def hide_torch() -> None:
-    """Make every later import of torch fail. For dedicated processes only."""
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
-    for name in _HIDDEN:
-        sys.modules[name] = cast("Any", None)  # the import system's mark for "not found"
 
 
 def read_facts(folder: str) -> VisionFacts:
@@ -36,6 +27,8 @@ def read_facts(folder: str) -> VisionFacts:
     from triptych.modalities.vlm.processing.processor import ImageProcessor
 
     processor = ImageProcessor.open(folder, model="")
+    with library_errors("The model's image processor does not run"):
+        processor.try_samples()
     text = read_config(read_json(Path(folder) / "config.json")).get_text_config()
     fields = {name: getattr(text, name, None) for name in _FIELDS}
     known = {name: value for name, value in fields.items() if value is not None}
@@ -45,9 +38,9 @@ def read_facts(folder: str) -> VisionFacts:
 
 def main() -> None:
     """Answer the request on stdin."""
-    hide_torch()
     folders = decode_json(sys.stdin.buffer.read(), list[str])
     try:
+        choose_libraries(folders)
         answer = FactsReply(tuple(map(read_facts, folders)))
     except WeightsError as error:
         answer = FactsReply(error=error.message)

@@ -1,12 +1,13 @@
 """From a decoded image to the engine's input: model pixels, and the image's spelling.
 
 Owns the use of transformers' image processors for one image at a time, and an image's spelling in a
-prompt. Runs in separate processes, off every event loop: needs Pillow and numpy, never torch.
+prompt. Runs in separate processes, off every event loop, most of them without torch.
 Scaling and normalizing are left to the engine (`encoder`).
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from triptych.modalities.vlm.prepared import PreparedImage
 
 _MASK = "pixel_attention_mask"
 _TYPES: Mapping[str, ArrayType] = {"b": "bool", "f": "float32", "i": "int64", "u": "int64"}
+_SAMPLES = ((64, 64), (320, 48), (48, 320))
 _SPELLING = re.compile(f"({MARK}+)")
 
 
@@ -45,7 +47,8 @@ class ImageProcessor:
         self._model = model
         self._options = dict(self.family.options(config))
         if processor is not None:
-            self._options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "np"}
+            tensors = "pt" if getattr(image_processor, "backend", "") == "torchvision" else "np"
+            self._options = {**_settings(processor), "return_tensors": tensors}
         if self.family.has_scaling:
             self._options |= {"do_rescale": False, "do_normalize": False}
         self._settings = json.dumps(
@@ -67,6 +70,11 @@ class ImageProcessor:
         if self.family is ANY:
             return str(self._whole.image_token)
         return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
+
+    def try_samples(self) -> None:
+        """Process small images, so that all that is needed is loaded."""
+        for width, height in _SAMPLES:
+            self.prepare(Pixels(width=width, height=height, rgb=bytes(3 * width * height)))
 
     def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedImage:
         """Process one image. Raises `InvalidRequest` if the model does not support its size."""
@@ -123,10 +131,18 @@ class ImageProcessor:
         return height // merge, width // merge
 
 
+def _settings(processor: Any) -> dict[str, Any]:
+    """A processor's own arguments for images."""
+    named = inspect.signature(processor._process_images).parameters.keys() - {"images", "kwargs"}
+    flat = {name: getattr(processor, name) for name in named if hasattr(processor, name)}
+    return {**getattr(processor, "images_kwargs", {}), **flat}
+
+
 def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     """The outputs of a processor that are arrays; what else it counts only it can use."""
     for name, value in found.items():
-        values = np.asarray(value)
+        is_tensor = hasattr(value, "is_floating_point")
+        values = np.asarray(value.float() if is_tensor and value.is_floating_point() else value)
         if values.dtype.kind in _TYPES:
             yield name, values
 

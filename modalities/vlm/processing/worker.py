@@ -1,7 +1,7 @@
 """The child process that prepares images: decodes a file, and runs its model's own processor.
 
 Owns the functions that a `DecodePool` runs there. Everything is loaded before the child's limits
-are set; torch is hidden from it.
+are set; torch is hidden from it, unless a processor needs it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.core.media import images
 from triptych.core.media.images import ImageLimits, measure, read_image
 from triptych.modalities.vlm.prepared import PreparedImage
-from triptych.modalities.vlm.processing.probe import hide_torch
+from triptych.modalities.vlm.processing.libraries import choose_libraries
 
 if TYPE_CHECKING:
     from triptych.modalities.vlm.processing.processor import ImageProcessor
 
-_SAMPLES = ((64, 64), (320, 48), (48, 320))
-"""Images that a child processes first, so that all it needs is loaded."""
+_NO_MEMORY = "can't allocate memory"
 
 DECODERS: Mapping[str, Any] = MappingProxyType({})
 
 
 def prepare(models: Mapping[str, Sequence[str]]) -> Mapping[str, Callable[..., Iterator[bytes]]]:
     """Open each model's processor, by name: its folder, and the digest of its weights."""
-    hide_torch()
+    choose_libraries(folder for folder, _ in models.values())
     from triptych.modalities.vlm.processing.processor import ImageProcessor
 
     images.prepare()
     opened = {}
     for name, (folder, digest) in models.items():
         opened[name] = ImageProcessor.open(folder, model=digest)
-        for width, height in _SAMPLES:
-            opened[name].prepare(Pixels(width=width, height=height, rgb=bytes(3 * width * height)))
+        opened[name].try_samples()
     return {"prepare": partial(_prepare, opened)}
 
 
@@ -51,7 +49,12 @@ def _prepare(
     limits: Mapping[str, int],
     **args: Any,
 ) -> Iterator[bytes]:
-    made = prepare_image(opened[model], data, limits=ImageLimits(**limits), **args)
+    try:
+        made = prepare_image(opened[model], data, limits=ImageLimits(**limits), **args)
+    except RuntimeError as error:
+        if _NO_MEMORY in str(error):  # torch's own words
+            raise MemoryError from error
+        raise
     yield msgspec.msgpack.encode(made)
 
 
