@@ -93,7 +93,7 @@ def opened(see: VisionPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None: ...
 
     def keep(args: argparse.Namespace) -> VisionPipeline:
-        return Kept(see._service, see._model, see._loop)
+        return Kept(see._model, see._host)
 
     monkeypatch.setattr(cli, "_open_pipeline", keep)
     monkeypatch.setattr(cli, "_open_chat", keep)
