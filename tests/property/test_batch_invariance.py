@@ -25,7 +25,8 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
-from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
+from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SHARED_PROMPT = tuple(torch.randint(90, (64,), generator=torch.Generator().manual_seed(1)).tolist())
@@ -68,6 +69,7 @@ def decoder_config(
 
 
 BIASED = {"has_qkv_bias": True, "has_out_bias": True}
+OWN = {"head_norm": HeadNormConfig(eps=1e-6), "value_norm_eps": 1e-6, "scale": 0.2}
 GEMMA = {"head_norm": HeadNormConfig(eps=1e-6, is_centred=True), "scale": 0.1}
 SHAPES = {
     "gqa-32": decoder_config(64, (4, 2, 32), 112),
@@ -97,6 +99,52 @@ SHAPES = {
         has_post_norms=True,
         has_tied_embeddings=True,
     ),
+    "a-kind-for-each-layer": decoder_config(
+        80,
+        (4, 2, 24),
+        72,
+        layers=(
+            {**OWN, "window": 12, "uses_local_rope": True},
+            {**OWN, "head_dim": 48, "num_kv_heads": 1, "soft_cap": 5.0},
+            {**OWN, "window": 12, "uses_local_rope": True, "reads_layer": 0},
+            {"head_dim": 48, "num_kv_heads": 1, "has_sinks": True, "scales_queries": True},
+        ),
+        num_rotated=24,
+        mlp_sizes=(72, 72, 144, 72),
+        activation="gelu_tanh",
+        has_post_norms=True,
+        has_layer_scales=True,
+        layer_inputs=LayerInputConfig(
+            hidden_size=80, size=20, num_layers=4, vocab_size=150, norm_eps=1e-5
+        ),
+        query_scaling=QueryScaling(beta=0.3, length=20),
+        logit_cap=8.0,
+    ),
+    "parallel-layer-norms": decoder_config(
+        72,
+        (6, 3, 20),
+        90,
+        layers=({"head_norm": HeadNormConfig(eps=1e-5, kind="layer", has_own_weights=True)},) * 2,
+        num_rotated=12,
+        norm_kind="layer",
+        has_norm_bias=True,
+        is_parallel=True,
+        has_gate=False,
+        activation="relu2",
+        logit_scale=0.5,
+    ),
+    "normed-after": decoder_config(
+        72,
+        (6, 3, 20),
+        90,
+        layers=(
+            {"head_norm": HeadNormConfig(eps=1e-5, is_joint=True), "has_interleaved_rope": True},
+            {"head_norm": HeadNormConfig(eps=1e-5, is_after_rotation=True)},
+        ),
+        has_pre_norms=False,
+        has_post_norms=True,
+    ),
+    "scaled-residuals": decoder_config(64, (4, 2, 32), 112, residual_scale=0.3),
     "smollm2-135m-wide": decoder_config(576, (9, 3, 64), 1536, vocab_size=4999, layers=({},)),
 }
 

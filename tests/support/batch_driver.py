@@ -28,7 +28,6 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
-from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -47,29 +46,32 @@ def random_decoder(
         if tensor is not None:
             tensor.copy_(torch.randn(tensor.shape, generator=source) * std + mean)
 
-    for linear in _linears(decoder):
+    for linear in decoder.linears():
         fill(linear.weight_OI, 0.0, linear.weight_OI.shape[1] ** -0.5)
         fill(linear.bias_O, 0.0, 0.3)
     for weight in _norms(decoder):
         fill(weight, 1.0 - config.has_centred_norms, 0.2)
+    for layer in decoder.layers:
+        fill(layer.scale_1, 0.8, 0.1)
+        fill(getattr(layer.attention, "sinks_H", None), 0.0, 1.0)
+    if decoder.layer_inputs is not None:
+        fill(decoder.layer_inputs.table.weight_OI, 0.0, 1.0)
     if not config.has_tied_embeddings:
         fill(decoder.embedding.weight_OI, 0.0, 1.0)
     decoder.prepare(native)
     return decoder
 
 
-def _linears(decoder: Decoder) -> Iterator[Linear]:
-    yield decoder.head
-    for layer in decoder.layers:
-        yield from (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-
-
 def _norms(decoder: Decoder) -> Iterator[torch.Tensor | None]:
-    yield decoder.norm.weight_C
+    norms = [decoder.norm]
+    if decoder.layer_inputs is not None:
+        norms.append(decoder.layer_inputs.norm)
     for layer in decoder.layers:
-        if layer.attention.norm is not None:
-            yield from (layer.attention.norm.query, layer.attention.norm.key)
-        yield from (norm.weight_C for norm in layer.norms)
+        norms += layer.norms
+        if (heads := getattr(layer.attention, "norm", None)) is not None:
+            yield from (heads.query, heads.key)
+    for norm in norms:
+        yield from norm.parameters.values()
 
 
 class LogitsKeeper(Sampler):

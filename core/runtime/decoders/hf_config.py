@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
+from triptych.core.runtime.kernels.gated import Activation
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
@@ -25,9 +26,11 @@ Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Factors = tuple[Positive, ...]
-_ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = MappingProxyType(
-    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 )
+_WINDOW, _FULL = "sliding_attention", "full_attention"
 
 
 _SAME_NAMES = (
@@ -55,8 +58,10 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     short_factor: Factors = ()
     long_factor: Factors = ()
-    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    partial_rotary_factor: Share | None = None
     mrope_section: tuple[Count, ...] = ()
+    alpha: Positive | None = None
+    llama_4_scaling_beta: Positive | None = None
 
 
 class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +84,7 @@ class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: Positive = 10_000.0
     rope_parameters: RopeFields | None = None
     rope_scaling: RopeFields | None = None
-    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    partial_rotary_factor: Share | None = None
     sliding_window: Count | None = None
     use_sliding_window: bool = False
     max_window_layers: Annotated[int, msgspec.Meta(ge=0)] = 28
@@ -89,6 +94,10 @@ class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 C = TypeVar("C", bound=CausalLmConfig)
+
+
+class NotNativeError(WeightsError):
+    """A variant of one of our families that our decoder does not run."""
 
 
 def parse(config: Mapping[str, Any], kind: type[C]) -> C:
@@ -106,7 +115,7 @@ def parse(config: Mapping[str, Any], kind: type[C]) -> C:
 
 def _check(fields: CausalLmConfig) -> None:
     if fields.hidden_act not in _ACTIVATIONS:
-        raise WeightsError(
+        raise NotNativeError(
             f"config.json: hidden_act {fields.hidden_act!r} is not supported:"
             f" {', '.join(_ACTIVATIONS)}."
         )
@@ -142,14 +151,35 @@ def attention_of(fields: CausalLmConfig) -> AttentionConfig:
     )
 
 
+def parse_by_layer_type(config: Mapping[str, Any], kind: type[C]) -> tuple[C, C]:
+    """Check a `config` with `rope_parameters` for full attention and for layers with windows.
+
+    Returns its fields with either. Older files have one set, and `rope_local_base_freq`.
+    """
+    ropes = config.get("rope_parameters") or {}
+    if not isinstance(ropes, Mapping) or not ropes.keys() & {_WINDOW, _FULL}:
+        local = config.get("rope_local_base_freq", config.get("rope_theta"))
+        ropes = {_FULL: ropes or config.get("rope_scaling"), _WINDOW: {"rope_theta": local}}
+    full, sliding = (
+        parse({**config, "rope_scaling": None, "rope_parameters": ropes.get(name)}, kind)
+        for name in (_FULL, _WINDOW)
+    )
+    return full, sliding
+
+
 def layer_windows(fields: CausalLmConfig, default: tuple[bool, ...]) -> tuple[int | None, ...]:
     """The window of each layer: from `layer_types`, or else where `default` says "sliding"."""
     kinds = fields.layer_types
-    is_sliding = default if kinds is None else tuple(k == "sliding_attention" for k in kinds)
-    if kinds is not None and not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise WeightsError(f"config.json: layer_types {sorted(set(kinds))} are not supported.")
+    is_sliding = default if kinds is None else tuple(kind == _WINDOW for kind in kinds)
+    if kinds is not None and not set(kinds) <= {_WINDOW, _FULL}:
+        raise NotNativeError(f"config.json: layer_types {sorted(set(kinds))} are not supported.")
     layers = is_sliding[: fields.num_hidden_layers]
     return tuple(fields.sliding_window if sliding else None for sliding in layers)
+
+
+def sliding_except(fields: CausalLmConfig, every: int) -> tuple[bool, ...]:
+    """The default of `layer_windows` where one in `every` layers sees all; 0: all of them."""
+    return tuple(bool(every and (layer + 1) % every) for layer in range(fields.num_hidden_layers))
 
 
 def decoder_of(
@@ -162,32 +192,35 @@ def decoder_of(
         intermediate_size=fields.intermediate_size,
         norm_eps=fields.rms_norm_eps,
         attention=attention,
-        rope=_rope_of(fields, max_length or fields.max_position_embeddings),
+        rope=rope_of(fields, max_length),
         has_mlp_bias=fields.mlp_bias,
         has_tied_embeddings=fields.tie_word_embeddings,
         activation=_ACTIVATIONS[fields.hidden_act],
     )
 
 
-def _rope_of(fields: CausalLmConfig, max_length: int) -> RopeConfig:
+def rope_of(fields: CausalLmConfig, max_length: int) -> RopeConfig:
+    """The rotary frequencies for the context served; 0 means the model's own."""
     rope = fields.rope_parameters or fields.rope_scaling or RopeFields()
     kind = rope.rope_type or rope.type or "default"
     if kind not in ROPE_KINDS:
         supported = ", ".join(sorted(ROPE_KINDS))
-        raise WeightsError(f"config.json: rope_type {kind!r} is not supported: {supported}.")
+        raise NotNativeError(f"config.json: rope_type {kind!r} is not supported: {supported}.")
     own_length = fields.max_position_embeddings
     trained_length = own_length
     if kind != "dynamic":
         stated = fields.original_max_position_embeddings or rope.original_max_position_embeddings
         trained_length = stated or own_length
     share = rope.partial_rotary_factor or fields.partial_rotary_factor or 1.0
-    num_rotated_dims = int(head_dim(fields) * share)
+    turned = 1.0 if kind == "proportional" else share
+    num_rotated_dims = int(head_dim(fields) * turned)
     _check_rope(kind, rope, num_rotated_dims)
     return RopeConfig(
         kind=kind,
         theta=rope.rope_theta or fields.rope_theta,
         num_rotated_dims=num_rotated_dims,
-        max_length=max_length,
+        share=share / turned,
+        max_length=max_length or own_length,
         trained_length=trained_length,
         factor=rope.factor or own_length / trained_length,
         is_truncated=rope.truncate,

@@ -41,6 +41,18 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
     {
         "": LayerNames(),
         "phi": LayerNames(qkv="qkv_proj", gate_up="gate_up_proj"),
+        "glm": LayerNames(gate_up="gate_up_proj"),
+        "glm4": LayerNames(
+            gate_up="gate_up_proj",
+            attention_post_norm="post_self_attn_layernorm",
+            mlp_norm="post_attention_layernorm",
+            mlp_post_norm="post_mlp_layernorm",
+        ),
+        "hunyuan": LayerNames(query_norm="query_layernorm", key_norm="key_layernorm"),
+        "starcoder2": LayerNames(up="c_fc", down="c_proj"),
+        "stablelm": LayerNames(
+            query_norm="q_layernorm.norms.{head}", key_norm="k_layernorm.norms.{head}"
+        ),
     }
 )
 """By the `naming` of a `DecoderConfig`; the first is that of most families."""

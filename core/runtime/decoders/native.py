@@ -25,7 +25,7 @@ from triptych.core.runtime.decoders.tensor_names import (
     ProjectionTarget,
     decoder_targets,
     embedding_target,
-    is_draft,
+    is_surplus,
     is_unused,
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -162,7 +162,7 @@ class NativeBlueprint:
             decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
             ignored=lambda name: (
                 is_unused(name)
-                or is_draft(name, self.config)
+                or is_surplus(name, self.config)
                 or (part is not None and not part.holds(name))
             ),
             report=report,

@@ -34,6 +34,7 @@ from triptych.core.weights.encoding import WeightEncoding
 
 _EMBEDDING = "embed_tokens.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_OF_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +261,19 @@ def is_unused(name: str) -> bool:
     return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
 
-def is_draft(name: str, config: DecoderConfig) -> bool:
-    """Whether `name` belongs to a layer after the model's, which predicts a further token."""
+def is_surplus(name: str, config: DecoderConfig) -> bool:
+    """Whether `name` is of a part that the model's files have, and the model has not.
+
+    That is a layer after the model's, which predicts a further token, or keys of a layer that reads
+    those of an earlier one.
+    """
     found, num_layers = _LAYER.search(name), len(config.attention)
-    return found is not None and num_layers <= int(found[1]) < num_layers + config.num_draft_layers
+    if found is None:
+        return False
+    layer = int(found[1])
+    if layer >= num_layers:
+        return layer < num_layers + config.num_draft_layers
+    return config.attention[layer].reads_layer is not None and bool(_OF_KEYS.search(name))
 
 
 def _attention_targets(

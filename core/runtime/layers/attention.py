@@ -272,9 +272,13 @@ class QueryKeyNorm:
         self.config = config.head_norm
         self._counts = config.num_heads, config.num_stored_heads
         kept = torch.float32 if self.config.is_centred else dtype
-        head_dim, is_shared = config.head_dim, not (self.config.has_own_weights or self.is_joint)
+        is_shared = not (self.config.has_own_weights or self.is_joint)
         self.query, self.key = (
-            torch.empty((head_dim,) if is_shared else (count, head_dim), dtype=kept, device=device)
+            torch.empty(
+                (config.head_dim,) if is_shared and count else (count, config.head_dim),
+                dtype=kept,
+                device=device,
+            )
             for count in self._counts
         )
 

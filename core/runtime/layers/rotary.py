@@ -28,7 +28,8 @@ class RopeConfig:
     """Frequencies of `num_rotated_dims` dims of each head, in the terms of model configurations.
 
     `trained_length` is the context of pre-training (for `dynamic`, the model's own length);
-    `max_length` is the context served. Fields a `kind` does not use are ignored. With `sections`
+    `max_length` is the context served. Of the kind `proportional` a `share` of the frequencies is
+    above 0. Fields a `kind` does not use are ignored. With `sections`
     positions have three axes (time, height, width), each with that many frequencies: in blocks, or
     alternating.
     """
@@ -49,6 +50,7 @@ class RopeConfig:
     is_truncated: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
     sections: tuple[int, ...] = ()
     has_interleaved_sections: bool = False
 
@@ -132,6 +134,13 @@ def _linear(config: RopeConfig) -> tuple[torch.Tensor, float]:
     return _plain(config) / config.factor, 1.0
 
 
+def _proportional(config: RopeConfig) -> tuple[torch.Tensor, float]:
+    """The highest frequencies alone; the rest of a head keeps its place in pairs (Gemma 4)."""
+    frequencies = _plain(config) / config.factor
+    frequencies[int(config.share * config.num_rotated_dims / 2) :] = 0
+    return frequencies, 1.0
+
+
 def _dynamic(config: RopeConfig) -> tuple[torch.Tensor, float]:
     """NTK-aware base (bloc97 and emozilla, 2023), fixed by the served length: see the module."""
     num_dims, factor = config.num_rotated_dims, config.factor
@@ -201,6 +210,7 @@ _VARIANTS: MappingProxyType[str, Callable[[RopeConfig], tuple[torch.Tensor, floa
             "yarn": _yarn,
             "llama3": _llama3,
             "longrope": _longrope,
+            "proportional": _proportional,
         }
     )
 )

@@ -10,13 +10,16 @@ from typing import Any
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
+    Positive,
     Reader,
     attention_of,
     decoder_of,
     layer_windows,
     parse,
 )
+from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import QueryScaling
 
 
 class _SmolLm3Config(CausalLmConfig, frozen=True, kw_only=True):
@@ -54,13 +57,54 @@ def _smollm3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return decoder_of(fields, attention, max_length)
 
 
-def _mistral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+def _mistral(
+    config: Mapping[str, Any], max_length: int, kind: type[MistralConfig] = MistralConfig
+) -> DecoderConfig:
     """Llama without biases; one window for all layers unless `layer_types` says otherwise."""
-    fields = parse(config, MistralConfig)
+    fields = parse(config, kind)
     base = replace(attention_of(fields), has_qkv_bias=False, has_out_bias=False)
     windows = layer_windows(fields, (True,) * fields.num_hidden_layers)
     attention = tuple(replace(base, window=window) for window in windows)
     return decoder_of(fields, attention, max_length)
+
+
+class _Ministral3Config(MistralConfig, frozen=True, kw_only=True):
+    head_dim: Count | None = 128
+    sliding_window: Count | None = None
+    max_position_embeddings: Count = 262_144
+    rms_norm_eps: Positive = 1e-5
+
+
+_MINISTRAL3_ROPE = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+)
+"""The default of the family."""
+
+
+def _ministral3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Mistral with YaRN, and queries that grow with their positions."""
+    config = {"rope_parameters": _MINISTRAL3_ROPE, **config}
+    decoder = _mistral(config, max_length, _Ministral3Config)
+    rope = parse(config, _Ministral3Config).rope_parameters
+    if rope is None or rope.llama_4_scaling_beta is None:
+        return decoder
+    scaling = QueryScaling(beta=rope.llama_4_scaling_beta, length=decoder.rope.trained_length)
+    attention = tuple(
+        replace(layer, scales_queries=True)
+        for layer in decoder.attention
+        if isinstance(layer, AttentionConfig)
+    )
+    return replace(decoder, attention=attention, query_scaling=scaling)
 
 
 READERS: Mapping[str, Reader] = MappingProxyType(
@@ -68,5 +112,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "LlamaForCausalLM": _llama,
         "SmolLM3ForCausalLM": _smollm3,
         "MistralForCausalLM": _mistral,
+        "MinistralForCausalLM": _mistral,
+        "Ministral3ForCausalLM": _ministral3,
     }
 )

@@ -12,8 +12,18 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.decoders.families import deepseek, gemma, llama, mixtures, qwen
-from triptych.core.runtime.decoders.hf_config import Reader
+from triptych.core.runtime.decoders.families import (
+    cohere,
+    deepseek,
+    gemma,
+    llama,
+    mixtures,
+    olmo,
+    phi,
+    qwen,
+    relatives,
+)
+from triptych.core.runtime.decoders.hf_config import NotNativeError, Reader
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 
 FAMILIES: Mapping[str, Reader] = MappingProxyType(
@@ -22,6 +32,10 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         **qwen.READERS,
         **gemma.READERS,
         **mixtures.READERS,
+        **phi.READERS,
+        **olmo.READERS,
+        **cohere.READERS,
+        **relatives.READERS,
         **deepseek.READERS,
     }
 )
@@ -44,8 +58,14 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
 
 
 def is_native(config: Mapping[str, Any]) -> bool:
-    """Whether our decoder knows this architecture."""
-    return architecture_of(config) in FAMILIES
+    """Whether our decoder knows this architecture, in the variant of the configuration."""
+    reader = FAMILIES.get(architecture_of(config))
+    try:
+        return reader is not None and bool(reader(config, 0))
+    except NotNativeError:
+        return False
+    except WeightsError:  # it is reported where the model is loaded
+        return True
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
