@@ -61,7 +61,7 @@ class _Gemma3Config(_GemmaConfig, frozen=True, kw_only=True):
 
 
 class _LayerFields(msgspec.Struct, frozen=True):
-    """What a layer of Gemma 4 may have in another number than most."""
+    """The numbers that a layer of Gemma 4 may have in place of those of most."""
 
     head_dim: Count | None = None
     num_key_value_heads: Count | None = None
@@ -103,7 +103,7 @@ def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _gemma_of(
     fields: _GemmaConfig, attention: tuple[AttentionConfig, ...], max_length: int
 ) -> DecoderConfig:
-    """What all versions share: scaled embeddings, a GeGLU, caps on logits."""
+    """The parts that all versions share: scaled embeddings, a GeGLU, caps on logits."""
     return replace(
         decoder_of(fields, attention, max_length),
         embedding_scale=fields.hidden_size**0.5,
