@@ -67,6 +67,7 @@ def open_rig(
     cache: torch.dtype | None = None,
 ) -> Rig:
     decoder = load_decoder(folder, dtype=dtype, native=native)
+    assert (decoder._fused is None) == (native is None)  # the one native step runs them
     layout = decoder.config.kv_layout(PAGE_SIZE, cache or dtype)
     return Rig(decoder, layout, native=native, max_length=512, max_batch_size=4)
 

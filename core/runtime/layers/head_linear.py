@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from triptych.core.runtime.kernels.native.arguments import NativeWeights
+from triptych.core.runtime.kernels.native.arguments import NativeWeights, ProjectionPointers
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 
@@ -28,6 +28,11 @@ class HeadLinear:
         if kernels is not None and kernels.can_pack(weight_HOI[0]):
             self.native = kernels.pack(*self._weight_HOI)
             self._weight_HOI = weight_HOI.new_empty(0)
+
+    def projection(self) -> ProjectionPointers:
+        """The structure for a layer of the native step, which needs our kernels."""
+        assert self.native is not None
+        return self.native.projection(None)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
         """Project every head."""

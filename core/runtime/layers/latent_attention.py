@@ -62,6 +62,11 @@ class LatentConfig:
     reads_layer: ClassVar[int | None] = None
 
     @property
+    def has_out_bias(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.has_bias
+
+    @property
     def key_dim(self) -> int:
         """The values of a head's query, and of its key."""
         return self.nope_dim + self.rope_dim
@@ -133,8 +138,8 @@ class LatentAttention:
         )
         sizes = num_heads * config.value_dim, hidden
         self.out = row_parallel(group, sizes, has_bias=bias, dtype=dtype, device=device)
-        self._absorb: HeadLinear | None = None
-        self._expand: HeadLinear | None = None
+        self.heads_of_keys: HeadLinear | None = None
+        self.heads_of_values: HeadLinear | None = None
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections, without `kv_up` once it is split."""
@@ -152,8 +157,8 @@ class LatentAttention:
         keys_HNL, values_HVL = kv_up.weight_OI.view(sizes).split(
             (config.nope_dim, config.value_dim), dim=1
         )
-        self._absorb = HeadLinear(keys_HNL.mT, native)
-        self._expand = HeadLinear(values_HVL, native)
+        self.heads_of_keys = HeadLinear(keys_HNL.mT, native)
+        self.heads_of_values = HeadLinear(values_HVL, native)
 
     def __call__(
         self,
@@ -163,8 +168,8 @@ class LatentAttention:
         step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's rows first. Adds to the residual where given."""
-        assert self._absorb is not None, "call prepare() before the first step"
-        assert self._expand is not None
+        assert self.heads_of_keys is not None, "call prepare() before the first step"
+        assert self.heads_of_values is not None
         cos_sin = positions.full
         pages, config = step.kv.pages[self.cells], self.config
         assert isinstance(pages, LatentPages)
@@ -172,7 +177,7 @@ class LatentAttention:
         write_latents(self._rows(row_TD, cos_sin), pages, step.batch)
         q_THD = self._queries(q_TX, cos_sin)
         out_THL = latent_attention(q_THD, pages, step.batch, AttentionRule(scale=config.scale))
-        return self.out(self._expand(out_THL).flatten(1), residual_TC)
+        return self.out(self.heads_of_values(out_THL).flatten(1), residual_TC)
 
     def _rows(
         self, row_TD: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
@@ -194,5 +199,5 @@ class LatentAttention:
         q_THX = q_TX.unflatten(1, (config.num_heads, config.key_dim))
         nope_THN, rope_THP = q_THX.split((config.nope_dim, config.rope_dim), dim=2)
         rope_THP = rotary(rope_THP, *cos_sin, is_interleaved=config.is_interleaved)
-        assert self._absorb is not None
-        return torch.cat((self._absorb(nope_THN), rope_THP), dim=2)
+        assert self.heads_of_keys is not None
+        return torch.cat((self.heads_of_keys(nope_THN), rope_THP), dim=2)

@@ -12,16 +12,13 @@ import ctypes
 from collections.abc import Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
     GateArguments,
-    LayerFlags,
     LayerPointers,
-    NormPointers,
     ProjectionPointers,
     StepArguments,
     point_to_pages,
@@ -29,8 +26,6 @@ from triptych.core.runtime.kernels.native.arguments import (
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
 from triptych.core.runtime.layers.attention import (
-    Attention,
-    AttentionConfig,
     KvCache,
     PagedStep,
     StepPositions,
@@ -44,23 +39,23 @@ from triptych.core.runtime.layers.decoder_layer import (
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
+from triptych.core.runtime.layers.native_attention import (
+    native_attention,
+    norm_pointers,
+    projection_pointers,
+)
 from triptych.core.runtime.layers.native_mixture import projection
 from triptych.core.runtime.layers.norm import Norm
-
-if TYPE_CHECKING:
-    from triptych.core.runtime.kernels.rope_write import HeadNorm
 
 _NORMS = MappingProxyType({"rms": 0, "layer": 1})
 
 
 def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
     """Whether the call has all parts of prepared layers, and all weights are packed for it."""
-    attention = [each for each in config.attention if isinstance(each, AttentionConfig)]
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp)]
-    has_biases = config.has_mlp_bias or any(each.has_out_bias for each in attention)
+    has_biases = config.has_mlp_bias or any(each.has_out_bias for each in config.attention)
     return (
-        len(attention) == len(layers)
-        and all(linear.native is not None for layer in layers for linear in _projections(layer))
+        all(linear.native is not None for layer in layers for linear in _projections(layer))
         and all(moe.fused is not None for moe in mixtures)
         and (config.residual_scale == 1.0 or not (has_biases or mixtures))
     )
@@ -93,7 +88,7 @@ class NativeLayers:
         self._norm_dtype = norm.weight_C.dtype
         self._owners = tuple(layers)  # the pointers live no longer than these
         self._parts = [_LayerParts(layer, self._norm_dtype) for layer in layers]
-        pointers = (part.pointers(config, index) for index, part in enumerate(self._parts))
+        pointers = (part.pointers(index) for index, part in enumerate(self._parts))
         self._layers = (LayerPointers * len(self._owners))(*pointers)
         self._kv: KvCache | None = None
         linears = list(chain.from_iterable(map(_projections, layers)))
@@ -147,7 +142,7 @@ class NativeLayers:
         address = ctypes.addressof(self._layers) + first * size
         step.layers = ctypes.cast(address, ctypes.POINTER(LayerPointers))
         step.num_layers = end - first
-        step.final_norm = _norm(norm)
+        step.final_norm = norm_pointers(norm)
         if first:
             step.input_projection = ProjectionPointers()
         self._native.decoder_step(step)
@@ -181,7 +176,7 @@ class NativeLayers:
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
             num_inputs=0 if inputs is None else inputs.config.num_layers,
             input_size=0 if inputs is None else inputs.config.size,
-            inputs_norm=_norm(None if inputs is None else inputs.norm),
+            inputs_norm=norm_pointers(None if inputs is None else inputs.norm),
             inputs_eps=0.0 if inputs is None else inputs.norm.eps,
             qkv_width=self._widths["qkv"],
             mixed_width=self._widths["mixed"],
@@ -199,96 +194,50 @@ class NativeLayers:
 
 def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:
     """Values of each part of the scratch memory, for a token of the widest layer."""
-    attention = [part.attention.config for part in parts]
+    widths = [part.attention.widths for part in parts]
     size = max(part.num_features for part in parts)
     inputs = config.layer_inputs
     gated = max(size, 0 if inputs is None else inputs.size)
-    widths = {
+    found = {
         "hidden": config.hidden_size,
-        "qkv": max(each.num_outputs for each in attention),
-        "mixed": max(each.num_heads * each.head_dim for each in attention),
+        "qkv": max(qkv for qkv, _ in widths),
+        "mixed": max(mixed for _, mixed in widths),
         "gate_up": (1 + config.has_gate) * size,
         "gated": gated,
     }
     if inputs is not None:  # their projection lies where those of layers will lie
-        missing = inputs.num_layers * inputs.size + config.hidden_size - sum(widths.values())
-        widths["gated"] += max(missing, 0)
-    return widths
+        missing = inputs.num_layers * inputs.size + config.hidden_size - sum(found.values())
+        found["gated"] += max(missing, 0)
+    return found
 
 
 class _LayerParts:
     """One layer, and the tensors that are made for the call alone."""
 
     def __init__(self, layer: DecoderLayer, norm_dtype: torch.dtype) -> None:
-        assert isinstance(layer.attention, Attention)
-        self.attention, self._layer = layer.attention, layer
+        self._layer = layer
+        self.attention = native_attention(layer.attention, norm_dtype)
         self._mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
         self.num_features = 0 if self._mlp is None else self._mlp.features.length
         self.mixture = layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
-        config, rules = layer.attention.config, layer.attention.rules
-        assert rules is not None
-        self._norm: HeadNorm | None = rules.norm
-        self._weight_XD = None if rules.norm is None else rules.norm.weight_XD.to(norm_dtype)
-        self._ones_D: torch.Tensor | None = None
-        if config.value_norm_eps is not None:
-            self._ones_D = torch.ones(config.head_dim, dtype=norm_dtype)
-        sinks_H = layer.attention.sinks_H
-        self._sinks_H = None if sinks_H is None else sinks_H.float()
 
-    def pointers(self, config: DecoderConfig, number: int) -> LayerPointers:
+    def pointers(self, number: int) -> LayerPointers:
         """The structure of the layer; pages are added for each cache."""
-        layer, own, rule = self._layer, self.attention.config, self.attention.rule
-        gate, mlp = layer.input_gate, self._mlp
+        layer, gate, mlp = self._layer, self._layer.input_gate, self._mlp
         after_attention, after_mlp = layer.post_norms or (None, None)
         return LayerPointers(
-            qkv=_projection(self.attention.qkv),
-            out=_projection(self.attention.out),
-            gate_up=_projection(None if mlp is None else mlp.gate_up),
-            down=_projection(None if mlp is None else mlp.down),
+            **self.attention.fields(),
+            gate_up=projection_pointers(None if mlp is None else mlp.gate_up),
+            down=projection_pointers(None if mlp is None else mlp.down),
             mixture=None if self.mixture is None else ctypes.pointer(self.mixture.pointers),
-            input_gate=_projection(None if gate is None else gate.gate),
-            input_projection=_projection(None if gate is None else gate.projection),
-            input_norm=_norm(layer.input_norm),
-            attention_post_norm=_norm(after_attention),
-            mlp_norm=_norm(layer.mlp_norm),
-            mlp_post_norm=_norm(after_mlp),
-            input_post_norm=_norm(None if gate is None else gate.norm),
-            head_norms=pointer(self._weight_XD),
-            value_norm=pointer(self._ones_D),
-            sinks=pointer(self._sinks_H),
+            input_gate=projection_pointers(None if gate is None else gate.gate),
+            input_projection=projection_pointers(None if gate is None else gate.projection),
+            input_norm=norm_pointers(layer.input_norm),
+            attention_post_norm=norm_pointers(after_attention),
+            mlp_norm=norm_pointers(layer.mlp_norm),
+            mlp_post_norm=norm_pointers(after_mlp),
+            input_post_norm=norm_pointers(None if gate is None else gate.norm),
             number=number,
-            num_heads=own.num_heads,
-            num_kv_heads=own.num_kv_heads,
-            head_dim=own.head_dim,
-            window=own.window or 0,
-            rotation=-1 if not own.uses_rope else int(own.uses_local_rope),
             intermediate=self.num_features,
-            flags=self._flags(own),
-            scale=rule.scale,
-            soft_cap=rule.soft_cap or 0.0,
-            head_eps=0.0 if self._norm is None else self._norm.eps,
-            value_eps=own.value_norm_eps or 0.0,
             scale_of_result=1.0 if layer.scale_1 is None else float(layer.scale_1),
         )
-
-    def _flags(self, config: AttentionConfig) -> LayerFlags:
-        norm = self._norm
-        has = {
-            LayerFlags.READS_CELLS: config.reads_layer is not None,
-            LayerFlags.ADJACENT_PAIRS: config.has_interleaved_rope,
-            LayerFlags.JOINT_NORM: norm is not None and norm.is_joint,
-            LayerFlags.NORM_AFTER_ROTATION: norm is not None and norm.is_after_rotation,
-            LayerFlags.LAYER_NORM_OF_HEADS: norm is not None and norm.kind == "layer",
-            LayerFlags.SCALED_QUERIES: config.scales_queries,
-        }
-        return LayerFlags(sum(flag for flag, is_set in has.items() if is_set))
-
-
-def _projection(linear: Linear | None) -> ProjectionPointers:
-    return ProjectionPointers() if linear is None else projection(linear)
-
-
-def _norm(norm: Norm | None) -> NormPointers:
-    if norm is None:
-        return NormPointers()
-    return NormPointers(pointer(norm.weight_C), pointer(norm.bias_C))

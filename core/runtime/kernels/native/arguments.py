@@ -223,6 +223,18 @@ class LayerFlags(IntFlag):
     SCALED_QUERIES = 32
 
 
+class LatentPointers(ctypes.Structure):
+    """The structure `Latents` in kernels.h."""
+
+    _fields_ = (
+        *((name, ProjectionPointers) for name in ("down", "q_up", "absorb", "expand")),
+        *((name, NormPointers) for name in ("q_norm", "kv_norm")),
+        *((name, ctypes.c_int64) for name in ("query_inputs", "kv_rank")),
+        *((name, ctypes.c_int32) for name in ("nope_dim", "rope_dim", "value_dim")),
+        ("eps", ctypes.c_float),
+    )
+
+
 class LayerPointers(ctypes.Structure):
     """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
@@ -234,6 +246,7 @@ class LayerPointers(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("head_norms", "value_norm", "sinks")),
         *PAGE_POINTERS,
         ("mixture", ctypes.POINTER(MixturePointers)),
+        ("latents", ctypes.POINTER(LatentPointers)),
         *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("window", "rotation", "intermediate", "flags")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap", "head_eps", "value_eps")),

@@ -6,7 +6,7 @@
 
 /* ---- single tokens ----------------------------------------------------------------------------- */
 
-static void norm_token(const Glue *g, int64_t token) {
+void norm_token(const Glue *g, int64_t token) {
     const Step *s = g->step;
     void *x = token_of(s, s->x, token, s->hidden);
     void *y = token_of(s, g->scratch->normed, token, s->hidden);
@@ -64,7 +64,7 @@ static void run_tokens(void *context, int64_t index, int worker) {
         t->run(t->glue, token);
 }
 
-static void for_tokens(const Glue *g, const Norm *norm, PerToken run) {
+void for_tokens(const Glue *g, const Norm *norm, PerToken run) {
     Glue glue = *g;
     TokenTask t = {&glue, run};
     const Attention *a = &g->step->attention;
@@ -72,19 +72,24 @@ static void for_tokens(const Glue *g, const Norm *norm, PerToken run) {
     run_tasks((a->num_tokens + TOKENS - 1) / TOKENS, a->num_threads, run_tokens, &t);
 }
 
+Linear product_of(const Step *s, const void *x, int64_t num_inputs, Projection by, void *y,
+                  int64_t num_outputs) {
+    const Attention *a = &s->attention;
+    return (Linear){.x = x, .bias = by.bias, .weights = by.weights, .y = y, .quantized = s->quantized,
+                    .num_rows = a->num_tokens, .num_inputs = num_inputs, .num_outputs = num_outputs,
+                    .num_weights = (int32_t)by.num_weights, .dtype = a->q_dtype,
+                    .y_dtype = a->q_dtype, .num_threads = a->num_threads};
+}
+
 static void project(const Step *s, const void *x, int64_t num_inputs, Projection by,
                     const void *residual, void *y, int64_t num_outputs) {
-    const Attention *a = &s->attention;
-    Linear l = {.x = x, .bias = by.bias, .residual = residual, .weights = by.weights, .y = y,
-                .quantized = s->quantized, .num_rows = a->num_tokens, .num_inputs = num_inputs,
-                .num_outputs = num_outputs, .num_weights = (int32_t)by.num_weights,
-                .dtype = a->q_dtype, .y_dtype = a->q_dtype, .num_threads = a->num_threads};
+    Linear l = product_of(s, x, num_inputs, by, y, num_outputs);
+    l.residual = residual;
     linear(&l);
 }
 
-/* Add a part of a layer to the residual stream: directly, or after its own norm and then scaled. */
-static void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
-                         const Norm *post_norm, float scale) {
+void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
+                  const Norm *post_norm, float scale) {
     const Step *s = g->step;
     if (!post_norm->weight) {
         project(s, x, num_inputs, by, s->x, s->x, s->hidden);
@@ -96,8 +101,7 @@ static void project_back(const Glue *g, const void *x, int64_t num_inputs, Proje
     for_tokens(&scaled, post_norm, add_normed_token);
 }
 
-/* The input of a half of a layer: normalized where there is a norm before it. */
-static const void *open_half(const Glue *g, const Norm *norm, PerToken run) {
+const void *open_half(const Glue *g, const Norm *norm, PerToken run) {
     if (!norm->weight) return g->step->x;
     for_tokens(g, norm, run);
     return g->scratch->normed;
@@ -131,6 +135,7 @@ static int attend_layer(const Glue *g) {
     const Layer *layer = g->layer;
     const Scratch *t = g->scratch;
     Attention a = attention_of(g);
+    if (layer->latents) return attend_latents(g, a);
     Glue heads = *g;
     heads.attention = &a;
     const void *x = open_half(&heads, &layer->input_norm, open_token);

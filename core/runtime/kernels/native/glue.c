@@ -71,22 +71,20 @@ INLINE void rotate_adjacent(void *x, const void *cos, const void *sin, int64_t n
     }
 }
 
-static void rotate_heads(const Glue *g, int64_t token, char *x, int64_t num_heads) {
+void rotate_head(const Glue *g, int64_t token, void *x) {
     const Step *s = g->step;
     int64_t table = g->layer->rotation, num_rotated = s->num_rotated[table];
-    int64_t bytes = g->attention->head_dim * size_of(dtype_of(s));
     const void *cos = token_of(s, s->cos[table], token, num_rotated);
     const void *sin = token_of(s, s->sin[table], token, num_rotated);
     int is_float = dtype_of(s) == FLOAT32, is_adjacent = g->layer->flags & ADJACENT_PAIRS;
-    for (char *end = x + num_heads * bytes; x < end; x += bytes)
-        if (is_adjacent && is_float)
-            rotate_adjacent(x, cos, sin, num_rotated, FLOAT32);
-        else if (is_adjacent)
-            rotate_adjacent(x, cos, sin, num_rotated, BFLOAT16);
-        else if (is_float)
-            rotate(x, cos, sin, num_rotated, FLOAT32);
-        else
-            rotate(x, cos, sin, num_rotated, BFLOAT16);
+    if (is_adjacent && is_float)
+        rotate_adjacent(x, cos, sin, num_rotated, FLOAT32);
+    else if (is_adjacent)
+        rotate_adjacent(x, cos, sin, num_rotated, BFLOAT16);
+    else if (is_float)
+        rotate(x, cos, sin, num_rotated, FLOAT32);
+    else
+        rotate(x, cos, sin, num_rotated, BFLOAT16);
 }
 
 /* Each head by its row of weights, or all of them as one row. */
@@ -119,7 +117,8 @@ void prepare_heads(const Glue *g, int64_t token) {
             norm_heads(g, q, 0, num_heads);
             norm_heads(g, k, num_heads, num_kv);
         }
-        if (!is_after && layer->rotation >= 0) rotate_heads(g, token, q, num_heads + num_kv);
+        for (int64_t head = 0; !is_after && layer->rotation >= 0 && head < num_heads + num_kv; head++)
+            rotate_head(g, token, q + head * bytes);
     }
     if (layer->flags & SCALED_QUERIES) scale_values(s, q, num_heads * size, s->query_scales[token]);
     for (int64_t head = 0; head < num_kv; head++, k += bytes, v += bytes) {

@@ -79,6 +79,9 @@ void norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, floa
 void add_norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, float eps,
                   float scale, int kind);
 
+/* Rotate one head, or the part of it that is rotated, in place. */
+void rotate_head(const Glue *g, int64_t token, void *x);
+
 /* Normalize and rotate a token's heads, and store its keys and values. */
 void prepare_heads(const Glue *g, int64_t token);
 
@@ -87,3 +90,24 @@ void gate_token(const Glue *g, int64_t token);
 
 /* act(x) * input of a token's layer inputs, in place. */
 void gate_input_token(const Glue *g, int64_t token);
+
+/* Normalize a token of the residual stream: to normed. */
+void norm_token(const Glue *g, int64_t token);
+
+/* Run a function for every token of a step. */
+void for_tokens(const Glue *g, const Norm *norm, PerToken run);
+
+/* The input of a half of a layer: normalized by `run` where there is a norm before it. */
+const void *open_half(const Glue *g, const Norm *norm, PerToken run);
+
+/* The product of all tokens with a projection. */
+Linear product_of(const Step *s, const void *x, int64_t num_inputs, Projection by, void *y,
+                  int64_t num_outputs);
+
+/* Add a part of a layer to the residual stream: directly, or after its own norm and then scaled. */
+void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
+                  const Norm *post_norm, float scale);
+
+/* The attention of a layer with latents, whose arguments but queries and result are `a`. Returns 0, or
+ * 1 when out of memory. */
+int attend_latents(const Glue *g, Attention a);

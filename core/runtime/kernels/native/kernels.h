@@ -175,6 +175,17 @@ enum {
     SCALED_QUERIES = 32,
 };
 
+/* Latent attention (core/runtime/layers/latent_attention.py). `down` makes the `query_inputs` and the row
+ * of `kv_rank` and rotated values; `q_up`, if any, makes the queries. `absorb` and `expand` have a
+ * weight for each head: to queries in the space of rows, and from results in it. */
+typedef struct {
+    Projection down, q_up, absorb, expand;
+    Norm q_norm, kv_norm;
+    int64_t query_inputs, kv_rank;
+    int32_t nope_dim, rope_dim, value_dim;
+    float eps;
+} Latents;
+
 /* One layer of a decoder, the `number`-th; absent parts NULL. `head_norms` has a row of weights for
  * each query and key head, `value_norm` one for all values. Rotations are rows of the step's first or
  * second table, or none: `rotation` is 0, 1 or -1. `scale_of_result` multiplies the residual stream
@@ -187,6 +198,7 @@ typedef struct {
     void *k_pages, *v_pages;
     bf16 *k_scales, *v_scales;
     const Mixture *mixture; /* in the place of `gate_up` and `down` */
+    const Latents *latents; /* in the place of `qkv`; `head_dim` is that of rows */
     int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;
     float scale, soft_cap, head_eps, value_eps, scale_of_result;
 } Layer;

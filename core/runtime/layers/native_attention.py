@@ -1,0 +1,158 @@
+"""The attention of one layer in the native step: addresses of its weights, its shape and its rules.
+
+Owns the part of the structure `Layer` that attention fills, by kind of attention, and the tensors
+that are made for it. The order of the step is in core/runtime/kernels/native/decoder.c and
+latents.c.
+
+Shapes: X heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import torch
+
+from triptych.core.runtime.kernels.native.arguments import (
+    LatentPointers,
+    LayerFlags,
+    NormPointers,
+    ProjectionPointers,
+    pointer,
+)
+from triptych.core.runtime.layers.attention import Attention
+from triptych.core.runtime.layers.latent_attention import LatentAttention
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.native_mixture import projection
+from triptych.core.runtime.layers.norm import Norm
+
+
+class NativeAttention(Protocol):
+    """One layer's attention in the step. `cells` are those of the cache that it reads.
+
+    `widths` are the values that it keeps for a token: until it attends, and from then on.
+    """
+
+    cells: int
+    widths: tuple[int, int]
+
+    def fields(self) -> dict[str, Any]:
+        """Its fields of `LayerPointers`, by name."""
+
+
+def native_attention(
+    attention: Attention | LatentAttention, norm_dtype: torch.dtype
+) -> NativeAttention:
+    """The part of a prepared layer; its pointers live no longer than it."""
+    if isinstance(attention, LatentAttention):
+        return _Latents(attention)
+    return _Heads(attention, norm_dtype)
+
+
+class _Heads:
+    """Queries, keys and values of heads."""
+
+    def __init__(self, attention: Attention, norm_dtype: torch.dtype) -> None:
+        self._owner, self.cells = attention, attention.cells
+        config, rules = attention.config, attention.rules
+        assert rules is not None
+        self.widths = config.num_outputs, config.num_heads * config.head_dim
+        self._norm = rules.norm
+        self._weight_XD = None if rules.norm is None else rules.norm.weight_XD.to(norm_dtype)
+        self._ones_D: torch.Tensor | None = None
+        if config.value_norm_eps is not None:
+            self._ones_D = torch.ones(config.head_dim, dtype=norm_dtype)
+        sinks_H = attention.sinks_H
+        self._sinks_H = None if sinks_H is None else sinks_H.float()
+
+    def fields(self) -> dict[str, Any]:
+        config, rule = self._owner.config, self._owner.rule
+        return {
+            "qkv": projection_pointers(self._owner.qkv),
+            "out": projection_pointers(self._owner.out),
+            "head_norms": pointer(self._weight_XD),
+            "value_norm": pointer(self._ones_D),
+            "sinks": pointer(self._sinks_H),
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "window": config.window or 0,
+            "rotation": -1 if not config.uses_rope else int(config.uses_local_rope),
+            "flags": self._flags(),
+            "scale": rule.scale,
+            "soft_cap": rule.soft_cap or 0.0,
+            "head_eps": 0.0 if self._norm is None else self._norm.eps,
+            "value_eps": config.value_norm_eps or 0.0,
+        }
+
+    def _flags(self) -> LayerFlags:
+        config, norm = self._owner.config, self._norm
+        has = {
+            LayerFlags.READS_CELLS: config.reads_layer is not None,
+            LayerFlags.ADJACENT_PAIRS: config.has_interleaved_rope,
+            LayerFlags.JOINT_NORM: norm is not None and norm.is_joint,
+            LayerFlags.NORM_AFTER_ROTATION: norm is not None and norm.is_after_rotation,
+            LayerFlags.LAYER_NORM_OF_HEADS: norm is not None and norm.kind == "layer",
+            LayerFlags.SCALED_QUERIES: config.scales_queries,
+        }
+        return LayerFlags(sum(flag for flag, is_set in has.items() if is_set))
+
+
+class _Latents:
+    """Rows for all heads."""
+
+    def __init__(self, attention: LatentAttention) -> None:
+        self._owner, self.cells = attention, attention.cells
+        config, num_heads = attention.config, attention.config.num_heads
+        queries = 0 if config.q_rank is None else num_heads * config.key_dim
+        rows = num_heads * config.row_dim
+        self.widths = (
+            config.query_inputs + config.row_dim + queries + rows,
+            num_heads * (config.kv_rank + config.value_dim),
+        )
+        self._pointers = self._point()
+
+    def _point(self) -> LatentPointers:
+        own, config = self._owner, self._owner.config
+        absorb, expand = own.heads_of_keys, own.heads_of_values
+        assert absorb is not None
+        assert expand is not None
+        return LatentPointers(
+            down=projection_pointers(own.down),
+            q_up=projection_pointers(own.q_up),
+            absorb=absorb.projection(),
+            expand=expand.projection(),
+            q_norm=norm_pointers(own.q_norm),
+            kv_norm=norm_pointers(own.kv_norm),
+            query_inputs=config.query_inputs,
+            kv_rank=config.kv_rank,
+            nope_dim=config.nope_dim,
+            rope_dim=config.rope_dim,
+            value_dim=config.value_dim,
+            eps=config.norm_eps,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        config = self._owner.config
+        return {
+            "out": projection_pointers(self._owner.out),
+            "latents": ctypes.pointer(self._pointers),
+            "num_heads": config.num_heads,
+            "num_kv_heads": 1,
+            "head_dim": config.row_dim,
+            "flags": LayerFlags.ADJACENT_PAIRS if config.is_interleaved else LayerFlags(0),
+            "scale": config.scale,
+        }
+
+
+def projection_pointers(linear: Linear | None) -> ProjectionPointers:
+    """The structure of a projection that may be absent."""
+    return ProjectionPointers() if linear is None else projection(linear)
+
+
+def norm_pointers(norm: Norm | None) -> NormPointers:
+    """The structure of a norm that may be absent."""
+    if norm is None:
+        return NormPointers()
+    return NormPointers(pointer(norm.weight_C), pointer(norm.bias_C))
