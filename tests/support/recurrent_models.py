@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-_ALL = {
+ALL = {
     "vocab_size": 97,
     "hidden_size": 32,
     "num_hidden_layers": 4,
@@ -134,7 +134,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 def recurrent_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a name in `RECURRENT`, as transformers makes it, with random weights."""
     family, extra = RECURRENT[name]
-    config = getattr(transformers, f"{family}Config")(**_ALL | extra, attn_implementation="eager")
+    config = getattr(transformers, f"{family}Config")(**ALL | extra, attn_implementation="eager")
     torch.manual_seed(3)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     for parameter_name, parameter in model.named_parameters():

@@ -210,26 +210,17 @@ class _RowsCache:
 class Recurrence:
     """The recurrent modules of a loaded model. Outside a step they run as their class does.
 
-    A row that goes on does so by `_MOST_TOKENS` at once, or one by one after `slow_down`: classes
-    of Mamba's first version know no state in a pass over several tokens.
+    A row that goes on does so by `_MOST_TOKENS` at once, or one by one if it `is_slow`: classes of
+    Mamba's first version know no state in a pass over several tokens.
     """
 
     def __init__(self, body: torch.nn.Module, modules: Sequence[RecurrentModule]) -> None:
         self._step: PagedStep | None = None
-        self._most_continued = _MOST_TOKENS
+        self.is_slow = False
         for number, plan in enumerate(modules):
             module = body.get_submodule(plan.name)
             keys = [key for key, _ in plan.states]
             module.forward = partial(self._run, module.forward, number, keys)
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether rows go on one token at a time."""
-        return self._most_continued == 1
-
-    def slow_down(self) -> None:
-        """Let rows go on one token at a time."""
-        self._most_continued = 1
 
     @contextmanager
     def over(self, step: PagedStep) -> Iterator[None]:
@@ -258,7 +249,7 @@ class Recurrence:
         outputs = []
         if step.batch.num_decode_rows:
             outputs.append(_decode(forward, given, states, step))
-        for part, cache in _chunks(step, states, self._most_continued):
+        for part, cache in _chunks(step, states, 1 if self.is_slow else _MOST_TOKENS):
             own = _cut(given, len(step.batch.write_slots_T), part)
             outputs.append(forward(**own | {_CACHE: cache}))
         return _joined(outputs)

@@ -177,7 +177,7 @@ def prove_images(
     model.plan = plan.with_blocks_in(spans.layers)
     for start, hidden_TC in chunks:
         end = start + len(hidden_TC)
-        is_near_T = is_near(hidden_TC, own_TC[start:end])
+        is_near_T = is_near(hidden_TC, own_TC[start:end], dtype)
         for part in prompt.parts_of(start, end):
             # Rounding may send a token to another expert, but not most of them.
             if 2 * int(is_near_T[part].sum()) < len(is_near_T[part]):
