@@ -145,8 +145,9 @@ def is_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Of each row of values, relative to the norm."""
-    difference = torch.linalg.vector_norm((found - expected).float(), dim=-1)
-    return difference / torch.linalg.vector_norm(expected.float(), dim=-1).clamp(min=1e-30)
+    norm = torch.linalg.vector_norm(expected.float(), dim=-1).clamp(min=1e-30)
+    difference: torch.Tensor = torch.linalg.vector_norm((found - expected).float(), dim=-1) / norm
+    return difference
 
 
 def _on_pages(
