@@ -36,6 +36,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Youtu",
         LATENT | {"q_lora_rank": None, "rope_interleave": False, "num_hidden_layers": 2},
     ),
+    "minicpm3": (
+        "MiniCPM3",
+        LATENT
+        | {"scale_emb": 3.0, "scale_depth": 1.1, "dim_model_base": 20, "attention_bias": False},
+    ),
     "deepseek-v2-lite": ("DeepseekV2", EXPERTS | {"q_lora_rank": None}),
     "deepseek-v2, groups": (
         "DeepseekV2",

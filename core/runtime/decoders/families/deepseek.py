@@ -37,7 +37,7 @@ class LatentFields(CausalLmConfig, frozen=True, kw_only=True):
     kv_lora_rank: Count = 512
     qk_nope_head_dim: Count = 128
     qk_rope_head_dim: Count = 64
-    v_head_dim: Count = 128
+    v_head_dim: Count | None = 128
     rope_interleave: bool = True
 
 
@@ -58,7 +58,7 @@ def latent_attention_of(fields: LatentFields) -> LatentConfig:
         num_heads=fields.num_attention_heads,
         nope_dim=fields.qk_nope_head_dim,
         rope_dim=fields.qk_rope_head_dim,
-        value_dim=fields.v_head_dim,
+        value_dim=fields.v_head_dim or fields.hidden_size // fields.num_attention_heads,
         kv_rank=fields.kv_lora_rank,
         q_rank=fields.q_lora_rank,
         scale=_scale(fields),
@@ -111,7 +111,7 @@ class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
     rms_norm_eps: Positive = 1e-5
     q_lora_rank: Count | None = 768
     qk_nope_head_dim: Count = 192
-    v_head_dim: Count = 256
+    v_head_dim: Count | None = 256
     n_routed_experts: Count = 64
     moe_intermediate_size: Count = 1536
     num_experts_per_tok: Count = 4
@@ -190,11 +190,41 @@ def _youtu(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return decoder_of(fields, attention, max_length)
 
 
+class _MiniCpm3Config(LatentFields, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 32768
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = True
+    q_lora_rank: Count | None = 768
+    kv_lora_rank: Count = 256
+    qk_nope_head_dim: Count = 64
+    qk_rope_head_dim: Count = 32
+    v_head_dim: Count | None = None
+    rope_interleave: bool = False
+    scale_emb: Positive = 12.0
+    scale_depth: Positive | None = 1.4
+    dim_model_base: Count | None = 256
+
+
+def _minicpm3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Dense, with scaled embeddings, residual additions and logits."""
+    fields = parse_latent(config, _MiniCpm3Config)
+    num_layers, hidden_size = fields.num_hidden_layers, fields.hidden_size
+    attention = (latent_attention_of(fields),) * num_layers
+    depth = fields.scale_depth or math.sqrt(num_layers)
+    return replace(
+        decoder_of(fields, attention, max_length),
+        embedding_scale=fields.scale_emb,
+        residual_scale=depth / math.sqrt(num_layers),
+        logit_scale=(fields.dim_model_base or hidden_size) / hidden_size,
+    )
+
+
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "DeepseekV2ForCausalLM": _deepseek_v2,
         "DeepseekV3ForCausalLM": _deepseek_v3,
         "Glm4MoeLiteForCausalLM": _glm4_moe_lite,
+        "MiniCPM3ForCausalLM": _minicpm3,
         "YoutuForCausalLM": _youtu,
     }
 )
