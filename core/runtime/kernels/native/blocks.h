@@ -130,23 +130,40 @@ INLINE reg load_halves(const void *p) {
 #endif
 }
 
-INLINE reg load_bytes(const uint8_t *p) {
+/* Bytes as words. Compilers convert them one by one: intrinsics, where there are any. */
+INLINE ireg unsigned_words(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (ireg)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+#elif defined(__AVX2__)
+    return (ireg)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+#else
     breg bytes;
     memcpy(&bytes, p, sizeof bytes);
-    return __builtin_convertvector(__builtin_convertvector(bytes, ireg), reg);
+    return __builtin_convertvector(bytes, ireg);
+#endif
 }
 
-INLINE reg load_signed_bytes(const uint8_t *p) {
+INLINE ireg signed_words(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (ireg)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+#elif defined(__AVX2__)
+    return (ireg)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+#else
     cbreg bytes;
     memcpy(&bytes, p, sizeof bytes);
-    return __builtin_convertvector(__builtin_convertvector(bytes, ireg), reg);
+    return __builtin_convertvector(bytes, ireg);
+#endif
+}
+
+INLINE reg load_bytes(const uint8_t *p) { return __builtin_convertvector(unsigned_words(p), reg); }
+
+INLINE reg load_signed_bytes(const uint8_t *p) {
+    return __builtin_convertvector(signed_words(p), reg);
 }
 
 /* Half of 2 to the power of bytes less 127. */
 INLINE reg load_powers(const uint8_t *p) {
-    breg bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    ureg exponent = __builtin_convertvector(bytes, ureg), is_small = (ureg)(exponent < 2);
+    ureg exponent = (ureg)unsigned_words(p), is_small = (ureg)(exponent < 2);
     ureg subnormal = 0x00200000u << (exponent & 1);
     return (reg)((is_small & subnormal) | (~is_small & (exponent - 1) << 23));
 }
