@@ -295,12 +295,16 @@ def _compare_with_index(
             raise WeightsError(f"Tensor {name!r} in {info.file} is not listed in {index}.")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; raises `ValueError` for duplicate keys."""
+_SPECIAL = "__float__"
+"""The only key of an object by which transformers writes a number that JSON has not."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | float:
+    """A JSON object, or infinity; raises `ValueError` for duplicate keys."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key appears twice")
-    return fields
+    return float(str(fields[_SPECIAL])) if fields.keys() == {_SPECIAL} else fields
 
 
 def brief(error: BaseException) -> str:

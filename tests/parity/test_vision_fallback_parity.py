@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,7 @@ from support.vision_models import IMAGE_ID, pixels
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.engine.served import implementation_of
 
 NUM_TOKENS = 4
 HELLO, THEN, WHAT = (1, 5, 9, 12, BEGIN_ID), (END_ID, 13, BEGIN_ID), (END_ID, 20, 21, 22)
@@ -36,13 +36,12 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 @pytest.fixture
 def rig(loaded: Loaded) -> VisionRig:
     made = VisionRig(loaded[2])
-
-    def encode(spelled: str) -> list[int]:
-        ids: list[int] = loaded[1].tokenizer(spelled, add_special_tokens=False)["input_ids"]
-        return ids
-
-    made.encode = encode
+    made.encode = encoder_of(loaded[1])
     return made
+
+
+def encoder_of(processor: Any) -> Any:
+    return lambda spelled: processor.tokenizer(spelled, add_special_tokens=False)["input_ids"]
 
 
 def expected(loaded: Loaded, row: VisionRow, *images: Any) -> torch.Tensor:
@@ -105,9 +104,46 @@ def test_images_through_the_fallback(rig: VisionRig, loaded: Loaded, chunk: int)
     torch.testing.assert_close(ours_NV, theirs_NV, atol=1e-4, rtol=1e-4)
 
 
-def test_a_class_that_takes_no_features_is_refused(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, {}, transformers.Kosmos2Config().to_dict())
+def test_a_hit_that_ends_inside_an_image(rig: VisionRig, loaded: Loaded) -> None:
+    if rig.kv.states is not None or rig.limits.whole_spans:
+        pytest.skip("such hits end at a snapshot, or before an image")
+    first, second = (rig.look(HELLO, SUN, WHAT) for _ in range(2))
+    rig.prefill(first)
+    rig.share(second, first, num_pages=2)
+    rig.prefill(second)
+    rig.preempt(second)
+    rig.decode(first)
+    rig.prefill(second)
+    torch.testing.assert_close(second.logits, first.logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["glm46v", "gemma4", "qwen3_5"])
+def test_bfloat16_errs_no_more_than_the_class(name: str, tmp_path: Path) -> None:
+    model, processor = save_model(name, tmp_path)
+    rig = VisionRig(tmp_path, dtype=torch.bfloat16)
+    rig.encode = encoder_of(processor)
+    row = rig.look(HELLO, SUN, WHAT)
+    rig.prefill(row)
+    (ours_V,) = row.logits.values()
+    exact = copy.deepcopy(model)
+    for kept, cast in zip(exact.parameters(), model.parameters(), strict=True):
+        cast.data = cast.data.bfloat16()  # of what a model keeps, parameters alone have its type
+        kept.data = cast.data.float()
+    theirs_V, exact_V = (
+        expected((each, processor, tmp_path), row, SUN)[0].float() for each in (model, exact)
+    )
+    ours, theirs = (float((x_V - exact_V).norm()) for x_V in (ours_V.float(), theirs_V))
+    assert ours <= 1.5 * theirs, f"relative: {ours / float(exact_V.norm()):.2g}"
+
+
+@pytest.mark.parametrize(
+    ("config", "implementation"),
+    [(transformers.Gemma3Config, "native"), (transformers.Glm4vConfig, "transformers")],
+)
+def test_the_implementation_of_a_configuration(config: Any, implementation: str) -> None:
+    assert implementation_of(config().to_dict()) == implementation
+
+
+def test_a_class_that_takes_no_features_is_refused() -> None:
     with pytest.raises(WeightsError, match="takes no features"):
-        FallbackVisionBlueprint(
-            checkpoint, max_length=0, dtype=torch.float32, device=torch.device("cpu")
-        )
+        implementation_of(transformers.Kosmos2Config().to_dict())

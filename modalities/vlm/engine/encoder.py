@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,7 @@ class ImageEncoder:
         self._group = group
         self._device = next(model.parameters()).device
         self._batch_axis = None if self._device.type == "cpu" else batch_axis
+        self._casts = scaling is not None
         self._wanted = inspect.signature(model.get_image_features).parameters
 
     @property
@@ -172,7 +173,7 @@ class ImageEncoder:
         return [encoded[index] for index in range(len(images))]
 
     def _encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
-        output = self._model.get_image_features(**self._batch(images), return_dict=True)
+        output = self._call(self._batch(images))
         pooled = output.pooler_output
         hidden_NC = _flatten(output.last_hidden_state if pooled is None else pooled)
         sizes = [image.span.num_features for image in images]
@@ -201,8 +202,21 @@ class ImageEncoder:
             if mask is not None:  # a processor pads after normalizing
                 batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
                 batch[_MASK] = mask.bool()
-        batch[_PIXELS] = batch[_PIXELS].to(self._dtype)
         return batch
+
+    def _call(self, batch: Mapping[str, torch.Tensor]) -> Any:
+        """Call the model, which may compute on pixels before it rounds them to its own type."""
+        if not self._casts:
+            try:
+                return self._model.get_image_features(**batch, return_dict=True)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # its class takes pixels of its own type alone
+                self._casts = True
+        given = {
+            name: x.to(self._dtype) if x.is_floating_point() else x for name, x in batch.items()
+        }
+        return self._model.get_image_features(**given, return_dict=True)
 
     def _tensor(self, array: Array) -> torch.Tensor:
         if self._group is not None and self._group.rank:

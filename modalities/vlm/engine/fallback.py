@@ -11,7 +11,7 @@ what differs is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -170,7 +170,9 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
                 built, self.traits, self.feature_layout, max_length=max_length, dtype=dtype
             )
         report(1.0)
-        return built, self._encoder(model)
+        inner = model.base_model  # its own arguments are named where the whole hands them on
+        has_features = hasattr(inner, "get_image_features")
+        return built, self._encoder(inner if has_features else model)
 
 
 def _kind_of(model_type: str) -> Any:
@@ -236,17 +238,16 @@ class FallbackVisionModel(FallbackModel):
         self._found = output
 
     def class_inputs(
-        self, ids_1T: torch.Tensor, span: ContentSpan, features: Features
+        self, ids_1T: torch.Tensor, spans: Sequence[ContentSpan], features: Features
     ) -> dict[str, Any]:
-        """The arguments of the class's own forward on a prompt with an image."""
-        is_image_1T = torch.zeros_like(ids_1T)
-        for first, length in span.runs:
-            is_image_1T[:, first : first + length] = 1
-        grid = [1, *(_merge_size(self.whole.config) * side for side in span.grid)]
+        """The arguments of the class's own forward on a prompt with images."""
+        is_image_1T = (ids_1T == self._image_id).long()
+        merge_size = _merge_size(self.whole.config)
+        grids = [[1, *(merge_size * side for side in span.grid)] for span in spans]
         known = {
             "token_type_ids": is_image_1T,
             "mm_token_type_ids": is_image_1T,
-            "image_grid_thw": ids_1T.new_tensor([grid]),
+            "image_grid_thw": ids_1T.new_tensor(grids),
         }
         given = {name: value for name, value in known.items() if name in self._inputs}
         return {**given, "use_cache": False, **self._step_inputs(ids_1T, features)}

@@ -1,7 +1,7 @@
 """The proof that a vision model of transformers reads images on our pages as its class does.
 
-Owns the comparison at load, in addition to that of text (`modalities.llm.engine.proof`): an image
-of invented features between two texts, in chunks that cut it unless its positions see each other.
+Owns the comparison at load, in addition to that of text (`modalities.llm.engine.proof`): two images
+of invented features between texts, in chunks that cut one unless its positions see each other.
 First the masks, which say whether they do, then the hidden states. Knows no checkpoint.
 
 Shapes: T tokens, N features of an image, C hidden, A axes, Q queries, S keys.
@@ -36,13 +36,17 @@ from triptych.modalities.llm.engine.proof import (
 from triptych.modalities.vlm.engine.encoder import FeatureLayout, Features
 from triptych.modalities.vlm.engine.head import PlaceholderTraits, find_blocks
 
-_NUM_BEFORE, _NUM_AFTER = 7, 12
-_GRID = (3, 4)
-"""Rows and columns of the invented image."""
-_NUMS_FEATURES = (12, 17)
-"""Features of such an image: one for each place of the grid, or also for ends of rows and image."""
-MIN_CONTEXT = _NUM_BEFORE + max(_NUMS_FEATURES) + _NUM_AFTER
-"""The shortest context in which an image can be compared."""
+_NUM_BEFORE, _NUM_BETWEEN, _NUM_AFTER = 7, 5, 12
+_GRIDS = ((3, 4), (2, 6))
+"""Rows and columns of the invented images."""
+_NUMS_FEATURES: Sequence[Callable[[int, int], int]] = (
+    lambda rows, columns: rows * columns,
+    lambda rows, columns: rows * (columns + 1),
+    lambda rows, columns: rows * (columns + 1) + 2,
+)
+"""An image's features: those of its grid, in some models also of the ends of rows and image."""
+MIN_CONTEXT = 64
+"""The shortest context in which images can be compared."""
 _FIRST_PLAIN_ID = 5
 _WRAPS: Sequence[Callable[[torch.Tensor], Any]] = (lambda x_NC: x_NC, lambda x_NC: [x_NC])
 _UNEQUAL = "it reads images otherwise on our pages than in its class"
@@ -73,76 +77,95 @@ class SeeingModel(BridgedModel, Protocol):
         """Run the class's forward: `hidden_TC`."""
 
     def class_inputs(
-        self, ids_1T: torch.Tensor, span: ContentSpan, features: Features
+        self, ids_1T: torch.Tensor, spans: Sequence[ContentSpan], features: Features
     ) -> dict[str, Any]:
-        """The arguments of the class's own forward on a prompt with an image."""
+        """The arguments of the class's own forward on a prompt with images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
-    """An image between two texts."""
+    """Two images and three texts in turn."""
 
     ids_T: torch.Tensor
     features: Features
     positions: torch.Tensor
-    span: ContentSpan
+    spans: tuple[ContentSpan, ...]
 
     @classmethod
     def invent(
         cls, model: SeeingModel, traits: PlaceholderTraits, layout: FeatureLayout
     ) -> _Prompt:
-        """Plain ids, and an image whose features are as large as embeddings.
+        """Plain ids, and images whose features are as large as embeddings.
 
-        Raises the errors of `traits.places` if an image has features of no known number.
+        Raises the errors of `traits.places` if images have features of no known number.
         """
-        for num_features in _NUMS_FEATURES:
-            span = ContentSpan(digest=b"", runs=((_NUM_BEFORE, num_features),), grid=_GRID)
+        for count in _NUMS_FEATURES:
             try:
-                return cls._around(span, model, traits, layout)
-            except ValueError:
-                if num_features == _NUMS_FEATURES[-1]:
+                return cls._around(_spans(count), model, traits, layout)
+            except (ValueError, RuntimeError):
+                if count is _NUMS_FEATURES[-1]:
                     raise
         raise AssertionError("the last number returns or raises")
 
     @classmethod
     def _around(
         cls,
-        span: ContentSpan,
+        spans: tuple[ContentSpan, ...],
         model: SeeingModel,
         traits: PlaceholderTraits,
         layout: FeatureLayout,
     ) -> _Prompt:
-        device, num_tokens = model.body.device, span.end + _NUM_AFTER
+        device, num_tokens = model.body.device, spans[-1].end + _NUM_AFTER
         ids_T = torch.arange(num_tokens) * 3 % (model.vocab_size // 2) + _FIRST_PLAIN_ID
-        ids_T[span.start : span.end] = traits.input_id
+        for span in spans:
+            ids_T[span.start : span.end] = traits.input_id
         positions = np.arange(num_tokens)
         if traits.places is not None:
-            positions, _ = traits.places(ids_T.numpy(), [span])
+            positions, _ = traits.places(ids_T.numpy(), spans)
         embedding = model.whole.get_input_embeddings()
-        scale = embedding(ids_T[: span.start].to(device)).float().std().cpu()
-        shape = (layout.num_parts, span.num_features, layout.hidden_size)
+        scale = embedding(ids_T[:_NUM_BEFORE].to(device)).float().std().cpu()
+        num_features = sum(span.num_features for span in spans)
+        shape = (layout.num_parts, num_features, layout.hidden_size)
         values_DNC = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
         hidden_NC, *late = values_DNC.to(device, layout.dtype)
         return cls(
             ids_T=ids_T.to(device),
             features=Features(hidden_NC, torch.stack(late) if late else None),
             positions=torch.from_numpy(positions).to(device),
-            span=span,
+            spans=spans,
         )
 
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where the images are: first position and length."""
+        return [run for span in self.spans for run in span.runs]
+
     def parts_of(self, start: int, end: int) -> list[slice]:
-        """The texts and the image within a chunk, as slices of it."""
-        borders = (0, self.span.start, self.span.end, len(self.ids_T))
+        """The texts and the images within a chunk, as slices of it."""
+        inner = (border for span in self.spans for border in (span.start, span.end))
+        borders = (0, *inner, len(self.ids_T))
         cut = [min(max(border, start), end) - start for border in borders]
         return [slice(low, high) for low, high in pairwise(cut) if low < high]
 
     def features_at(self, positions_T: torch.Tensor) -> Features | None:
         """The features at some of the prompt's positions."""
-        index_F = positions_T - self.span.start
-        index_F = index_F[(index_F >= 0) & (index_F < self.span.num_features)]
+        feature_T = torch.full_like(self.ids_T, -1)
+        filled = torch.cat([torch.arange(first, first + length) for first, length in self.runs])
+        feature_T[filled] = torch.arange(len(filled), device=feature_T.device)
+        index_F = feature_T[positions_T]
+        index_F = index_F[index_F >= 0]
         late_LNC = self.features.late_LNC
         late_LFC = None if late_LNC is None else late_LNC[:, index_F]
         return Features(self.features.hidden_NC[index_F], late_LFC) if len(index_F) else None
+
+
+def _spans(count: Callable[[int, int], int]) -> tuple[ContentSpan, ...]:
+    """The places of images with `count` features."""
+    spans: list[ContentSpan] = []
+    for grid in _GRIDS:
+        first = spans[-1].end + _NUM_BETWEEN if spans else _NUM_BEFORE
+        spans.append(ContentSpan(digest=b"", runs=((first, count(*grid)),), grid=grid))
+    return tuple(spans)
 
 
 def prove_images(
@@ -170,7 +193,7 @@ def prove_images(
             chunks, windows = _on_pages(model, prompt, dtype, SpanMasks())
             spans = SpanMasks()
             if not plan.by_rows:
-                spans = _find_spans(model.plan, prompt.span, masks, windows)
+                spans = _find_spans(model.plan, prompt.runs, masks, windows)
             if spans.sees_whole:
                 model.plan = model.plan.with_blocks_in(spans.layers)
                 chunks, _ = _on_pages(model, prompt, dtype, spans)
@@ -202,7 +225,7 @@ def _on_its_own(
     with library_errors(problem("its class does not run with features")):
         for wrap in _WRAPS:
             model.wrap = wrap
-            given = model.class_inputs(prompt.ids_T[None], prompt.span, prompt.features)
+            given = model.class_inputs(prompt.ids_T[None], prompt.spans, prompt.features)
             try:
                 with class_outputs(model.body) as found:
                     return model.hidden(**given), found.masks
@@ -216,12 +239,13 @@ def _on_pages(
     model: SeeingModel, prompt: _Prompt, dtype: torch.dtype, spans: SpanMasks
 ) -> tuple[list[tuple[int, torch.Tensor]], dict[int, int | None]]:
     """The `hidden_TC` of three chunks, as `(first position, states)`, and attention's windows."""
-    device, num_tokens, (run,) = prompt.ids_T.device, len(prompt.ids_T), prompt.span.runs
+    device, num_tokens = prompt.ids_T.device, len(prompt.ids_T)
     num_pages = -(-num_tokens // PAGE_SIZE)
     kv = KvCache(model.plan.layout(PAGE_SIZE, dtype), 2 * num_pages, device, num_slots=2)
-    blocks_2T = find_blocks(num_tokens, [run], exceeds_windows=spans.exceeds_windows)
+    blocks_2T = find_blocks(num_tokens, prompt.runs, exceeds_windows=spans.exceeds_windows)
     windows: dict[int, int | None] = {}
-    middle = prompt.span.end if spans.sees_whole else run[0] + run[1] // 2
+    first, length = prompt.runs[0]
+    middle = first + (length if spans.sees_whole else length // 2)
     found: list[tuple[int, torch.Tensor]] = []
     for chunks in ([(0, 0, middle)], [(0, middle, num_tokens), (1, 0, middle)]):
         batch, places_T = lay_out_rows(chunks, num_pages, device)
@@ -240,7 +264,7 @@ def _on_pages(
 
 def _find_spans(
     plan: CachePlan,
-    span: ContentSpan,
+    runs: Sequence[tuple[int, int]],
     masks: Mapping[int, torch.Tensor],
     windows: Mapping[int, int | None],
 ) -> SpanMasks:
@@ -248,7 +272,8 @@ def _find_spans(
     if masks.keys() != plan.layers.keys():
         raise WeightsError(refusal("the masks of its layers cannot be read"))
     block_QS = torch.zeros_like(next(iter(masks.values())))
-    block_QS[span.start : span.end, span.start : span.end] = True
+    for first, length in runs:
+        block_QS[first : first + length, first : first + length] = True
     layers, forms = [], {False, True}
     for layer, seen_QS in masks.items():
         window = windows.get(layer) or plan.layers[layer].mask_window

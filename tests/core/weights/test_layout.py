@@ -1,6 +1,7 @@
 """Safetensors headers: what is proven before anything is mapped."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,12 @@ def test_damaged_json_is_refused(tmp_path: Path, text: str | bytes) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(WeightsError, match=r"config.json is damaged"):
         read_json(file)
+
+
+def test_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"limit": [0.0, {"__float__": "Infinity"}]}')
+    assert read_json(file) == {"limit": [0.0, math.inf]}
 
 
 def test_missing_json_names_the_file(tmp_path: Path) -> None:
