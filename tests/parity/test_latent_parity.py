@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,14 @@ import pytest
 import torch
 
 from support.decoder_families import LATENT, save_family
-from support.decoder_rig import Rig, Row, assert_errs_no_more_than_in_bfloat16, load_decoder
+from support.decoder_rig import Rig, assert_errs_no_more_than_in_bfloat16
+from support.every_path import (
+    LONG,
+    assert_same_alone,
+    assert_same_tokens,
+    every_path,
+    open_rig,
+)
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 EXPERTS = LATENT | {
@@ -52,8 +58,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         EXPERTS | {"n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
 }
-LONG = {"max_position_embeddings": 512, "initializer_range": 0.1}
-PAGE_SIZE = 16
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -65,51 +69,10 @@ def model(
     return folder, save_family(folder, family, **LONG | extra)
 
 
-def open_rig(
-    folder: Path,
-    dtype: torch.dtype,
-    native: NativeKernels | None,
-    cache: torch.dtype | None = None,
-) -> Rig:
-    decoder = load_decoder(folder, dtype=dtype, native=native)
-    assert (decoder._fused is None) == (native is None)  # the one native step runs them
-    layout = decoder.config.kv_layout(PAGE_SIZE, cache or dtype)
-    return Rig(decoder, layout, native=native, max_length=512, max_batch_size=4)
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(3, 199) for _ in range(length)]
-
-
-def every_path(rig: Rig) -> list[Row]:
-    """Chunks, decode steps, a preempted row, a prefix hit, and steps that mix them."""
-    first, second = rig.open(prompt(300, 1)), rig.open(prompt(41, 2))
-    for size in (64, 128, 7):
-        rig.step((first, size))
-    rig.step((first, 101), (second, 41))
-    rig.decode(first, second, num_steps=31)
-    rig.preempt(first)
-    rig.step((first, 257), (second, 0))
-    mate = rig.open(second.tokens[:48] + prompt(20, 3))
-    rig.share(mate, second, 3)
-    rig.step((first, len(first.tokens) - 257), (mate, 20), (second, 0))
-    rig.decode(first, mate, num_steps=32)
-    assert [len(row.logits) for row in (first, mate)] == [64 + 1, 33]
-    return [first, second, mate]
-
-
 def test_float32_is_transformers(native: NativeKernels, model: tuple[Path, Any]) -> None:
     folder, reference = model
     for kernels in (None, native):
-        for row in every_path(open_rig(folder, torch.float32, kernels)):
-            with torch.inference_mode():
-                expected_TV = reference(torch.tensor([row.tokens[:-1]])).logits[0]
-            places = [position - 1 for position in row.logits]
-            found_NV = torch.stack(list(row.logits.values()))
-            torch.testing.assert_close(found_NV, expected_TV[places], atol=2e-4, rtol=2e-4)
-            chosen = [row.tokens[position] for position in row.logits]
-            assert expected_TV[places].argmax(1).tolist() == chosen
+        assert_same_tokens(every_path(open_rig(folder, torch.float32, kernels)), reference)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,12 +92,8 @@ def test_logits_are_bitwise_the_same_alone(native: NativeKernels, model: tuple[P
     """Of a kernel level: one family runs on all in `test_decoder_parity`."""
     folder, reference = model
     cache = torch.int8 if reference.config.model_type == "youtu" else torch.bfloat16
-    together = every_path(open_rig(folder, torch.bfloat16, native, cache))
-    for row in together:
-        rig = open_rig(folder, torch.bfloat16, native, cache)
-        alone = rig.open(row.tokens[: row.num_prompt_tokens])
-        rig.prefill(alone)
-        rig.decode(alone, num_steps=len(row.tokens) - row.num_prompt_tokens - 1)
-        assert alone.tokens == row.tokens
-        for position, logits_V in row.logits.items():
-            assert torch.equal(alone.logits[position], logits_V)
+
+    def rig() -> Rig:
+        return open_rig(folder, torch.bfloat16, native, cache)
+
+    assert_same_alone(every_path(rig()), rig)

@@ -15,6 +15,7 @@ from msgspec import structs
 from triptych.core.engine_api.plan import StepResult, TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.runtime.engine.text_head import TextHead
@@ -26,6 +27,7 @@ from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import load_tensors
+from triptych.core.runtime.tensors.stacked import split_experts
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
@@ -58,7 +60,8 @@ def load_decoder(
     with Checkpoint.open(folder) as checkpoint:
         config = read_decoder_config(checkpoint.config, max_length=max_length)
         decoder = Decoder(config, dtype=dtype, device=device)
-        load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused)
+        split = split_experts(checkpoint, names_of(config.moe).stacked)
+        load_tensors(split, decoder_targets(decoder), ignored=is_unused)
     decoder.prepare(native)
     return decoder
 

@@ -15,7 +15,7 @@ import torch
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.runtime.decoders.expert_names import EXPERT_NAMES, ExpertNames, names_of
+from triptych.core.runtime.decoders.expert_names import ExpertNames, names_of
 from triptych.core.runtime.decoders.layer_names import LAYER_NAMES, LayerNames
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
@@ -198,7 +198,7 @@ def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
-    names, module = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe).module
+    names, expert_names = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe)
     yield from norm_targets(f"{_below(prefix)}norm", stack.norm)
     if stack.layer_inputs is not None:
         yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)
@@ -207,7 +207,10 @@ def stack_targets(
         for norm_name, norm in _norms(layer, names).items():
             yield from norm_targets(f"{name}.{norm_name}", norm)
         yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding, names)
-        yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
+        if isinstance(layer.mlp, MoeMlp):
+            yield from _moe_targets(name, layer.mlp, encoding, expert_names)
+        else:
+            yield from mlp_targets(f"{name}.{expert_names.module}", layer.mlp, encoding, names)
         if layer.input_gate is not None:
             yield from _input_gate_targets(name, layer.input_gate, encoding)
         if layer.scale_1 is not None:
@@ -348,14 +351,11 @@ def _latent_targets(
 
 def mlp_targets(
     prefix: str,
-    mlp: Mlp | MoeMlp,
+    mlp: Mlp,
     encoding: WeightEncoding = AS_STORED,
     names: LayerNames = LAYER_NAMES[""],
 ) -> Iterator[Target]:
-    """The destinations of one MLP, or of a mixture in its place."""
-    if isinstance(mlp, MoeMlp):
-        yield from _moe_targets(prefix, mlp, encoding)
-        return
+    """The destinations of one MLP."""
     rows = [(names.gate, mlp.features)] if mlp.has_gate else []
     rows.append((names.up, mlp.features))
     if names.gate_up:
@@ -375,36 +375,37 @@ def _within(name: str, shards: Sequence[Shard]) -> list[tuple[str, Shard]]:
     ]
 
 
-def _expert_targets(
-    prefix: str,
-    expert: Expert,
-    features: Shard,
-    encoding: WeightEncoding,
-    names: ExpertNames = EXPERT_NAMES[""],
+def _moe_targets(
+    layer: str, moe: MoeMlp, encoding: WeightEncoding, names: ExpertNames
 ) -> Iterator[Target]:
-    """The destinations of one expert."""
-    rows = [(names.gate, features), (names.up, features)]
-    yield from _fused_targets(prefix, expert.gate_up, rows, encoding)
-    rows = [(names.down, Shard.whole(expert.down.num_outputs))]
-    yield from _fused_targets(prefix, expert.down, rows, encoding, features)
-
-
-def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
     """The destinations of a router, of this rank's experts and of the shared one."""
-    names = EXPERT_NAMES[moe.config.naming]
-    yield TensorTarget(f"{prefix}.{names.router}.weight", moe.router.weight_OI)
+    yield TensorTarget(f"{layer}.{names.router}.weight", moe.router.weight_OI)
     if moe.router.bias_O is not None:
-        yield TensorTarget(f"{prefix}.{names.router}.bias", moe.router.bias_O)
+        yield TensorTarget(f"{layer}.{names.router}.bias", moe.router.bias_O)
     if moe.correction_E is not None:
-        yield TensorTarget(f"{prefix}.{names.correction}", moe.correction_E)
+        correction = moe.correction_E[None] if names.has_correction_row else moe.correction_E
+        yield TensorTarget(f"{layer}.{names.correction}", correction)
     for number, expert in enumerate(moe.experts, moe.shard.first):
-        place = f"{prefix}.experts.{number}"
-        yield from _expert_targets(place, expert, moe.features, encoding, names)
+        place, shard = f"{layer}.{names.module}.experts.{number}", moe.features
+        rows = [(names.gate, shard), (names.up, shard)]
+        yield from _fused_targets(place, expert.gate_up, rows, encoding)
+        yield from _down_targets(place, names.down, expert, shard, encoding)
     if moe.shared is not None:
-        place = f"{prefix}.{names.shared}"
-        yield from _expert_targets(place, moe.shared, moe.shared_features, encoding)
+        place, shard = f"{layer}.{names.shared}", moe.shared_features
+        rows = [("gate_proj", shard), ("up_proj", shard)]
+        if names.shared_gate_up:
+            rows = _within(names.shared_gate_up, [shard, shard])
+        yield from _fused_targets(place, moe.shared.gate_up, rows, encoding)
+        yield from _down_targets(place, names.shared_down, moe.shared, shard, encoding)
     if moe.shared_gate is not None:
-        yield TensorTarget(f"{prefix}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
+        yield TensorTarget(f"{layer}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
+
+
+def _down_targets(
+    prefix: str, name: str, expert: Expert, features: Shard, encoding: WeightEncoding
+) -> Iterator[Target]:
+    rows = [(name, Shard.whole(expert.down.num_outputs))]
+    return _fused_targets(prefix, expert.down, rows, encoding, features)
 
 
 def _fused_targets(

@@ -57,7 +57,7 @@ def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
     return (
         all(linear.native is not None for layer in layers for linear in _projections(layer))
         and all(moe.fused is not None for moe in mixtures)
-        and (config.residual_scale == 1.0 or not (has_biases or mixtures))
+        and (config.residual_scale == 1.0 or not has_biases)
     )
 
 

@@ -74,6 +74,7 @@ class NativeMixture:
                 self._shared_gate,
                 DTYPES[x_TC.dtype],
                 torch.get_num_threads(),
+                1.0,
             )
         )
         return y_TC

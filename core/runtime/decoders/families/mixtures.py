@@ -1,26 +1,33 @@
-"""Mixtures of experts: Mixtral, Qwen3-MoE."""
+"""Mixtures of experts by softmax: Mixtral, Qwen-MoE, OLMoE, Granite-MoE, Hunyuan-MoE."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Protocol
+
+import msgspec
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.llama import MistralConfig
-from triptych.core.runtime.decoders.families.qwen import Qwen3Config
+from triptych.core.runtime.decoders.families.qwen import Qwen2Config, Qwen3Config
 from triptych.core.runtime.decoders.hf_config import (
+    CausalLmConfig,
     Count,
+    Positive,
     Reader,
     attention_of,
     decoder_of,
+    layer_windows,
     parse,
 )
 from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.moe import MoeConfig
+
+Some = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _MixtralConfig(MistralConfig, frozen=True, kw_only=True):
@@ -42,6 +49,43 @@ class _Qwen3MoeConfig(Qwen3Config, frozen=True, kw_only=True):
     mlp_only_layers: tuple[int, ...] | None = None
 
 
+class _Qwen2MoeConfig(Qwen2Config, frozen=True, kw_only=True):
+    num_key_value_heads: Count | None = 16
+    num_experts: Count = 60
+    num_experts_per_tok: Count = 4
+    moe_intermediate_size: Count = 1408
+    shared_expert_intermediate_size: Count = 5632
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+    qkv_bias: bool = True
+
+
+class _OlmoeConfig(CausalLmConfig, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 4096
+    rms_norm_eps: Positive = 1e-5
+    num_experts: Count = 64
+    num_experts_per_tok: Count = 8
+    norm_topk_prob: bool = False
+    clip_qkv: float | None = None
+
+
+class _GraniteMoeConfig(CausalLmConfig, frozen=True, kw_only=True):
+    num_local_experts: Count = 8
+    num_experts_per_tok: Count = 2
+    shared_intermediate_size: Some = 0
+    embedding_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    attention_multiplier: Positive = 1.0
+
+
+class _HunyuanMoeConfig(CausalLmConfig, frozen=True, kw_only=True):
+    rms_norm_eps: Positive = 1e-5
+    num_experts: Count | tuple[Count, ...] = 1
+    moe_topk: Count | tuple[Count, ...] = 1
+
+
 def _mixtral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Mistral with experts in every layer."""
     fields = parse(config, _MixtralConfig)
@@ -56,16 +100,31 @@ def _mixtral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return with_experts(decoder_of(fields, attention, max_length), moe)
 
 
+class _SparseFields(Protocol):
+    """Which layers of Qwen's mixtures have experts."""
+
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def decoder_sparse_step(self) -> int: ...
+    @property
+    def mlp_only_layers(self) -> tuple[int, ...] | None: ...
+
+
+def _dense_layers(fields: _SparseFields) -> frozenset[int]:
+    layers, every = range(fields.num_hidden_layers), fields.decoder_sparse_step
+    dense = fields.mlp_only_layers or ()
+    return frozenset(layer for layer in layers if layer in dense or (layer + 1) % every)
+
+
 def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen3 with experts in most layers."""
     fields = parse(config, _Qwen3MoeConfig)
-    layers, every = range(fields.num_hidden_layers), fields.decoder_sparse_step
-    dense = fields.mlp_only_layers or ()
     moe = MoeConfig(
         num_experts=fields.num_local_experts or fields.num_experts,
         routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
         intermediate_size=fields.moe_intermediate_size,
-        dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
+        dense_layers=_dense_layers(fields),
     )
     window = fields.sliding_window if fields.use_sliding_window else None
     base = replace(
@@ -73,6 +132,87 @@ def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     )
     attention = (base,) * fields.num_hidden_layers
     return with_experts(decoder_of(fields, attention, max_length), moe)
+
+
+def _qwen2_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Qwen2 with experts, and a shared one behind a gate, in most layers."""
+    window = config.get("sliding_window") or None  # files have 0 where it is not used
+    fields = parse({**config, "sliding_window": window}, _Qwen2MoeConfig)
+    moe = MoeConfig(
+        num_experts=fields.num_experts,
+        routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
+        intermediate_size=fields.moe_intermediate_size,
+        shared_size=fields.shared_expert_intermediate_size,
+        has_shared_gate=True,
+        dense_layers=_dense_layers(fields),
+        naming="qwen2",
+    )
+    base = replace(attention_of(fields), has_qkv_bias=fields.qkv_bias, has_out_bias=False)
+    layers, last = range(fields.num_hidden_layers), fields.max_window_layers
+    sliding = tuple(
+        fields.use_sliding_window and layer % 2 == 0 and layer < last for layer in layers
+    )
+    attention = tuple(replace(base, window=window) for window in layer_windows(fields, sliding))
+    return with_experts(decoder_of(fields, attention, max_length), moe)
+
+
+def _olmoe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Norms of all heads together; experts in every layer."""
+    fields = parse(config, _OlmoeConfig)
+    if fields.clip_qkv is not None:
+        raise WeightsError("config.json: clip_qkv is not supported.")
+    moe = MoeConfig(
+        num_experts=fields.num_experts,
+        routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
+        intermediate_size=fields.intermediate_size,
+    )
+    head_norm = HeadNormConfig(eps=fields.rms_norm_eps, is_joint=True)
+    attention = (replace(attention_of(fields), head_norm=head_norm),) * fields.num_hidden_layers
+    return with_experts(decoder_of(fields, attention, max_length), moe)
+
+
+def _granite_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Multipliers of embeddings, scores, residual additions and logits; perhaps a shared expert."""
+    fields = parse(config, _GraniteMoeConfig)
+    moe = MoeConfig(
+        num_experts=fields.num_local_experts,
+        routing=Routing(num_chosen=fields.num_experts_per_tok),
+        intermediate_size=fields.intermediate_size,
+        shared_size=fields.shared_intermediate_size,
+        naming="granite",
+    )
+    base = replace(attention_of(fields), scale=fields.attention_multiplier)
+    decoder = decoder_of(fields, (base,) * fields.num_hidden_layers, max_length)
+    decoder = replace(
+        decoder,
+        embedding_scale=fields.embedding_multiplier,
+        residual_scale=fields.residual_multiplier,
+        logit_scale=1 / fields.logits_scaling,
+    )
+    return with_experts(decoder, moe)
+
+
+def _hunyuan_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Norms of heads after their rotation; every expert has the size of the shared one."""
+    fields = parse(config, _HunyuanMoeConfig)
+    moe = MoeConfig(
+        num_experts=_same_in_all_layers("num_experts", fields.num_experts),
+        routing=Routing(num_chosen=_same_in_all_layers("moe_topk", fields.moe_topk)),
+        intermediate_size=fields.intermediate_size,
+        shared_size=fields.intermediate_size,
+        naming="hunyuan",
+    )
+    head_norm = HeadNormConfig(eps=fields.rms_norm_eps, is_after_rotation=True)
+    attention = (replace(attention_of(fields), head_norm=head_norm),) * fields.num_hidden_layers
+    decoder = with_experts(decoder_of(fields, attention, max_length), moe)
+    return replace(decoder, naming="hunyuan")
+
+
+def _same_in_all_layers(name: str, values: int | tuple[int, ...]) -> int:
+    listed = set(values) if isinstance(values, tuple) else {values}
+    if len(listed) != 1:
+        raise WeightsError(f"config.json: {name} must be the same in all layers.")
+    return listed.pop()
 
 
 def with_experts(decoder: DecoderConfig, moe: MoeConfig) -> DecoderConfig:
@@ -103,6 +243,11 @@ def _check_routing(routing: Routing, num_experts: int) -> None:
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "MixtralForCausalLM": _mixtral,
+        "Qwen2MoeForCausalLM": _qwen2_moe,
         "Qwen3MoeForCausalLM": _qwen3_moe,
+        "OlmoeForCausalLM": _olmoe,
+        "GraniteMoeForCausalLM": _granite_moe,
+        "GraniteMoeSharedForCausalLM": _granite_moe,
+        "HunYuanMoEV1ForCausalLM": _hunyuan_moe,
     }
 )

@@ -21,12 +21,14 @@ from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 
 
-class _Qwen2Config(CausalLmConfig, frozen=True, kw_only=True):
+class Qwen2Config(CausalLmConfig, frozen=True, kw_only=True):
+    """The fields of Qwen2, with its defaults."""
+
     sliding_window: Count | None = 4096
     max_position_embeddings: Count = 32768
 
 
-class Qwen3Config(_Qwen2Config, frozen=True, kw_only=True):
+class Qwen3Config(Qwen2Config, frozen=True, kw_only=True):
     """The fields of Qwen3, with its defaults."""
 
     head_dim: Count | None = 128
@@ -34,7 +36,7 @@ class Qwen3Config(_Qwen2Config, frozen=True, kw_only=True):
 
 def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Biases on query, key and value; if enabled, a window from `max_window_layers` on."""
-    fields = parse(config, _Qwen2Config)
+    fields = parse(config, Qwen2Config)
     base = replace(attention_of(fields), has_qkv_bias=True, has_out_bias=False)
     attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
     return decoder_of(fields, attention, max_length)
@@ -57,7 +59,7 @@ def _qwen_windows(fields: CausalLmConfig) -> tuple[int | None, ...]:
 
 def _qwen2_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen2 with positions of three axes, each with a block of frequencies."""
-    fields = parse(config, _Qwen2Config)
+    fields = parse(config, Qwen2Config)
     return _with_axes(_qwen2(config, max_length), fields, (16, 24, 24))
 
 

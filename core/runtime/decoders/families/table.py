@@ -14,8 +14,10 @@ from typing import Any
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families import (
     cohere,
+    corrected_mixtures,
     deepseek,
     gemma,
+    gpt_oss,
     llama,
     mixtures,
     olmo,
@@ -36,6 +38,8 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         **olmo.READERS,
         **cohere.READERS,
         **relatives.READERS,
+        **corrected_mixtures.READERS,
+        **gpt_oss.READERS,
         **deepseek.READERS,
     }
 )

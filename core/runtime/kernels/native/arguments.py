@@ -203,6 +203,7 @@ class MixArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_tokens", "hidden")),
         ("shared_gate", GateArguments),
         *((name, ctypes.c_int32) for name in ("dtype", "num_threads")),
+        ("out_scale", ctypes.c_float),
     )
 
 

@@ -157,7 +157,8 @@ static void mix_layer(const Glue *g, const void *x, float scale) {
     Mix m = {.mixture = g->layer->mixture, .x = x, .residual = has_norm ? NULL : s->x,
              .y = has_norm ? g->scratch->normed : s->x, .scratch = s->mixture_scratch,
              .num_tokens = s->attention.num_tokens, .hidden = s->hidden, .shared_gate = s->gate,
-             .dtype = dtype_of(s), .num_threads = s->attention.num_threads};
+             .dtype = dtype_of(s), .num_threads = s->attention.num_threads,
+             .out_scale = s->residual_scale};
     mix(&m);
     if (has_norm) for_tokens(&scaled, post_norm, add_normed_token);
 }

@@ -143,8 +143,8 @@ typedef struct {
 /* Bytes of memory for a mixture of so many tokens. */
 int64_t mixture_bytes(const Mixture *x, int64_t num_tokens, int64_t hidden, int32_t dtype);
 
-/* The inputs and the result of one layer's mixture, rows of `hidden` values. `scratch` has
- * `mixture_bytes`. */
+/* The inputs and the result of one layer's mixture, rows of `hidden` values. The sum of experts is
+ * multiplied by `out_scale`. `scratch` has `mixture_bytes`. */
 typedef struct {
     const Mixture *mixture;
     const void *x, *residual; /* no residual: NULL */
@@ -152,6 +152,7 @@ typedef struct {
     int64_t num_tokens, hidden;
     Gate shared_gate;
     int32_t dtype, num_threads;
+    float out_scale;
 } Mix;
 
 void mix(const Mix *m);

@@ -319,14 +319,14 @@ static void gate_rows(void *context, int64_t index, int worker) {
 /* The weighted results of a token: of its experts, in the order of its choice, and of the shared. */
 typedef struct {
     const float *results[MAX_CHOSEN + 1];
-    float weights[MAX_CHOSEN + 1];
+    float weights[MAX_CHOSEN + 1], scale;
     int num;
 } Terms;
 
 static Terms terms_of(const Pass *p, int64_t token) {
     const Mixture *x = p->m->mixture;
     int64_t hidden = p->m->hidden, first = token * x->num_chosen;
-    Terms t = {.num = 0};
+    Terms t = {.scale = p->m->out_scale};
     for (; t.num < x->num_chosen; t.num++) {
         t.results[t.num] = p->at.results + p->at.places[first + t.num] * hidden;
         t.weights[t.num] = x->scales_inputs ? 1.0f : p->at.weights[first + t.num];
@@ -344,11 +344,13 @@ INLINE void add_terms(const Terms *t, const void *residual, void *y, int64_t beg
     for (; i + LANES <= end; i += LANES) {
         vec sum = splat(0.0f);
         for (int n = 0; n < t->num; n++) sum += load(t->results[n] + i) * t->weights[n];
+        sum *= t->scale;
         store_as(y, i, residual ? load_as(residual, i, dtype) + sum : sum, dtype);
     }
     for (; i < end; i++) {
         float sum = 0.0f;
         for (int n = 0; n < t->num; n++) sum += t->results[n][i] * t->weights[n];
+        sum *= t->scale;
         write_as(y, i, residual ? read_as(residual, i, dtype) + sum : sum, dtype);
     }
 }

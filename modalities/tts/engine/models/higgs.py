@@ -40,7 +40,7 @@ from triptych.core.runtime.decoders.tensor_names import (
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import DecoderStack
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, Mlp
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.sampling.sampler import FrameSampler
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
@@ -125,6 +125,7 @@ class HiggsModel:
             prefix = f"model.layers.{index}.audio"
             yield from norm_targets(f"{prefix}_input_layernorm", layer.input_norm)
             yield from norm_targets(f"{prefix}_post_attention_layernorm", layer.mlp_norm)
+            assert isinstance(layer.mlp, Mlp)
             yield from mlp_targets(f"{prefix}_mlp", layer.mlp, encoding)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
