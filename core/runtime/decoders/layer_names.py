@@ -40,7 +40,6 @@ class LayerNames:
 LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
     {
         "": LayerNames(),
-        "hunyuan": LayerNames(query_norm="query_layernorm", key_norm="key_layernorm"),
         "phi": LayerNames(qkv="qkv_proj", gate_up="gate_up_proj"),
         "glm": LayerNames(gate_up="gate_up_proj"),
         "glm4": LayerNames(

@@ -175,6 +175,6 @@ class Decoder(DecoderStack):
         """Score the whole vocabulary for each row: `logits_RV`, float32."""
         logits_RV = self.head(hidden_RC, out_dtype=torch.float32)
         if self.config.logit_scale != 1.0:
-            logits_RV *= self.config.logit_scale
+            logits_RV = logits_RV * self.config.logit_scale  # ranks share one number
         cap = self.config.logit_cap
-        return logits_RV if cap is None else logits_RV.div_(cap).tanh_().mul_(cap)
+        return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)

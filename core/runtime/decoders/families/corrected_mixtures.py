@@ -10,11 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.mixtures import Some, with_experts
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
+    NotNativeError,
     Positive,
     Reader,
     attention_of,
@@ -217,7 +217,7 @@ def _ernie4_5_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Heads rotated by neighbouring pairs, softmax scores, experts in some of the layers."""
     fields = parse(config, _Ernie45MoeConfig)
     if fields.use_bias:
-        raise WeightsError("config.json: use_bias is not supported.")
+        raise NotNativeError("config.json: use_bias is not supported.")
     layers = range(fields.num_hidden_layers)
     end = fields.moe_layer_end_index
     last = len(layers) - 1 if end == -1 else end

@@ -12,9 +12,11 @@ import msgspec
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.llama import MistralConfig
 from triptych.core.runtime.decoders.families.qwen import Qwen2Config, Qwen3Config
+from triptych.core.runtime.decoders.families.relatives import granite, hunyuan
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
+    NotNativeError,
     Positive,
     Reader,
     attention_of,
@@ -74,14 +76,9 @@ class _GraniteMoeConfig(CausalLmConfig, frozen=True, kw_only=True):
     num_local_experts: Count = 8
     num_experts_per_tok: Count = 2
     shared_intermediate_size: Some = 0
-    embedding_multiplier: Positive = 1.0
-    logits_scaling: Positive = 1.0
-    residual_multiplier: Positive = 1.0
-    attention_multiplier: Positive = 1.0
 
 
 class _HunyuanMoeConfig(CausalLmConfig, frozen=True, kw_only=True):
-    rms_norm_eps: Positive = 1e-5
     num_experts: Count | tuple[Count, ...] = 1
     moe_topk: Count | tuple[Count, ...] = 1
 
@@ -160,7 +157,7 @@ def _olmoe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Norms of all heads together; experts in every layer."""
     fields = parse(config, _OlmoeConfig)
     if fields.clip_qkv is not None:
-        raise WeightsError("config.json: clip_qkv is not supported.")
+        raise NotNativeError("config.json: clip_qkv is not supported.")
     moe = MoeConfig(
         num_experts=fields.num_experts,
         routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
@@ -172,7 +169,7 @@ def _olmoe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _granite_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Multipliers of embeddings, scores, residual additions and logits; perhaps a shared expert."""
+    """Granite with experts in every layer, and perhaps a shared one."""
     fields = parse(config, _GraniteMoeConfig)
     moe = MoeConfig(
         num_experts=fields.num_local_experts,
@@ -181,19 +178,11 @@ def _granite_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
         shared_size=fields.shared_intermediate_size,
         naming="granite",
     )
-    base = replace(attention_of(fields), scale=fields.attention_multiplier)
-    decoder = decoder_of(fields, (base,) * fields.num_hidden_layers, max_length)
-    decoder = replace(
-        decoder,
-        embedding_scale=fields.embedding_multiplier,
-        residual_scale=fields.residual_multiplier,
-        logit_scale=1 / fields.logits_scaling,
-    )
-    return with_experts(decoder, moe)
+    return with_experts(granite(config, max_length), moe)
 
 
 def _hunyuan_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Norms of heads after their rotation; every expert has the size of the shared one."""
+    """Hunyuan with experts in every layer, each of the size of the shared one."""
     fields = parse(config, _HunyuanMoeConfig)
     moe = MoeConfig(
         num_experts=_same_in_all_layers("num_experts", fields.num_experts),
@@ -202,16 +191,13 @@ def _hunyuan_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
         shared_size=fields.intermediate_size,
         naming="hunyuan",
     )
-    head_norm = HeadNormConfig(eps=fields.rms_norm_eps, is_after_rotation=True)
-    attention = (replace(attention_of(fields), head_norm=head_norm),) * fields.num_hidden_layers
-    decoder = with_experts(decoder_of(fields, attention, max_length), moe)
-    return replace(decoder, naming="hunyuan")
+    return with_experts(hunyuan(config, max_length), moe)
 
 
 def _same_in_all_layers(name: str, values: int | tuple[int, ...]) -> int:
     listed = set(values) if isinstance(values, tuple) else {values}
     if len(listed) != 1:
-        raise WeightsError(f"config.json: {name} must be the same in all layers.")
+        raise NotNativeError(f"config.json: {name} must be the same in all layers.")
     return listed.pop()
 
 

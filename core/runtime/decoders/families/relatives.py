@@ -50,7 +50,7 @@ class _GraniteConfig(CausalLmConfig, frozen=True, kw_only=True):
     attention_multiplier: Positive = 1.0
 
 
-def _granite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+def granite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Multipliers of embeddings, scores, residual additions and logits."""
     fields = parse(config, _GraniteConfig)
     own = replace(attention_of(fields), scale=fields.attention_multiplier)
@@ -66,7 +66,7 @@ class _HunyuanConfig(CausalLmConfig, frozen=True, kw_only=True):
     rms_norm_eps: Positive = 1e-5
 
 
-def _hunyuan(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+def hunyuan(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Norms on heads after their rotation; frequencies stretched by a fixed `alpha`."""
     fields = parse(config, _HunyuanConfig)
     rope = fields.rope_parameters or fields.rope_scaling
@@ -191,8 +191,8 @@ def _nemotron(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "SeedOssForCausalLM": _seed_oss,
-        "GraniteForCausalLM": _granite,
-        "HunYuanDenseV1ForCausalLM": _hunyuan,
+        "GraniteForCausalLM": granite,
+        "HunYuanDenseV1ForCausalLM": hunyuan,
         "ArceeForCausalLM": _arcee,
         "HeliumForCausalLM": _helium,
         "Starcoder2ForCausalLM": _starcoder2,
