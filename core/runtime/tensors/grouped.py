@@ -32,7 +32,7 @@ from triptych.core.runtime.kernels.packed_linear import Float8Weight, Int4Weight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.mxfp4 import mxfp4_blocks
 from triptych.core.runtime.tensors.quantize import quantize_blocks
-from triptych.core.runtime.tensors.stacked import ALTERNATING, SplitExperts
+from triptych.core.runtime.tensors.stacked import ALTERNATING, ExpertCheckpoint
 from triptych.core.weights.layout import TensorInfo, read_json_if_there
 
 _BLOCK = 32
@@ -70,7 +70,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         return checkpoint
     if isinstance(fields, dict) and fields.get("quant_method") == "mxfp4":
         del checkpoint.config["quantization_config"]
-        return SplitExperts(checkpoint, ALTERNATING)
+        return ExpertCheckpoint(checkpoint, ALTERNATING)
     return GroupedCheckpoint(checkpoint, _scheme_of(fields))
 
 

@@ -60,7 +60,7 @@ class _Part:
         return (own.t() if self.is_transposed else own)[self.outputs]
 
 
-class SplitExperts(Checkpoint):
+class ExpertCheckpoint(Checkpoint):
     """`stored` with stacked tensors as those of each expert; open as long as `stored` is."""
 
     def __init__(self, stored: Checkpoint, names: StackedNames) -> None:
@@ -100,7 +100,7 @@ class SplitExperts(Checkpoint):
 
 def split_experts(checkpoint: Checkpoint, names: StackedNames | None) -> Checkpoint:
     """The checkpoint with a tensor for each expert, if its family has stacked ones."""
-    return checkpoint if names is None else SplitExperts(checkpoint, names)
+    return checkpoint if names is None else ExpertCheckpoint(checkpoint, names)
 
 
 def _exponents(blocks: TensorInfo) -> str:
