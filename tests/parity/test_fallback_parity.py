@@ -241,7 +241,7 @@ def check(row: Row, reference: Any) -> None:
 
 
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "sees what comes after": ("Ernie", {}, "masks of its layers"),
+    "sees what comes after": ("Ernie", {}, "encoder see those after them"),
     "adds tokens": ("CpmAnt", {"dim_head": 8, "dim_ff": 48, "prompt_length": 4}, "other tokens"),
 }
 

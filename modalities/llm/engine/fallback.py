@@ -15,8 +15,6 @@ Shapes: T tokens, R rows of logits, C hidden, V vocabulary.
 from __future__ import annotations
 
 import copy
-import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,12 +22,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
@@ -50,6 +44,13 @@ from triptych.modalities.llm.engine.bridge import (
     problem,
     refusal,
 )
+from triptych.modalities.llm.engine.class_config import (
+    can_bridge,
+    check_direction,
+    fit_context,
+    keeps_states,
+    read_class,
+)
 from triptych.modalities.llm.engine.latents import store_rows
 from triptych.modalities.llm.engine.proof import prove
 from triptych.modalities.llm.engine.recurrence import Recurrence, StateRecorder, recurrent_bytes
@@ -61,45 +62,7 @@ from triptych.modalities.llm.engine.rows import (
     run_rows,
 )
 
-_OTHER_KINDS = (
-    (
-        {
-            *modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
-            *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-        },
-        "it recognizes speech, but not as the models do that docs/models.md lists for it.",
-    ),
-    (
-        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        "it sees images, but not as the models do that are served: those have a text_config and"
-        " a vision_config.",
-    ),
-    (
-        modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
-        "it is a speech model of no family in docs/speech_models.md.",
-    ),
-    (
-        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        "its decoder reads an encoder's states; those that chat here are decoders alone.",
-    ),
-)
-"""Kinds of models in transformers that are not language models, and what to use instead."""
-_LEGACY_FIELDS = frozenset(
-    (
-        *("rope_theta", "rope_scaling", "partial_rotary_factor"),
-        *("original_max_position_embeddings", "per_layer_config"),
-    )
-)
-_ARGUMENT = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"')
-_PER_LAYER = "per_layer_config"
-_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers")
-_PARTS = {"vision_config", "audio_config", "vq_config", "text_config", "text_encoder"}
 _TWO_IDS = torch.zeros((1, 2), dtype=torch.int64, device="meta")
-_RECURRENT_LAYERS = {"linear_attention", "conv"}
-_BRIDGED_LAYERS = {
-    *("full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding"),
-    *(*_RECURRENT_LAYERS, "mlp", "moe"),
-}
 
 
 class FallbackBlueprint:
@@ -117,14 +80,16 @@ class FallbackBlueprint:
         self._kind, self._config = self._read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
         self.max_length: int = max_length or stated
-        _fit_context(self._config, self.max_length)
+        fit_context(self._config, self.max_length)
         self.vocab_size: int = self._config.vocab_size
         self.dtype = dtype
         self._device = device
         self._native = native
 
     def _read(self, config: Mapping[str, Any]) -> tuple[Any, Any]:
-        return _read(config)
+        kind, parsed = read_class(config)
+        parsed._attn_implementation = ATTENTION if can_bridge(kind, parsed) else OWN_ATTENTION
+        return kind, parsed
 
     @cached_property
     def _sketch(self) -> Any:
@@ -143,7 +108,8 @@ class FallbackBlueprint:
         values in their forward, which the meta device has not; their layers are alike, as the
         configuration says. The proof checks each.
         """
-        if _keeps_states(self._kind, self._config):
+        check_direction(self._sketch)
+        if keeps_states(self._kind, self._config):
             return self._bridged_plan()
         if self.attention == ATTENTION and not _counts_positions(self._sketch):
             with suppress(WeightsError), library_errors(""):
@@ -318,99 +284,9 @@ class _GivenHidden(torch.nn.Module):
         return self if name == "decoder" else self._attributes.get(name)
 
 
-def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The model class and its configuration, reduced to the fields that the class declares."""
-    family = config.get("model_type")
-    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family not in CONFIG_MAPPING:
-        raise WeightsError(_other_kind(family))
-    kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
-    config_kind = CONFIG_MAPPING[family]
-    if config.get("quantization_config"):
-        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
-    known = _known_fields(config_kind)
-    fields = {k: v for k, v in config.items() if k in known and k[0] != "_"}
-    with library_errors(f"config.json is not usable as {family}"):
-        if layers := fields.get(_PER_LAYER):
-            fields[_PER_LAYER] = _known_per_layer(layers, known)
-        parsed = config_kind(**config_kind._decode_special_floats(fields))
-    if config_kind.sub_configs.keys() & _PARTS:
-        raise WeightsError(refusal("it has parts that are not text"))
-    check_text(kind, parsed)
-    parsed._attn_implementation = ATTENTION if can_bridge(kind, parsed) else OWN_ATTENTION
-    return kind, parsed
-
-
-def check_text(kind: Any, config: Any) -> None:
-    """Raise `WeightsError` for a language model with states that cannot be kept."""
-    keeps_states = _keeps_states(kind, config)
-    if keeps_states and not can_bridge(kind, config):
-        raise WeightsError(refusal("it keeps a recurrent state of another kind"))
-    for name in _COUNTS if keeps_states else (*_COUNTS, "num_attention_heads"):
-        count = getattr(config, name, None)
-        if not isinstance(count, int) or count < 1:
-            raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
-
-
-def _keeps_states(kind: Any, config: Any) -> bool:
-    """Whether a class has recurrent layers."""
-    return bool(kind._is_stateful or _layer_types(config) & _RECURRENT_LAYERS)
-
-
-def can_bridge(kind: Any, config: Any) -> bool:
-    """Whether our attention may replace that of a class; its first pass decides."""
-    has_interface = kind._supports_attention_backend or kind._is_stateful
-    return bool(has_interface) and _layer_types(config) <= _BRIDGED_LAYERS
-
-
-def _layer_types(config: Any) -> set[str]:
-    return set(getattr(config, "layer_types", None) or ())
-
-
 def _counts_positions(model: Any) -> bool:
     """Whether a class counts positions from its padding, which differs from ours by an offset."""
     return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
-
-
-def _known_fields(config_kind: Any) -> set[str]:
-    """The fields that a class declares, and older ones that its own code takes as arguments."""
-    own = [kind for kind in config_kind.__mro__ if issubclass(kind, transformers.PreTrainedConfig)]
-    code = [kind.__post_init__ for kind in own[:-1] if "__post_init__" in vars(kind)]
-    older = _ARGUMENT.findall("".join(map(inspect.getsource, code)))
-    other_names = config_kind.attribute_map
-    declared = {*config_kind.__dataclass_fields__, *other_names, *other_names.values()}
-    return declared | _LEGACY_FIELDS | set(older)
-
-
-def _known_per_layer(layers: object, known: set[str]) -> dict[int, dict[str, Any]]:
-    """The exceptions of single layers, reduced to known fields."""
-    if not isinstance(layers, Mapping):
-        raise WeightsError(f"config.json: {_PER_LAYER} is not an object.")
-    return {
-        int(layer): {k: v for k, v in dict(fields).items() if k in known and k[0] != "_"}
-        for layer, fields in layers.items()
-    }
-
-
-def _fit_context(config: Any, max_length: int) -> None:
-    """Refuse contexts for which Llama 4's attention is chunked, or scaled by position.
-
-    Its class scales queries by their place in a step, not by their positions. The scale is 1 below
-    the first step of the floor function, so it is switched off there.
-    """
-    layer_types, limits = getattr(config, "layer_types", None) or (), list[int]()
-    if "chunked_attention" in layer_types:
-        chunk_size: int | None = getattr(config, "attention_chunk_size", None)
-        if not chunk_size:
-            raise WeightsError("config.json: attention_chunk_size is missing.")
-        limits.append(chunk_size)
-    if getattr(config, "attn_temperature_tuning", False):
-        limits.append(int(config.floor_scale) - 1)
-        config.attn_temperature_tuning = False
-    if max_length > min(limits, default=max_length):
-        raise WeightsError(
-            "config.json: attention in chunks, or scaled by position, is served for contexts of"
-            f" {min(limits)} tokens; give --max-length {min(limits)}."
-        )
 
 
 def _stated_plan(config: Any, first: KvShape | None = None) -> CachePlan:
@@ -422,17 +298,6 @@ def _stated_plan(config: Any, first: KvShape | None = None) -> CachePlan:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
     )
     return CachePlan.of_shapes(dict.fromkeys(range(config.num_hidden_layers), shape))
-
-
-def _other_kind(family: Any) -> str:
-    """The refusal of a model without a language model class in transformers."""
-    for names, reason in _OTHER_KINDS:
-        if family in names:
-            return f"model_type {family!r} in config.json: {reason}"
-    return (
-        f"model_type {family!r} in config.json is no language model that transformers knows, and of"
-        " no other kind that is served."
-    )
 
 
 @contextmanager

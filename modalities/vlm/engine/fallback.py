@@ -35,13 +35,12 @@ from triptych.modalities.llm.engine.bridge import (
     CachePlan,
     refusal,
 )
+from triptych.modalities.llm.engine.class_config import can_bridge, check_text
 from triptych.modalities.llm.engine.fallback import (
     FallbackBlueprint,
     FallbackModel,
     absorbed,
     body_of,
-    can_bridge,
-    check_text,
     pin_rope,
     sketch,
 )
