@@ -79,6 +79,11 @@ class RowStates:
         """The memory that all lines take."""
         return self._lines.nbytes
 
+    @property
+    def line_bytes(self) -> int:
+        """The distance between lines."""
+        return self._lines.stride(0)
+
     def snapshot_line(self, snapshot: int) -> int:
         """The line of a snapshot."""
         return self.num_slots + snapshot

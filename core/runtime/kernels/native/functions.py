@@ -16,6 +16,10 @@ from triptych.core.runtime.kernels.native.arguments import (
     SnakeArguments,
     StepArguments,
 )
+from triptych.core.runtime.kernels.native.state_arguments import (
+    RecurrentArguments,
+    StateRowArguments,
+)
 
 FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
@@ -58,6 +62,12 @@ FUNCTIONS = {
         ctypes.c_int64,  # num_rows
         ctypes.c_void_p,  # rows
         *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
+    "recur": (
+        None,
+        ctypes.POINTER(RecurrentArguments),
+        ctypes.POINTER(StateRowArguments),
+        *(ctypes.c_void_p,) * 2,  # in, out
     ),
     "snake": (None, ctypes.POINTER(SnakeArguments)),
     "unpack_blocks": (

@@ -47,6 +47,10 @@ from triptych.core.runtime.kernels.native.build import (
     supported_levels,
 )
 from triptych.core.runtime.kernels.native.functions import FUNCTIONS
+from triptych.core.runtime.kernels.native.state_arguments import (
+    NativeStateRows,
+    RecurrentArguments,
+)
 
 if TYPE_CHECKING:
     from triptych.core.bundle.store import Bundle
@@ -429,6 +433,17 @@ class NativeKernels:
     def mix(self, arguments: MixArguments) -> None:
         """Run a mixture; see `core.runtime.layers.native_mixture`."""
         self._library.mix(arguments)
+
+    def recur(
+        self,
+        arguments: RecurrentArguments,
+        rows: NativeStateRows,
+        in_TI: torch.Tensor,
+        out_TO: torch.Tensor,
+    ) -> None:
+        """Run a recurrent layer between its projections; see `core.runtime.layers.recurrent`."""
+        assert in_TI.is_contiguous()
+        self._library.recur(arguments, rows.arguments, in_TI.data_ptr(), out_TO.data_ptr())
 
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.runtime.layers.native_layers`."""

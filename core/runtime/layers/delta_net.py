@@ -1,0 +1,131 @@
+"""Linear attention by the gated delta rule: the recurrent layers of Qwen3-Next and Qwen3.5.
+
+Owns the weights of one layer. A row's state has a matrix for each value head, and the last inputs of
+the convolution of queries, keys and values.
+
+Shapes: T tokens, I inputs, O outputs, G key heads, H value heads, D key dim, E value dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import silu
+
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.state_arguments import (
+    DeltaRuleArguments,
+    RecurrentArguments,
+)
+from triptych.core.runtime.kernels.recurrent import (
+    DeltaInputs,
+    StateRows,
+    convolve,
+    gated_delta_rule,
+)
+from triptych.core.runtime.kernels.rms_norm import rms_norm
+from triptych.core.runtime.layers.recurrent import RecurrentLayer, convolution_state
+from triptych.core.runtime.layers.states import LayerState, StateShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetConfig:
+    """One layer. A key head serves several value heads. `norm_eps` is that of a head's result."""
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    norm_eps: float
+    reads_layer: ClassVar[int | None] = None
+
+    @property
+    def num_keys(self) -> int:
+        """The values of all keys of a token, and of all queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def num_outputs(self) -> int:
+        """The values of a token's result."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Those of queries, keys and values."""
+        return 2 * self.num_keys + self.num_outputs
+
+    @property
+    def num_inputs(self) -> int:
+        """Those of the convolution, the gate of the result, and two numbers for each head."""
+        return self.num_channels + self.num_outputs + 2 * self.num_value_heads
+
+    @property
+    def state(self) -> LayerState:
+        """The tensors that a row keeps."""
+        matrix = self.num_value_heads, self.key_dim, self.value_dim
+        return convolution_state(self), StateShape(matrix, torch.float32)
+
+    @property
+    def position_values(self) -> int:
+        """The most values that the layer holds for each position, beside the residual stream."""
+        return 2 * self.num_inputs + 4 * self.num_outputs
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """Projection, convolution, gated delta rule, gated norm of each head, projection."""
+
+    kind = 1
+
+    def __init__(
+        self, config: DeltaNetConfig, *, cells: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(config, cells=cells, dtype=dtype, device=device)
+        num_heads = config.num_value_heads
+        self.decay_log_H, self.dt_bias_H, self.norm_E = (
+            torch.empty(size, dtype=torch.float32, device=device)
+            for size in (num_heads, num_heads, config.value_dim)
+        )
+        self._decay_H = self.decay_log_H
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        super().prepare(native)
+        self._decay_H = -self.decay_log_H.exp()
+
+    def mix(
+        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+    ) -> torch.Tensor:
+        """Compute what lies between the projections, `out_TO`."""
+        config: DeltaNetConfig = self.config
+        heads = config.num_value_heads, config.value_dim
+        sizes = config.num_channels, config.num_outputs, *(config.num_value_heads,) * 2
+        qkv_TX, z_TO, b_TH, a_TH = in_TI.split(sizes, dim=1)
+        qkv_TX = convolve(qkv_TX, self.convolution, states[0], rows)
+        sizes = config.num_keys, config.num_keys, config.num_outputs
+        q_TX, k_TX, v_TX = qkv_TX.split(sizes, dim=1)
+        q_TGD, k_TGD = (x.unflatten(1, (config.num_key_heads, -1)) for x in (q_TX, k_TX))
+        inputs = DeltaInputs(
+            *(q_TGD, k_TGD, v_TX.unflatten(1, heads), a_TH, b_TH),
+            decay_H=self._decay_H,
+            dt_bias_H=self.dt_bias_H,
+        )
+        y_THE = gated_delta_rule(inputs, states[1], rows)
+        normed_THE = rms_norm(y_THE, self.norm_E, config.norm_eps)
+        gated_THE = normed_THE * silu(z_TO.float()).unflatten(1, heads)
+        return gated_THE.flatten(1).to(in_TI.dtype)
+
+    def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
+        """The structure of the recurrent part, with its states."""
+        config: DeltaNetConfig = self.config
+        arguments = super().arguments(states)
+        arguments.delta = DeltaRuleArguments(
+            *(each.data_ptr() for each in (self._decay_H, self.dt_bias_H, self.norm_E, states[1])),
+            *(config.num_key_heads, config.num_value_heads, config.key_dim, config.value_dim),
+            config.norm_eps,
+        )
+        return arguments

@@ -1,0 +1,172 @@
+"""The common parts of recurrent layers: two projections, and a state between them.
+
+Owns their interface within a decoder, which is that of attention. A layer keeps a state of one size
+for each row (`core.runtime.layers.states`) in place of keys and values.
+
+Shapes: T tokens, C hidden, I inputs of the recurrent part, O outputs of it, X channels, K tokens of
+a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from triptych.core.runtime.kernels.native.arguments import DTYPES
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.state_arguments import (
+    ConvolutionArguments,
+    NativeStateRows,
+    RecurrentArguments,
+)
+from triptych.core.runtime.kernels.recurrent import Convolution, StateRows
+from triptych.core.runtime.layers.attention import PagedStep, StepPositions
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.states import LayerState, StateShape
+
+
+class RecurrentConfig(Protocol):
+    """One recurrent layer in the terms of model configurations."""
+
+    hidden_size: int
+
+    @property
+    def num_inputs(self) -> int:
+        """The values of a token that the recurrent part reads."""
+
+    @property
+    def num_outputs(self) -> int:
+        """The values of a token that it yields."""
+
+    @property
+    def num_channels(self) -> int:
+        """The channels of the convolution."""
+
+    @property
+    def width(self) -> int:
+        """The tokens of the convolution."""
+
+    @property
+    def state(self) -> LayerState:
+        """The tensors that a row keeps; the first is that of the convolution."""
+
+
+def convolution_state(config: RecurrentConfig) -> StateShape:
+    """The inputs that a convolution keeps."""
+    return StateShape((config.width - 1, config.num_channels), torch.float32)
+
+
+class RecurrentLayer:
+    """A projection, a convolution and what follows it, and a second projection.
+
+    `convolution_X1K` is loaded as checkpoints have it, `[X, 1, K]`. `cells` is the index of the
+    layer's states in the cache.
+    """
+
+    kind: ClassVar[int]
+    """The number of the kind in native/states.h."""
+
+    def __init__(
+        self,
+        config: RecurrentConfig,
+        *,
+        cells: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        activates: bool = True,
+        has_bias: bool = False,
+        has_convolution_bias: bool = False,
+    ) -> None:
+        self.config: Any = config
+        self.cells, self._dtype, self._activates = cells, dtype, activates
+        new = {"has_bias": has_bias, "dtype": dtype, "device": device}
+        self.into = Linear(config.hidden_size, config.num_inputs, **new)
+        self.out = Linear(config.num_outputs, config.hidden_size, **new)
+        shape = config.num_channels, 1, config.width
+        self.convolution_X1K = torch.empty(shape, dtype=torch.float32, device=device)
+        self.convolution_bias_X: torch.Tensor | None = None
+        if has_convolution_bias:
+            self.convolution_bias_X = torch.empty(
+                config.num_channels, dtype=torch.float32, device=device
+            )
+        self._convolution: Convolution | None = None
+
+    def linears(self) -> Iterator[Linear]:
+        """Iterate over its projections."""
+        yield from (self.into, self.out)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        for linear in self.linears():
+            linear.prepare(native)
+        weight_KX = self.convolution_X1K.squeeze(1).t().contiguous()
+        self._convolution = Convolution(weight_KX, self.convolution_bias_X, self._activates)
+
+    @property
+    def convolution(self) -> Convolution:
+        """The prepared convolution."""
+        assert self._convolution is not None, "call prepare() before the first step"
+        return self._convolution
+
+    def __call__(
+        self,
+        x_TC: torch.Tensor,
+        residual_TC: torch.Tensor | None,
+        positions: StepPositions,
+        step: PagedStep,
+    ) -> torch.Tensor:
+        """Go on with the states of the step's rows. Adds to the residual where given."""
+        assert step.kv.states is not None, "a model with recurrent layers has states"
+        in_TI, states = self.into(x_TC), step.kv.states.layers[self.cells]
+        native = step.kv.native
+        if native is None:
+            return self.out(self.mix(in_TI, states, rows_of(step)), residual_TC)
+        out_TO = in_TI.new_empty(len(in_TI), self.config.num_outputs)
+        native.recur(self.arguments(states), native_rows_of(step), in_TI, out_TO)
+        return self.out(out_TO, residual_TC)
+
+    def mix(
+        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+    ) -> torch.Tensor:
+        """Compute what lies between the projections, `out_TO`; `in_TI` may be overwritten."""
+        raise NotImplementedError
+
+    def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
+        """The structure of the recurrent part, with its states."""
+        by = self.convolution
+        return RecurrentArguments(
+            convolution=ConvolutionArguments(
+                by.weight_KX.data_ptr(),
+                None if by.bias_X is None else by.bias_X.data_ptr(),
+                states[0].data_ptr(),
+                self.config.num_channels,
+                self.config.width,
+                by.activates,
+            ),
+            in_width=self.config.num_inputs,
+            out_width=self.config.num_outputs,
+            kind=self.kind,
+            dtype=DTYPES[self._dtype],
+        )
+
+
+def rows_of(step: PagedStep) -> StateRows:
+    """The tokens of a step between snapshots."""
+    assert step.states is not None, "the runner finds the rows' states"
+    slots, lengths = step.states.host_slots_B, step.batch.host_query_lengths_B.tolist()
+    segments = step.states.segments(lengths)
+    return StateRows([(slots[s.row], s.start, s.stop, s.line) for s in segments])
+
+
+def native_rows_of(step: PagedStep) -> NativeStateRows:
+    """The rows of a step for the native kernels."""
+    assert step.states is not None, "the runner finds the rows' states"
+    assert step.kv.states is not None
+    return NativeStateRows(
+        step.batch.host_query_lengths_B.tolist(),
+        step.states.host_slots_B,
+        step.states.cuts,
+        step.kv.states.line_bytes,
+    )

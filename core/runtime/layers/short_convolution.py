@@ -1,0 +1,78 @@
+"""Short convolutions in the place of attention: the recurrent layers of LFM2.
+
+Shapes: T tokens, I inputs, X channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from triptych.core.runtime.kernels.recurrent import StateRows, convolve
+from triptych.core.runtime.layers.recurrent import RecurrentLayer, convolution_state
+from triptych.core.runtime.layers.states import LayerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """One layer: a convolution over `width` tokens of as many channels as the hidden size."""
+
+    hidden_size: int
+    width: int
+    has_bias: bool = False
+    reads_layer: ClassVar[int | None] = None
+
+    @property
+    def num_channels(self) -> int:
+        """The channels."""
+        return self.hidden_size
+
+    @property
+    def num_inputs(self) -> int:
+        """A factor before the convolution, one after it, and its inputs."""
+        return 3 * self.hidden_size
+
+    @property
+    def num_outputs(self) -> int:
+        """The values of a token's result."""
+        return self.hidden_size
+
+    @property
+    def state(self) -> LayerState:
+        """The tensor that a row keeps."""
+        return (convolution_state(self),)
+
+    @property
+    def position_values(self) -> int:
+        """The most values that the layer holds for each position, beside the residual stream."""
+        return 6 * self.hidden_size
+
+
+class ShortConvolution(RecurrentLayer):
+    """`out(c * convolution(b * x))`, all three from one projection."""
+
+    kind = 0
+
+    def __init__(
+        self, config: ShortConvConfig, *, cells: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        has_bias = config.has_bias
+        super().__init__(
+            config,
+            cells=cells,
+            dtype=dtype,
+            device=device,
+            activates=False,
+            has_bias=has_bias,
+            has_convolution_bias=has_bias,
+        )
+
+    def mix(
+        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+    ) -> torch.Tensor:
+        """Compute what lies between the projections, `out_TX`."""
+        before_TX, after_TX, x_TX = in_TI.chunk(3, dim=1)
+        return after_TX * convolve(before_TX * x_TX, self.convolution, states[0], rows)
