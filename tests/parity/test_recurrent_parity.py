@@ -6,6 +6,7 @@ Every row goes through chunks, shared steps, snapshots found by other rows, and 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,43 @@ import pytest
 import torch
 import transformers
 
-from support.batch_driver import CPU, BatchDriver
+from support.batch_driver import CPU, BatchDriver, is_same
+from support.kernel_levels import LEVELS
 from support.recurrent_models import ALL, RECURRENT, recurrent_model
 from support.token_world import token_request
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
 
 PAGE_SIZE = 16
 NUM_NEW = 64
+NATIVE = ("qwen3.5", "lfm2")
+
+
+@pytest.fixture
+def one_kernel(kernels_of: Callable[[str], NativeKernels]) -> NativeKernels:
+    """The kernels of the highest level; layers are tested on every level."""
+    return kernels_of(LEVELS[0])
+
+
+OPTIONS = {"max_length": 512, "max_batch_size": 3, "max_batch_input_tokens": 90, "depth": 2}
+Built = tuple[CausalModel, KvLayout]
+
+
+def build(folder: Path, kind: Any, dtype: torch.dtype, **given: Any) -> Built:
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = kind(checkpoint.config, max_length=512, dtype=dtype, device=CPU, **given)
+        model = blueprint.build(checkpoint, lambda _: None)
+    return model, blueprint.kv_layout(PAGE_SIZE, dtype)
 
 
 def driver(folder: Path, reference: Any, dtype: torch.dtype = torch.float32) -> BatchDriver:
     reference.save_pretrained(folder)
-    with Checkpoint.open(folder) as checkpoint:
-        blueprint = FallbackBlueprint(checkpoint.config, max_length=512, dtype=dtype, device=CPU)
-        model = blueprint.build(checkpoint, lambda _: None)
-    return BatchDriver(
-        model,
-        blueprint.kv_layout(PAGE_SIZE, dtype),
-        None,
-        num_pages=30,
-        max_length=512,
-        max_batch_size=3,
-        max_batch_input_tokens=90,
-        depth=2,
-    )
+    model, layout = build(folder, FallbackBlueprint, dtype)
+    return BatchDriver(model, layout, None, num_pages=30, **OPTIONS)
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -48,7 +61,23 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", RECURRENT)
 def test_tokens_through_every_path(tmp_path: Path, name: str) -> None:
     reference = recurrent_model(name)
-    engine = driver(tmp_path, reference)
+    go_through_every_path(driver(tmp_path, reference), reference)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_tokens_of_our_decoder_through_every_path(
+    tmp_path: Path, name: str, one_kernel: NativeKernels
+) -> None:
+    reference = recurrent_model(name)
+    reference.save_pretrained(tmp_path)
+    model, layout = build(tmp_path, NativeBlueprint, torch.float32, native=one_kernel)
+    assert model._fused is not None
+    go_through_every_path(
+        BatchDriver(model, layout, one_kernel, num_pages=30, **OPTIONS), reference
+    )
+
+
+def go_through_every_path(engine: BatchDriver, reference: Any) -> None:
     long = prompt(1, 300)
     prompts = {"a": long, "b": long[:200] + prompt(2, 20), "c": prompt(3, 70), "d": long}
     for job, ids in prompts.items():
@@ -81,6 +110,32 @@ def test_a_class_that_loses_a_state_of_small_effect_goes_on_one_by_one(
         blueprint = FallbackBlueprint(checkpoint.config, max_length=512, dtype=dtype, device=CPU)
         built = blueprint.build(checkpoint, lambda _: None)
     assert built.recurrence.is_slow is is_slow
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_logits_are_bitwise_those_of_a_row_alone(
+    tmp_path: Path, name: str, one_kernel: NativeKernels
+) -> None:
+    """In chunks, next to others, after a prefix hit and after preemption; in bfloat16."""
+    recurrent_model(name, torch.bfloat16).save_pretrained(tmp_path)
+    model, layout = build(tmp_path, NativeBlueprint, torch.bfloat16, native=one_kernel)
+    engine = BatchDriver(model, layout, one_kernel, num_pages=15, **OPTIONS)
+    first = prompt(1, 150)
+    prompts = {"a": first, "b": first[:100] + prompt(2, 9), "c": prompt(3, 33), "d": first}
+    for job, ids in prompts.items():
+        engine.submit(job, token_request(ids, max_tokens=30, temperature=0.0))
+    engine.run()
+    assert engine.scheduler.stats().counters["preemptions_total"] > 0
+    assert engine.scheduler.stats().counters["cached_tokens_total"] > 0
+    for job, ids in prompts.items():
+        single = BatchDriver(
+            *(model, layout, one_kernel), num_pages=30, enable_prefix_caching=False, max_length=512
+        )
+        single.submit(job, token_request(ids, max_tokens=30, temperature=0.0))
+        single.run()
+        assert engine.logits[job].keys() == single.logits[job].keys()
+        for position, logits_V in single.logits[job].items():
+            assert is_same(engine.logits[job][position], logits_V)
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "granite-hybrid"])

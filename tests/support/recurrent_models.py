@@ -31,8 +31,8 @@ _DELTA_NET = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4,
-    "head_dim": 8,
 }
+_GATED = {"shared_expert_intermediate_size": 16, "head_dim": 16}
 _MAMBA_2 = {
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
@@ -46,14 +46,14 @@ _MAMBA_1 = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_dt_rank": 8}
 _PURE_MAMBA = {"state_size": 8, "intermediate_size": 64, "expand": 2, "conv_kernel": 4}
 
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3.5": ("Qwen3_5Text", _DELTA_NET | _LINEAR | _FEED_FORWARD),
+    "qwen3.5": ("Qwen3_5Text", _DELTA_NET | _LINEAR | _FEED_FORWARD | {"head_dim": 16}),
     "qwen3.5-moe": (
         "Qwen3_5MoeText",
-        _DELTA_NET | _LINEAR | _EXPERTS | {"shared_expert_intermediate_size": 16},
+        _DELTA_NET | _LINEAR | _EXPERTS | _GATED,
     ),
     "qwen3-next": (
         "Qwen3Next",
-        _DELTA_NET | _LINEAR | _EXPERTS | _FEED_FORWARD | {"shared_expert_intermediate_size": 16},
+        _DELTA_NET | _LINEAR | _EXPERTS | _FEED_FORWARD | _GATED,
     ),
     "olmo-hybrid": ("OlmoHybrid", _DELTA_NET | _LINEAR | _FEED_FORWARD),
     "kimi-linear": (

@@ -29,6 +29,10 @@ def divide(
 
     Raises `ConfigError` where there are too many ranks.
     """
+    if len(config.attending) < len(config.attention):
+        raise ConfigError(
+            "--tensor-parallel-size: recurrent layers are not divided yet; leave it out."
+        )
     layers = [layer for layer in config.attention if isinstance(layer, AttentionConfig)]
     if any(layer.head_norm and layer.head_norm.is_joint for layer in layers):
         raise ConfigError(
@@ -38,7 +42,7 @@ def divide(
     most = min(
         config.intermediate_size,
         config.vocab_size,
-        *(layer.num_heads for layer in config.attention),
+        *(layer.num_heads for layer in config.attending),
     )
     if num_ranks > most:
         raise ConfigError(
@@ -53,7 +57,7 @@ def divide(
         moe = _divide_experts(moe, rank, num_ranks, by_experts=by_experts, unit=unit)
     return replace(
         config,
-        attention=tuple(layer.of_rank(rank, num_ranks) for layer in config.attention),
+        attention=tuple(layer.of_rank(rank, num_ranks) for layer in config.attending),
         intermediate_size=widest,
         features=features,
         vocabulary=even_shard(config.vocab_size, rank, num_ranks),

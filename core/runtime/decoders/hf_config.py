@@ -17,8 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.kernels.gated import Activation
 from triptych.core.runtime.layers.attention import AttentionConfig
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig
-from triptych.core.runtime.layers.latent_attention import LatentConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
 
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
@@ -183,7 +182,7 @@ def sliding_except(fields: CausalLmConfig, every: int) -> tuple[bool, ...]:
 
 
 def decoder_of(
-    fields: CausalLmConfig, attention: tuple[AttentionConfig | LatentConfig, ...], max_length: int
+    fields: CausalLmConfig, attention: tuple[MixerConfig, ...], max_length: int
 ) -> DecoderConfig:
     """Translate the rest. `max_length` is the context served; 0 means the model's own."""
     return DecoderConfig(

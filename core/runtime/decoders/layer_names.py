@@ -12,11 +12,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Names within a layer. `qkv` and `gate_up` are projections that are stored as one tensor.
+    """Names within a layer, and of the last norm.
+
+    `qkv` and `gate_up` are projections that are stored as one tensor.
 
     Where each head has a tensor of its own, `{head}` stands for its number. The norm before the MLP
     has `mlp_norm` in a layer with norms after attention, and that of the norm after attention in
-    others.
+    others. `mlp` is the module of the MLP where no mixture has another name for it.
     """
 
     qkv: str = ""
@@ -35,6 +37,8 @@ class LayerNames:
     attention_post_norm: str = "post_attention_layernorm"
     mlp_norm: str = "pre_feedforward_layernorm"
     mlp_post_norm: str = "post_feedforward_layernorm"
+    final_norm: str = "norm"
+    mlp: str = ""
 
 
 LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
@@ -49,6 +53,19 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
             mlp_post_norm="post_mlp_layernorm",
         ),
         "hunyuan": LayerNames(query_norm="query_layernorm", key_norm="key_layernorm"),
+        "lfm2": LayerNames(
+            out="out_proj",
+            query_norm="q_layernorm",
+            key_norm="k_layernorm",
+            gate="w1",
+            up="w3",
+            down="w2",
+            input_norm="operator_norm",
+            attention_post_norm="ffn_norm",
+            final_norm="embedding_norm",
+            mlp="feed_forward",
+        ),
+        "qwen3_next": LayerNames(),
         "starcoder2": LayerNames(up="c_fc", down="c_proj"),
         "stablelm": LayerNames(
             query_norm="q_layernorm.norms.{head}", key_norm="k_layernorm.norms.{head}"

@@ -97,7 +97,7 @@ class NativeBlueprint:
         those of the largest part of any rank: if they fit here, every part fits its rank.
         """
         parts = self._parts(group.num_ranks, by_experts=by_experts)
-        layers = zip(*(part.attention for part in parts), strict=True)
+        layers = zip(*(part.attending for part in parts), strict=True)
         widest = tuple(max(layer, key=lambda part: part.num_heads) for layer in layers)
         self._largest = replace(parts[0], attention=widest)  # it has the most of all else
         self.config = parts[group.rank]
@@ -156,7 +156,7 @@ class NativeBlueprint:
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
         for linear in decoder.linears():
             linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
-        is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
+        is_bare = embedding_target(decoder).name not in checkpoint.tensors
         load_tensors(
             checkpoint,
             decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
@@ -189,5 +189,5 @@ def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> in
 
     Rows of similar length are padded to the longest, which is less than twice their own.
     """
-    gathered = num_rows * max(layer.gathered_values for layer in config.attention)
+    gathered = num_rows * max(layer.gathered_values for layer in config.attending)
     return (num_tokens + gathered) * config.rope.max_length

@@ -17,6 +17,7 @@ from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.runtime.decoders.expert_names import ExpertNames, names_of
 from triptych.core.runtime.decoders.layer_names import LAYER_NAMES, LayerNames
+from triptych.core.runtime.decoders.recurrent_names import recurrent_names
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
@@ -26,6 +27,7 @@ from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import Expert, MoeMlp
 from triptych.core.runtime.layers.norm import Norm
+from triptych.core.runtime.layers.recurrent import RecurrentLayer
 from triptych.core.runtime.layers.shards import HeadShards, Shard
 from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
@@ -199,18 +201,22 @@ def stack_targets(
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
     names, expert_names = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe)
-    yield from norm_targets(f"{_below(prefix)}norm", stack.norm)
+    module = names.mlp or expert_names.module
+    yield from norm_targets(f"{_below(prefix)}{names.final_norm}", stack.norm)
     if stack.layer_inputs is not None:
         yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
         for norm_name, norm in _norms(layer, names).items():
             yield from norm_targets(f"{name}.{norm_name}", norm)
-        yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding, names)
+        if isinstance(layer.attention, RecurrentLayer):
+            yield from _recurrent_targets(name, layer.attention, encoding, stack.config.naming)
+        else:
+            yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding, names)
         if isinstance(layer.mlp, MoeMlp):
             yield from _moe_targets(name, layer.mlp, encoding, expert_names)
         else:
-            yield from mlp_targets(f"{name}.{expert_names.module}", layer.mlp, encoding, names)
+            yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
         if layer.input_gate is not None:
             yield from _input_gate_targets(name, layer.input_gate, encoding)
         if layer.scale_1 is not None:
@@ -291,10 +297,13 @@ def _attention_targets(
     config = attention.config
     shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
     queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
-    rows = [(names.query, queries)]
+    rows, gates = [(names.query, queries)], list[tuple[str, Shard]]()
+    if config.has_output_gate:
+        rows, gates = _halves(names.query, shards.queries, config.head_dim)
     if config.reads_layer is None:
         value = names.key if config.values_are_keys else names.value
         rows += [(names.key, keys), (value, keys)]
+    rows += gates
     if names.qkv:
         rows = _within(names.qkv, [shard for _, shard in rows])
     yield from _fused_targets(prefix, attention.qkv, rows, encoding)
@@ -304,6 +313,37 @@ def _attention_targets(
         yield from _head_norm_targets(prefix, attention.norm, shards, names)
     if attention.sinks_H is not None:
         yield PartTarget(f"{prefix}.{names.sinks}", attention.sinks_H, shards.queries)
+
+
+def _halves(
+    name: str, heads: Shard, head_dim: int
+) -> tuple[list[tuple[str, Shard]], list[tuple[str, Shard]]]:
+    """The queries in a projection that has each head's query and then its gate; and the gates."""
+    total = 2 * heads.total * head_dim
+    first, second = (
+        [
+            (name, Shard((2 * head + half) * head_dim, head_dim, total))
+            for head in range(heads.first, heads.first + heads.length)
+        ]
+        for half in (0, 1)
+    )
+    return first, second
+
+
+def _recurrent_targets(
+    prefix: str, layer: RecurrentLayer, encoding: WeightEncoding, naming: str
+) -> Iterator[Target]:
+    """The destinations of a recurrent layer."""
+    names = recurrent_names(layer, naming)
+    place = f"{prefix}.{names.module}"
+    yield from _fused_targets(place, layer.into, names.into, encoding)
+    outputs = [(names.out, Shard.whole(layer.out.num_outputs))]
+    yield from _fused_targets(place, layer.out, outputs, encoding)
+    yield TensorTarget(f"{place}.{names.convolution}.weight", layer.convolution_X1K)
+    if layer.convolution_bias_X is not None:
+        yield TensorTarget(f"{place}.{names.convolution}.bias", layer.convolution_bias_X)
+    for name, tensor in names.tensors.items():
+        yield TensorTarget(f"{place}.{name}", tensor)
 
 
 def _head_norm_targets(

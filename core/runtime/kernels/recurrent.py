@@ -4,8 +4,8 @@ Owns their torch references, which take token after token. On a CPU the native k
 whole layer between its projections (native/recurrent.c); on a GPU Triton's kernels take their place
 here. A row's result depends neither on other rows nor on the chunks of its tokens.
 
-Shapes: T tokens of all rows, X channels, K tokens of a convolution, G key heads, H value heads, D key
-dim, E value dim, L lines of states.
+Shapes: T tokens of all rows, X channels, K tokens of a convolution, G key heads, H value heads,
+D key dim, E value dim, L lines of states.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _UNIT_EPS = 1e-6
 class StateRows:
     """The tokens of a step's rows between snapshots, in order: (slot, start, stop, line).
 
-    The state in line `slot` goes on over tokens `start .. stop - 1`, and is then copied to `line` as
-    well, unless that is -1.
+    The state in line `slot` goes on over tokens `start .. stop - 1`, and is then copied to `line`
+    as well, unless that is -1.
     """
 
     segments: Sequence[tuple[int, int, int, int]]
@@ -98,9 +98,9 @@ def gated_delta_rule(
     y_THE = torch.empty_like(v_THE)
     for token, (state_HDE,) in rows.tokens([state_LHDE]):
         k_HD1, q_HD1 = k_THD[token].unsqueeze(2), q_THD[token].unsqueeze(2)
-        state_HDE *= decay_TH[token, :, None, None]
+        state_HDE.mul_(decay_TH[token, :, None, None])
         delta_HE = (v_THE[token] - (state_HDE * k_HD1).sum(1)) * beta_TH[token, :, None]
-        state_HDE += k_HD1 * delta_HE.unsqueeze(1)
+        state_HDE.add_(k_HD1 * delta_HE.unsqueeze(1))
         y_THE[token] = (state_HDE * q_HD1).sum(1)
     return y_THE
 

@@ -203,7 +203,9 @@ class AttentionConfig:
     `scale` is that of the scores, 1 / sqrt(head_dim) unless given; `soft_cap` and sinks are those
     of `AttentionRule`. A layer with `reads_layer` stores no keys: it reads those of that earlier
     layer. `value_norm_eps` normalizes values without weights; `values_are_keys`: they are the keys
-    before norm and rotation. `uses_local_rope` and `scales_queries`: see `DecoderConfig`. In a
+    before norm and rotation. With a `has_output_gate` the result of a head is multiplied by the
+    sigmoid of as many more outputs of the first projection. `uses_local_rope` and `scales_queries`:
+    see `DecoderConfig`. In a
     model that is divided over ranks, head counts are this rank's, and `shards` says which heads of
     all they are.
     """
@@ -225,6 +227,7 @@ class AttentionConfig:
     scale: float | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    has_output_gate: bool = False
     reads_layer: int | None = None
     shards: HeadShards | None = None
 
@@ -235,8 +238,9 @@ class AttentionConfig:
 
     @property
     def num_outputs(self) -> int:
-        """The outputs of the projection of queries, keys and values."""
-        return (self.num_heads + 2 * self.num_stored_heads) * self.head_dim
+        """The outputs of the projection of queries, keys and values, and of the gate."""
+        num_queries = (1 + self.has_output_gate) * self.num_heads
+        return (num_queries + 2 * self.num_stored_heads) * self.head_dim
 
     @property
     def shape(self) -> KvShape:
@@ -248,7 +252,8 @@ class AttentionConfig:
     @property
     def position_values(self) -> int:
         """The most values that the layer holds for each position, beside the residual stream."""
-        return (2 * self.num_heads + 4 * self.num_kv_heads) * self.head_dim
+        num_queries = (2 + 2 * self.has_output_gate) * self.num_heads
+        return (num_queries + 4 * self.num_kv_heads) * self.head_dim
 
     @property
     def gathered_values(self) -> int:
@@ -381,10 +386,16 @@ class Attention:
         config, batch = self.config, step.batch
         assert self.rules is not None, "call prepare() before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
+        gate_THD: torch.Tensor | None = None
+        if config.has_output_gate:
+            qkv_TXD, gate_THD = qkv_TXD.tensor_split((-config.num_heads,), dim=1)
+            qkv_TXD = qkv_TXD.contiguous()
         pages = step.kv.pages[self.cells]
         q_THD = rope_write(qkv_TXD, self.rules, positions.rotation(config), pages, batch)
         if config.scales_queries:
             assert positions.query_scale_T is not None
             q_THD = q_THD * positions.query_scale_T.to(q_THD.dtype).view(-1, 1, 1)
         out_THD = paged_attention(q_THD, pages, batch, self.rule)
+        if gate_THD is not None:
+            out_THD = out_THD * gate_THD.sigmoid()
         return self.out(out_THD.flatten(1), residual_TC)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import TypeIs
 
 from triptych.core.runtime.kernels.gated import Activation, activation_of, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -23,6 +24,7 @@ from triptych.core.runtime.layers.attention import (
     PagedStep,
     StepPositions,
 )
+from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from triptych.core.runtime.layers.latent_attention import LatentAttention, LatentConfig
 from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputConfig
 from triptych.core.runtime.layers.linear import Linear
@@ -31,14 +33,20 @@ from triptych.core.runtime.layers.norm import LayerNorm, Norm, NormKind, RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 from triptych.core.runtime.layers.shards import Shard
+from triptych.core.runtime.layers.short_convolution import ShortConvConfig, ShortConvolution
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
+RecurrentConfigs = DeltaNetConfig | ShortConvConfig
+MixerConfig = AttentionConfig | LatentConfig | RecurrentConfigs
+"""What a layer has for tokens to read earlier ones: attention, or a recurrent layer."""
+Mixer = Attention | LatentAttention | GatedDeltaNet | ShortConvolution
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The differences between decoders. `attention` has one entry per layer.
+    """The differences between decoders. `attention` has one entry per layer, some recurrent.
 
     `local_rope` rotates the layers that use it; `query_scaling` scales the queries of layers that
     ask for it. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale` and then
@@ -62,7 +70,7 @@ class DecoderConfig:
     hidden_size: int
     intermediate_size: int
     norm_eps: float
-    attention: tuple[AttentionConfig | LatentConfig, ...]
+    attention: tuple[MixerConfig, ...]
     rope: RopeConfig
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
@@ -91,20 +99,37 @@ class DecoderConfig:
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
-        shapes = tuple(layer.shape for layer in self.attention if layer.reads_layer is None)
-        return KvLayout(shapes=shapes, page_size=page_size, dtype=dtype)
+        return KvLayout(
+            shapes=tuple(layer.shape for layer in self.attending if layer.reads_layer is None),
+            page_size=page_size,
+            dtype=dtype,
+            states=tuple(layer.state for layer in self.attention if is_recurrent(layer)),
+        )
+
+    @property
+    def attending(self) -> list[AttentionConfig | LatentConfig]:
+        """The layers that attend."""
+        return [layer for layer in self.attention if not is_recurrent(layer)]
 
     def cells_of(self, layer: int) -> int:
-        """The index, in the cache, of the cells that a layer reads."""
-        reads = self.attention[layer].reads_layer
-        owner = layer if reads is None else reads
-        return sum(each.reads_layer is None for each in self.attention[:owner])
+        """The index, in the cache, of the cells that a layer reads, or of its states."""
+        own = self.attention[layer]
+        if is_recurrent(own):
+            return sum(map(is_recurrent, self.attention[:layer]))
+        owner = layer if own.reads_layer is None else own.reads_layer
+        earlier = (each for each in self.attention[:owner] if not is_recurrent(each))
+        return sum(each.reads_layer is None for each in earlier)
 
     def features_of(self, layer: int) -> Shard:
         """The features that a layer's MLP has on this rank."""
         if self.features:
             return self.features[layer]
         return Shard.whole(self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size)
+
+
+def is_recurrent(layer: MixerConfig) -> TypeIs[RecurrentConfigs]:
+    """Whether a layer keeps states in place of keys and values."""
+    return isinstance(layer, RecurrentConfigs)
 
 
 class Mlp:
@@ -241,8 +266,12 @@ def _attention(
     dtype: torch.dtype,
     device: torch.device,
     group: RankGroup | None,
-) -> Attention | LatentAttention:
+) -> Mixer:
     own, cells = config.attention[layer], config.cells_of(layer)
+    if isinstance(own, DeltaNetConfig):
+        return GatedDeltaNet(own, cells=cells, dtype=dtype, device=device)
+    if isinstance(own, ShortConvConfig):
+        return ShortConvolution(own, cells=cells, dtype=dtype, device=device)
     if isinstance(own, LatentConfig):
         return LatentAttention(own, cells=cells, dtype=dtype, device=device, group=group)
     return Attention(own, cells=cells, dtype=dtype, device=device, group=group)

@@ -1,7 +1,7 @@
 """Linear attention by the gated delta rule: the recurrent layers of Qwen3-Next and Qwen3.5.
 
-Owns the weights of one layer. A row's state has a matrix for each value head, and the last inputs of
-the convolution of queries, keys and values.
+Owns the weights of one layer. A row's state has a matrix for each value head, and the last inputs
+of the convolution of queries, keys and values.
 
 Shapes: T tokens, I inputs, O outputs, G key heads, H value heads, D key dim, E value dim.
 """
@@ -42,6 +42,10 @@ class DeltaNetConfig:
     value_dim: int
     width: int
     norm_eps: float
+    activates: ClassVar[bool] = True
+    has_bias: ClassVar[bool] = False
+    has_convolution_bias: ClassVar[bool] = False
+    has_out_bias: ClassVar[bool] = False
     reads_layer: ClassVar[int | None] = None
 
     @property
@@ -56,12 +60,12 @@ class DeltaNetConfig:
 
     @property
     def num_channels(self) -> int:
-        """Those of queries, keys and values."""
+        """The values of queries, keys and values, all of which pass through the convolution."""
         return 2 * self.num_keys + self.num_outputs
 
     @property
     def num_inputs(self) -> int:
-        """Those of the convolution, the gate of the result, and two numbers for each head."""
+        """The channels, the gate of the result, and two numbers for each head."""
         return self.num_channels + self.num_outputs + 2 * self.num_value_heads
 
     @property
@@ -106,8 +110,7 @@ class GatedDeltaNet(RecurrentLayer):
         sizes = config.num_channels, config.num_outputs, *(config.num_value_heads,) * 2
         qkv_TX, z_TO, b_TH, a_TH = in_TI.split(sizes, dim=1)
         qkv_TX = convolve(qkv_TX, self.convolution, states[0], rows)
-        sizes = config.num_keys, config.num_keys, config.num_outputs
-        q_TX, k_TX, v_TX = qkv_TX.split(sizes, dim=1)
+        q_TX, k_TX, v_TX = qkv_TX.split((config.num_keys,) * 2 + (config.num_outputs,), dim=1)
         q_TGD, k_TGD = (x.unflatten(1, (config.num_key_heads, -1)) for x in (q_TX, k_TX))
         inputs = DeltaInputs(
             *(q_TGD, k_TGD, v_TX.unflatten(1, heads), a_TH, b_TH),
@@ -117,7 +120,8 @@ class GatedDeltaNet(RecurrentLayer):
         y_THE = gated_delta_rule(inputs, states[1], rows)
         normed_THE = rms_norm(y_THE, self.norm_E, config.norm_eps)
         gated_THE = normed_THE * silu(z_TO.float()).unflatten(1, heads)
-        return gated_THE.flatten(1).to(in_TI.dtype)
+        out_TO: torch.Tensor = gated_THE.flatten(1).to(in_TI.dtype)
+        return out_TO
 
     def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
         """The structure of the recurrent part, with its states."""

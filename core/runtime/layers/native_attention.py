@@ -1,8 +1,8 @@
 """The attention of one layer in the native step: addresses of its weights, its shape and its rules.
 
-Owns the part of the structure `Layer` that attention fills, by kind of attention, and the tensors
-that are made for it. The order of the step is in core/runtime/kernels/native/decoder.c and
-latents.c.
+Owns the part of the structure `Layer` that attention fills, or a recurrent layer in its place, by
+kind, and the tensors that are made for it. The order of the step is in
+core/runtime/kernels/native/decoder.c, latents.c and recurrent.c.
 
 Shapes: X heads, D head dim.
 """
@@ -17,34 +17,42 @@ import torch
 from triptych.core.runtime.kernels.native.arguments import (
     LatentPointers,
     LayerFlags,
+    LayerPointers,
     NormPointers,
     ProjectionPointers,
+    point_to_pages,
     pointer,
 )
-from triptych.core.runtime.layers.attention import Attention
+from triptych.core.runtime.kernels.native.state_arguments import RecurrentArguments
+from triptych.core.runtime.layers.attention import Attention, KvCache
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_mixture import projection
 from triptych.core.runtime.layers.norm import Norm
+from triptych.core.runtime.layers.recurrent import RecurrentLayer
 
 
 class NativeAttention(Protocol):
-    """One layer's attention in the step. `cells` are those of the cache that it reads.
+    """One layer's attention in the step, or a recurrent layer in its place.
 
     `widths` are the values that it keeps for a token: until it attends, and from then on.
     """
 
-    cells: int
     widths: tuple[int, int]
 
     def fields(self) -> dict[str, Any]:
         """Its fields of `LayerPointers`, by name."""
 
+    def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
+        """Point the structure to the layer's part of a cache."""
+
 
 def native_attention(
-    attention: Attention | LatentAttention, norm_dtype: torch.dtype
+    attention: Attention | LatentAttention | RecurrentLayer, norm_dtype: torch.dtype
 ) -> NativeAttention:
     """The part of a prepared layer; its pointers live no longer than it."""
+    if isinstance(attention, RecurrentLayer):
+        return _Recurrent(attention)
     if isinstance(attention, LatentAttention):
         return _Latents(attention)
     return _Heads(attention, norm_dtype)
@@ -54,7 +62,7 @@ class _Heads:
     """Queries, keys and values of heads."""
 
     def __init__(self, attention: Attention, norm_dtype: torch.dtype) -> None:
-        self._owner, self.cells = attention, attention.cells
+        self._owner = attention
         config, rules = attention.config, attention.rules
         assert rules is not None
         self.widths = config.num_outputs, config.num_heads * config.head_dim
@@ -95,15 +103,19 @@ class _Heads:
             LayerFlags.NORM_AFTER_ROTATION: norm is not None and norm.is_after_rotation,
             LayerFlags.LAYER_NORM_OF_HEADS: norm is not None and norm.kind == "layer",
             LayerFlags.SCALED_QUERIES: config.scales_queries,
+            LayerFlags.GATED_OUTPUT: config.has_output_gate,
         }
         return LayerFlags(sum(flag for flag, is_set in has.items() if is_set))
+
+    def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
+        point_to_pages(pointers, kv.pages[self._owner.cells])
 
 
 class _Latents:
     """Rows for all heads."""
 
     def __init__(self, attention: LatentAttention) -> None:
-        self._owner, self.cells = attention, attention.cells
+        self._owner = attention
         config, num_heads = attention.config, attention.config.num_heads
         queries = 0 if config.q_rank is None else num_heads * config.key_dim
         rows = num_heads * config.row_dim
@@ -144,6 +156,29 @@ class _Latents:
             "flags": LayerFlags.ADJACENT_PAIRS if config.is_interleaved else LayerFlags(0),
             "scale": config.scale,
         }
+
+    def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
+        point_to_pages(pointers, kv.pages[self._owner.cells])
+
+
+class _Recurrent:
+    """Projections, and what lies between them."""
+
+    def __init__(self, layer: RecurrentLayer) -> None:
+        self._owner = layer
+        self.widths = layer.config.num_inputs, layer.config.num_outputs
+        self._bound: RecurrentArguments | None = None
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "qkv": projection_pointers(self._owner.into),
+            "out": projection_pointers(self._owner.out),
+        }
+
+    def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
+        assert kv.states is not None, "a model with recurrent layers has states"
+        self._bound = self._owner.arguments(kv.states.layers[self._owner.cells])
+        pointers.recurrent = ctypes.pointer(self._bound)
 
 
 def projection_pointers(linear: Linear | None) -> ProjectionPointers:

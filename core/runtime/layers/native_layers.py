@@ -21,7 +21,6 @@ from triptych.core.runtime.kernels.native.arguments import (
     LayerPointers,
     ProjectionPointers,
     StepArguments,
-    point_to_pages,
     pointer,
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
@@ -46,6 +45,7 @@ from triptych.core.runtime.layers.native_attention import (
 )
 from triptych.core.runtime.layers.native_mixture import projection
 from triptych.core.runtime.layers.norm import Norm
+from triptych.core.runtime.layers.recurrent import native_rows_of
 
 _NORMS = MappingProxyType({"rms": 0, "layer": 1})
 
@@ -133,7 +133,7 @@ class NativeLayers:
     def _bind(self, kv: KvCache) -> None:
         """Point the layers at a cache; usually it stays the same."""
         for pointers, part in zip(self._layers, self._parts, strict=True):
-            point_to_pages(pointers, kv.pages[part.attention.cells])
+            part.attention.bind(pointers, kv)
         self._kv = kv
 
     def _run(self, step: StepArguments, first: int, end: int, norm: Norm | None = None) -> None:
@@ -149,7 +149,7 @@ class NativeLayers:
 
     def _arguments(
         self, x_TC: torch.Tensor, positions: StepPositions, paged: PagedStep
-    ) -> tuple[StepArguments, tuple[torch.Tensor | None, ...]]:
+    ) -> tuple[StepArguments, tuple[object, ...]]:
         """The arguments that all layers share, and the memory that they point into."""
         config, num_tokens, inputs = self._config, len(x_TC), self._inputs
         assert x_TC.is_contiguous()
@@ -159,6 +159,7 @@ class NativeLayers:
         quantized = self._native.quantized(num_tokens, self._widest_blocks)
         mixture = self._largest_mixture
         mixture_scratch = None if mixture is None else mixture.scratch(x_TC)
+        rows = None if paged.states is None else native_rows_of(paged)
         cos_pair, sin_pair = zip(positions.full, positions.local, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -172,6 +173,7 @@ class NativeLayers:
             sin=tuple(sin.data_ptr() for sin in sin_pair),
             query_scales=pointer(positions.query_scale_T),
             write_slots=paged.batch.write_slots_T.data_ptr(),
+            state_rows=None if rows is None else ctypes.pointer(rows.arguments),
             hidden=config.hidden_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
             num_inputs=0 if inputs is None else inputs.config.num_layers,
@@ -189,7 +191,7 @@ class NativeLayers:
             eps=config.norm_eps,
             residual_scale=1.0 if config.has_post_norms else config.residual_scale,
             attention=attention,
-        ), (scratch, quantized, mixture_scratch)
+        ), (scratch, quantized, mixture_scratch, rows)
 
 
 def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:

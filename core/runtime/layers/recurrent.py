@@ -10,6 +10,7 @@ a convolution.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -30,7 +31,9 @@ from triptych.core.runtime.layers.states import LayerState, StateShape
 class RecurrentConfig(Protocol):
     """One recurrent layer in the terms of model configurations."""
 
-    hidden_size: int
+    @property
+    def hidden_size(self) -> int:
+        """The values of a token in the residual stream."""
 
     @property
     def num_inputs(self) -> int:
@@ -47,6 +50,18 @@ class RecurrentConfig(Protocol):
     @property
     def width(self) -> int:
         """The tokens of the convolution."""
+
+    @property
+    def activates(self) -> bool:
+        """Whether the convolution is followed by SiLU."""
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether projections have biases."""
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """Whether the convolution has one."""
 
     @property
     def state(self) -> LayerState:
@@ -75,19 +90,16 @@ class RecurrentLayer:
         cells: int,
         dtype: torch.dtype,
         device: torch.device,
-        activates: bool = True,
-        has_bias: bool = False,
-        has_convolution_bias: bool = False,
     ) -> None:
         self.config: Any = config
-        self.cells, self._dtype, self._activates = cells, dtype, activates
-        new = {"has_bias": has_bias, "dtype": dtype, "device": device}
-        self.into = Linear(config.hidden_size, config.num_inputs, **new)
-        self.out = Linear(config.num_outputs, config.hidden_size, **new)
+        self.cells, self._dtype = cells, dtype
+        new = partial(Linear, has_bias=config.has_bias, dtype=dtype, device=device)
+        self.into = new(config.hidden_size, config.num_inputs)
+        self.out = new(config.num_outputs, config.hidden_size)
         shape = config.num_channels, 1, config.width
         self.convolution_X1K = torch.empty(shape, dtype=torch.float32, device=device)
         self.convolution_bias_X: torch.Tensor | None = None
-        if has_convolution_bias:
+        if config.has_convolution_bias:
             self.convolution_bias_X = torch.empty(
                 config.num_channels, dtype=torch.float32, device=device
             )
@@ -102,7 +114,8 @@ class RecurrentLayer:
         for linear in self.linears():
             linear.prepare(native)
         weight_KX = self.convolution_X1K.squeeze(1).t().contiguous()
-        self._convolution = Convolution(weight_KX, self.convolution_bias_X, self._activates)
+        activates = self.config.activates
+        self._convolution = Convolution(weight_KX, self.convolution_bias_X, activates)
 
     @property
     def convolution(self) -> Convolution:

@@ -23,7 +23,18 @@ class ShortConvConfig:
     hidden_size: int
     width: int
     has_bias: bool = False
+    activates: ClassVar[bool] = False
     reads_layer: ClassVar[int | None] = None
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.has_bias
+
+    @property
+    def has_convolution_bias(self) -> bool:
+        """Whether the convolution has one."""
+        return self.has_bias
 
     @property
     def num_channels(self) -> int:
@@ -55,20 +66,6 @@ class ShortConvolution(RecurrentLayer):
     """`out(c * convolution(b * x))`, all three from one projection."""
 
     kind = 0
-
-    def __init__(
-        self, config: ShortConvConfig, *, cells: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        has_bias = config.has_bias
-        super().__init__(
-            config,
-            cells=cells,
-            dtype=dtype,
-            device=device,
-            activates=False,
-            has_bias=has_bias,
-            has_convolution_bias=has_bias,
-        )
 
     def mix(
         self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows

@@ -23,6 +23,7 @@ from triptych.core.runtime.decoders.families import (
     olmo,
     phi,
     qwen,
+    recurrent,
     relatives,
 )
 from triptych.core.runtime.decoders.hf_config import NotNativeError, Reader
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
     {
         **llama.READERS,
         **qwen.READERS,
+        **recurrent.READERS,
         **gemma.READERS,
         **mixtures.READERS,
         **phi.READERS,

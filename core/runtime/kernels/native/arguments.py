@@ -17,6 +17,10 @@ import torch
 
 from triptych.core.runtime.kernels.gated import Activation, SwigluClamp
 from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
+from triptych.core.runtime.kernels.native.state_arguments import (
+    RecurrentArguments,
+    StateRowArguments,
+)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
@@ -222,6 +226,7 @@ class LayerFlags(IntFlag):
     NORM_AFTER_ROTATION = 8
     LAYER_NORM_OF_HEADS = 16
     SCALED_QUERIES = 32
+    GATED_OUTPUT = 64
 
 
 class LatentPointers(ctypes.Structure):
@@ -248,6 +253,7 @@ class LayerPointers(ctypes.Structure):
         *PAGE_POINTERS,
         ("mixture", ctypes.POINTER(MixturePointers)),
         ("latents", ctypes.POINTER(LatentPointers)),
+        ("recurrent", ctypes.POINTER(RecurrentArguments)),
         *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("window", "rotation", "intermediate", "flags")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap", "head_eps", "value_eps")),
@@ -266,6 +272,7 @@ class StepArguments(ctypes.Structure):
         ("input_projection", ProjectionPointers),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("query_scales", "write_slots")),
+        ("state_rows", ctypes.POINTER(StateRowArguments)),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),
         ("num_rotated", ctypes.c_int64 * 2),
         *((name, ctypes.c_int64) for name in ("num_inputs", "input_size")),

@@ -123,6 +123,7 @@ static Attention attention_of(const Glue *g) {
     a.num_kv_heads = layer->num_kv_heads;
     a.head_dim = layer->head_dim;
     a.q_stride = (layer->num_heads + 2 * num_kv) * layer->head_dim;
+    if (layer->flags & GATED_OUTPUT) a.q_stride += layer->num_heads * layer->head_dim;
     a.window = layer->window;
     a.scale = layer->scale;
     a.soft_cap = layer->soft_cap;
@@ -142,8 +143,23 @@ static int attend_layer(const Glue *g) {
     project(s, x, s->hidden, layer->qkv, NULL, t->qkv, a.q_stride);
     for_tokens(&heads, NULL, prepare_heads);
     if (paged_attention(&a)) return 1;
+    if (layer->flags & GATED_OUTPUT) for_tokens(&heads, NULL, gate_output_token);
     project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out,
                  &layer->attention_post_norm, 1.0f);
+    return 0;
+}
+
+/* A recurrent layer in the place of attention. */
+static int go_on_layer(const Glue *g) {
+    const Step *s = g->step;
+    const Layer *layer = g->layer;
+    const Scratch *t = g->scratch;
+    const Recurrent *r = layer->recurrent;
+    const void *x = open_half(g, &layer->input_norm, norm_token);
+    project(s, x, s->hidden, layer->qkv, NULL, t->qkv, r->in_width);
+    recur(r, s->state_rows, t->qkv, t->mixed);
+    if (s->residual_scale != 1.0f) for_tokens(g, NULL, scale_mixed_token);
+    project_back(g, t->mixed, r->out_width, layer->out, &layer->attention_post_norm, 1.0f);
     return 0;
 }
 
@@ -209,7 +225,7 @@ int decoder_step(const Step *s) {
     if (s->input_projection.weights) make_inputs(&g);
     for (int64_t index = 0; index < s->num_layers; index++) {
         g.layer = &s->layers[index];
-        if (attend_layer(&g)) return 1;
+        if (g.layer->recurrent ? go_on_layer(&g) : attend_layer(&g)) return 1;
         transform_layer(&g);
         if (g.layer->input_gate.weights) take_input(&g);
     }

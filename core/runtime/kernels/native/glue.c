@@ -110,7 +110,7 @@ void prepare_heads(const Glue *g, int64_t token) {
     const Attention *a = g->attention;
     int64_t size = a->head_dim, num_heads = a->num_heads, bytes = size * size_of(a->q_dtype);
     int64_t num_kv = layer->flags & READS_CELLS ? 0 : a->num_kv_heads;
-    char *q = token_of(s, g->scratch->qkv, token, (num_heads + 2 * num_kv) * size);
+    char *q = token_of(s, g->scratch->qkv, token, a->q_stride);
     char *k = q + num_heads * bytes, *v = k + num_kv * bytes;
     for (int is_after = 0; is_after < 2; is_after++) {
         if (layer->head_norms && is_after == !!(layer->flags & NORM_AFTER_ROTATION)) {
@@ -126,6 +126,35 @@ void prepare_heads(const Glue *g, int64_t token) {
             norm_row(s, v, (Norm){layer->value_norm, NULL}, v, size, layer->value_eps, RMS_NORM);
         store_head(a, s->write_slots[token], head, k, v);
     }
+}
+
+INLINE void multiply_by_sigmoid(void *x, const void *gate, int64_t size, const int dtype) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        store_as(x, i, load_as(x, i, dtype) / (1.0f + exp_vec(-load_as(gate, i, dtype))), dtype);
+    for (; i < size; i++) {
+        vec factor = 1.0f + exp_vec(splat(-read_as(gate, i, dtype)));
+        write_as(x, i, read_as(x, i, dtype) / factor[0], dtype);
+    }
+}
+
+void gate_output_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    const Attention *a = g->attention;
+    int64_t size = (int64_t)a->num_heads * a->head_dim;
+    void *x = token_of(s, g->scratch->mixed, token, size);
+    const char *end = token_of(s, g->scratch->qkv, token + 1, a->q_stride);
+    const void *gate = end - size * size_of(dtype_of(s));
+    if (dtype_of(s) == FLOAT32)
+        multiply_by_sigmoid(x, gate, size, FLOAT32);
+    else
+        multiply_by_sigmoid(x, gate, size, BFLOAT16);
+}
+
+void scale_mixed_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    int64_t size = g->layer->recurrent->out_width;
+    scale_values(s, token_of(s, g->scratch->mixed, token, size), size, s->residual_scale);
 }
 
 /* ---- activations ------------------------------------------------------------------------------- */

@@ -85,6 +85,12 @@ void rotate_head(const Glue *g, int64_t token, void *x);
 /* Normalize and rotate a token's heads, and store its keys and values. */
 void prepare_heads(const Glue *g, int64_t token);
 
+/* Multiply a token's result of attention by the sigmoid of its gate. */
+void gate_output_token(const Glue *g, int64_t token);
+
+/* Multiply a token's result of a recurrent layer by the step's scale. */
+void scale_mixed_token(const Glue *g, int64_t token);
+
 /* The activation of a token's MLP, with or without a gate: from gate_up to gated. */
 void gate_token(const Glue *g, int64_t token);
 

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "vector.h"
+#include "states.h"
 
 /* Pages have the layout of pages.h, those of latents without `v_pages`: their first `value_dim` values
  * are also the value, and the result has as many for each head. Scales are those of INT8 pages, otherwise
@@ -166,7 +166,8 @@ enum { RMS_NORM = 0, LAYER_NORM = 1 };
 
 /* Properties of a layer. It reads the cells of an earlier layer, and projects no keys; pairs that are
  * rotated are adjacent; all its query heads are normalized as one row, and all key heads; heads are
- * normalized after their rotation; by a layer norm; its queries are multiplied by the step's scales. */
+ * normalized after their rotation; by a layer norm; its queries are multiplied by the step's scales; its
+ * result is multiplied by the sigmoid of as many values, which `qkv` has last. */
 enum {
     READS_CELLS = 1,
     ADJACENT_PAIRS = 2,
@@ -174,6 +175,7 @@ enum {
     NORM_AFTER_ROTATION = 8,
     LAYER_NORM_OF_HEADS = 16,
     SCALED_QUERIES = 32,
+    GATED_OUTPUT = 64,
 };
 
 /* Latent attention (core/runtime/layers/latent_attention.py). `down` makes the `query_inputs` and the row
@@ -200,6 +202,7 @@ typedef struct {
     bf16 *k_scales, *v_scales;
     const Mixture *mixture; /* in the place of `gate_up` and `down` */
     const Latents *latents; /* in the place of `qkv`; `head_dim` is that of rows */
+    const Recurrent *recurrent; /* between `qkv` and `out`, in the place of attention */
     int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;
     float scale, soft_cap, head_eps, value_eps, scale_of_result;
 } Layer;
@@ -224,6 +227,7 @@ typedef struct {
     const void *cos[2], *sin[2];
     const float *query_scales;
     const int64_t *write_slots;
+    const StateRows *state_rows; /* of a model with recurrent layers */
     int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size;
     int64_t qkv_width, mixed_width, gate_up_width;
     Gate gate;

@@ -1,4 +1,4 @@
-"""Arguments of recurrent layers in the native kernels: the structures of native/states.h, for ctypes.
+"""Arguments of recurrent layers in native kernels: the structures of native/states.h, for ctypes.
 
 Owns their layout, and the rows of a step in it. Calls nothing.
 """
@@ -74,7 +74,9 @@ class NativeStateRows:
     ) -> None:
         starts = [0, *accumulate(lengths)]
         flat_cuts = [number for cut in cuts for number in cut]
-        self._tensors = [torch.tensor(each, dtype=torch.int64) for each in (starts, slots, flat_cuts)]
+        self._tensors = [
+            torch.tensor(each, dtype=torch.int64) for each in (starts, slots, flat_cuts)
+        ]
         self.arguments = StateRowArguments(
             *(tensor.data_ptr() for tensor in self._tensors),
             len(lengths),

@@ -1,4 +1,4 @@
-"""Recurrent layers: the native kernels against torch, and a row in any company and in any chunks."""
+"""Recurrent layers: native kernels against torch, and a row in any company and in any chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
-from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep, StepPositions
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from triptych.core.runtime.layers.short_convolution import ShortConvConfig, ShortConvolution
 from triptych.core.runtime.layers.states import StateBatch, StateCut

@@ -227,7 +227,52 @@ static void check_draws(int64_t size) {
     free(mask), free(nothing), free(logits), free(edited), free(counts);
 }
 
+static void copy_lines(char *to, const char *from, int64_t num_bytes) { memcpy(to, from, (size_t)num_bytes); }
+
+/* A row of 7 tokens whose state is copied after the third, in one piece and in two: bitwise the same. */
+static void check_recurrent(int kind, int dtype) {
+    enum { NUM_CHANNELS = 21, KEYS = 5, VALUES = 11, WIDTH = 3, TOKENS = 7, CUT = 3 };
+    int is_delta = kind == DELTA_NET;
+    int64_t conv_bytes = (WIDTH - 1) * NUM_CHANNELS * 4, state_bytes = KEYS * VALUES * 4;
+    int64_t line_bytes = conv_bytes + state_bytes, num_bytes = 2 * line_bytes;
+    Recurrent r = {.kind = kind, .dtype = dtype,
+                   .in_width = is_delta ? NUM_CHANNELS + VALUES + 2 : 3 * NUM_CHANNELS,
+                   .out_width = is_delta ? VALUES : NUM_CHANNELS};
+    float *numbers = random_values(WIDTH * NUM_CHANNELS + NUM_CHANNELS + 2 + VALUES, FLOAT32);
+    char *start = random_values(num_bytes / 4, FLOAT32), *whole = malloc((size_t)num_bytes);
+    char *parts = malloc((size_t)num_bytes), *source = random_values(TOKENS * r.in_width, dtype);
+    int64_t in_bytes = r.in_width * size_of(dtype), out_bytes = r.out_width * size_of(dtype);
+    char *in = malloc((size_t)(TOKENS * in_bytes)), *out = malloc((size_t)(TOKENS * out_bytes));
+    char *again = malloc((size_t)(TOKENS * out_bytes));
+    r.convolution = (Convolution){.weight = numbers, .bias = numbers + WIDTH * NUM_CHANNELS,
+                                  .num_channels = NUM_CHANNELS, .width = WIDTH, .activates = is_delta};
+    float *others = numbers + (WIDTH + 1) * NUM_CHANNELS;
+    r.delta = (DeltaRule){.decay = others, .dt_bias = others + 1, .norm = others + 2, .num_key_heads = 1,
+                          .num_value_heads = 1, .key_dim = KEYS, .value_dim = VALUES, .eps = 1e-6f};
+    int64_t starts[] = {0, TOKENS}, slot = 0, cut[] = {0, CUT, 1}, first[] = {0, CUT};
+    int64_t rest[] = {0, TOKENS - CUT};
+    StateRows rows = {.starts = starts, .slots = &slot, .cuts = cut, .num_rows = 1, .num_cuts = 1,
+                      .line_bytes = line_bytes, .num_threads = 2};
+    copy_lines(whole, start, num_bytes), copy_lines(parts, start, num_bytes);
+    copy_lines(in, source, TOKENS * in_bytes);
+    r.convolution.state = whole, r.delta.state = whole + conv_bytes;
+    recur(&r, &rows, in, out);
+    copy_lines(in, source, TOKENS * in_bytes);
+    r.convolution.state = parts, r.delta.state = parts + conv_bytes;
+    rows.starts = first, rows.num_cuts = 0;
+    recur(&r, &rows, in, again);
+    int64_t used = is_delta ? line_bytes : conv_bytes;
+    num_wrong += memcmp(parts, whole + line_bytes, (size_t)used) != 0;
+    rows.starts = rest;
+    recur(&r, &rows, in + CUT * in_bytes, again + CUT * out_bytes);
+    num_wrong += memcmp(parts, whole, (size_t)used) != 0;
+    num_wrong += memcmp(out, again, (size_t)(TOKENS * out_bytes)) != 0;
+    free(numbers), free(start), free(whole), free(parts), free(source), free(in), free(out), free(again);
+}
+
 int main(void) {
+    for (int kind = SHORT_CONV; kind <= DELTA_NET; kind++)
+        for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) check_recurrent(kind, dtype);
     for (int64_t size = 1; size < 700; size += 31) check_draws(size);
     for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
         for (int64_t rows = 1; rows < 40; rows += 5)

@@ -1,0 +1,144 @@
+"""Attention in some layers, recurrent ones in the others: Qwen3.5, LFM2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.hf_config import (
+    CausalLmConfig,
+    Count,
+    Positive,
+    Reader,
+    attention_of,
+    decoder_of,
+    parse,
+)
+from triptych.core.runtime.layers.attention import HeadNormConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
+from triptych.core.runtime.layers.delta_net import DeltaNetConfig
+from triptych.core.runtime.layers.short_convolution import ShortConvConfig
+
+
+class DeltaNetFields(CausalLmConfig, frozen=True, kw_only=True):
+    """The fields of Qwen3.5, with its defaults."""
+
+    head_dim: Count | None = 256
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Count = 32768
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = 0.25
+    full_attention_interval: Count = 4
+    linear_conv_kernel_dim: Annotated[int, msgspec.Meta(ge=2, le=8)] = 4
+    linear_key_head_dim: Annotated[int, msgspec.Meta(ge=1, le=256)] = 128
+    linear_value_head_dim: Annotated[int, msgspec.Meta(ge=1, le=256)] = 128
+    linear_num_key_heads: Count = 16
+    linear_num_value_heads: Count = 32
+
+
+def delta_net_layers(fields: DeltaNetFields) -> tuple[MixerConfig, ...]:
+    """Attention with an output gate in some layers, gated delta nets in the others."""
+    if fields.linear_num_value_heads % fields.linear_num_key_heads:
+        raise WeightsError("config.json: key heads do not serve value heads evenly.")
+    norm = HeadNormConfig(eps=fields.rms_norm_eps, is_centred=True)
+    attention = replace(attention_of(fields), head_norm=norm, has_output_gate=True)
+    recurrent = DeltaNetConfig(
+        hidden_size=fields.hidden_size,
+        num_key_heads=fields.linear_num_key_heads,
+        num_value_heads=fields.linear_num_value_heads,
+        key_dim=fields.linear_key_head_dim,
+        value_dim=fields.linear_value_head_dim,
+        width=fields.linear_conv_kernel_dim,
+        norm_eps=fields.rms_norm_eps,
+    )
+    every = fields.full_attention_interval
+    default = tuple(
+        "linear_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(fields.num_hidden_layers)
+    )
+    kinds: dict[str, MixerConfig] = {
+        "full_attention": attention,
+        "linear_attention": recurrent,
+    }
+    return _layers(fields, fields.layer_types or default, kinds)
+
+
+def _layers(
+    fields: CausalLmConfig, layer_types: tuple[str, ...], kinds: Mapping[str, MixerConfig]
+) -> tuple[MixerConfig, ...]:
+    unknown = set(layer_types) - kinds.keys()
+    if unknown:
+        raise WeightsError(f"config.json: layer_types {sorted(unknown)} are not supported.")
+    layers = tuple(kinds[kind] for kind in layer_types[: fields.num_hidden_layers])
+    if kinds["full_attention"] not in layers:
+        raise WeightsError("config.json: layer_types has no layer with attention.")
+    return layers
+
+
+def _qwen3_5(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    fields = parse(config, DeltaNetFields)
+    decoder = decoder_of(fields, delta_net_layers(fields), max_length)
+    return replace(decoder, has_centred_norms=True)
+
+
+class _Lfm2Config(CausalLmConfig, frozen=True, kw_only=True):
+    intermediate_size: Count = 12288
+    num_key_value_heads: Count | None = 8
+    max_position_embeddings: Count = 128_000
+    norm_eps: Positive = 1e-5
+    rope_theta: Positive = 1_000_000.0
+    tie_word_embeddings: bool = True
+    tie_embedding: bool | None = None
+    block_ff_dim: Count | None = None
+    block_multiple_of: Count = 256
+    block_ffn_dim_multiplier: Positive | None = 1.0
+    block_auto_adjust_ff_dim: bool = True
+    conv_bias: bool = False
+    conv_L_cache: Annotated[int, msgspec.Meta(ge=2, le=8)] = 3
+    full_attn_idxs: tuple[int, ...] | None = None
+
+
+def _lfm2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Short convolutions between layers of attention with norms of heads."""
+    fields = parse(config, _Lfm2Config)
+    norm = HeadNormConfig(eps=fields.norm_eps)
+    attention = replace(
+        attention_of(fields), head_norm=norm, has_qkv_bias=False, has_out_bias=False
+    )
+    convolution = ShortConvConfig(
+        hidden_size=fields.hidden_size, width=fields.conv_L_cache, has_bias=fields.conv_bias
+    )
+    layers = range(fields.num_hidden_layers)
+    indexes = layers if fields.full_attn_idxs is None else fields.full_attn_idxs
+    default = tuple("full_attention" if layer in indexes else "conv" for layer in layers)
+    kinds: dict[str, MixerConfig] = {"full_attention": attention, "conv": convolution}
+    decoder = decoder_of(fields, _layers(fields, fields.layer_types or default, kinds), max_length)
+    is_tied = fields.tie_word_embeddings if fields.tie_embedding is None else fields.tie_embedding
+    return replace(
+        decoder,
+        norm_eps=fields.norm_eps,
+        intermediate_size=_lfm2_size(fields),
+        has_tied_embeddings=is_tied,
+        naming="lfm2",
+    )
+
+
+def _lfm2_size(fields: _Lfm2Config) -> int:
+    """The features of the MLP, which the configuration states before two thirds and rounding."""
+    size = fields.block_ff_dim or fields.intermediate_size
+    if not fields.block_auto_adjust_ff_dim:
+        return size
+    size = int((fields.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
+    return -(-size // fields.block_multiple_of) * fields.block_multiple_of
+
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "Lfm2ForCausalLM": _lfm2,
+        "Qwen3_5ForCausalLM": _qwen3_5,
+    }
+)

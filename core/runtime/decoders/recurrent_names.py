@@ -1,0 +1,70 @@
+"""The places of a checkpoint's tensors in recurrent layers.
+
+Owns the names and the order of rows in the files: ours has all of one kind together, since a
+convolution reads them so. Knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
+from triptych.core.runtime.layers.recurrent import RecurrentLayer
+from triptych.core.runtime.layers.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentNames:
+    """The names of a layer's parts: `into` are the rows of its first projection, in our order."""
+
+    module: str
+    into: Sequence[tuple[str, Shard]]
+    out: str = "out_proj"
+    convolution: str = "conv1d"
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def recurrent_names(layer: RecurrentLayer, naming: str) -> RecurrentNames:
+    """The names of a layer of a family."""
+    if not isinstance(layer, GatedDeltaNet):
+        whole = Shard.whole(layer.config.num_inputs)
+        return RecurrentNames("conv", [("in_proj", whole)], convolution="conv")
+    tensors = {
+        "A_log": layer.decay_log_H,
+        "dt_bias": layer.dt_bias_H,
+        "norm.weight": layer.norm_E,
+    }
+    rows = _grouped_rows if naming == "qwen3_next" else _rows
+    return RecurrentNames("linear_attn", rows(layer.config), tensors=tensors)
+
+
+def _rows(config: DeltaNetConfig) -> list[tuple[str, Shard]]:
+    return [
+        ("in_proj_qkv", Shard.whole(config.num_channels)),
+        ("in_proj_z", Shard.whole(config.num_outputs)),
+        ("in_proj_b", Shard.whole(config.num_value_heads)),
+        ("in_proj_a", Shard.whole(config.num_value_heads)),
+    ]
+
+
+def _grouped_rows(config: DeltaNetConfig) -> list[tuple[str, Shard]]:
+    """Rows of files that have, for each key head, its query and key and all that belongs to it."""
+    repeats = config.num_value_heads // config.num_key_heads
+    values = repeats * config.value_dim
+    return [
+        *_parts("in_proj_qkvz", config.num_key_heads, (config.key_dim,) * 2 + (values,) * 2),
+        *_parts("in_proj_ba", config.num_key_heads, (repeats, repeats)),
+    ]
+
+
+def _parts(name: str, num_groups: int, sizes: Sequence[int]) -> list[tuple[str, Shard]]:
+    """All first parts of some groups, then all second ones, and so on."""
+    width = sum(sizes)
+    return [
+        (name, Shard(group * width + sum(sizes[:part]), size, num_groups * width))
+        for part, size in enumerate(sizes)
+        for group in range(num_groups)
+    ]
