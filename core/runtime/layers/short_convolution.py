@@ -38,7 +38,7 @@ class ShortConvConfig:
 
     @property
     def num_channels(self) -> int:
-        """The channels."""
+        """The channels of the convolution."""
         return self.hidden_size
 
     @property
