@@ -112,7 +112,7 @@ def _gemma_of(
 
 
 def _gemma(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Centred norms."""
+    """Version 1, whose norms have centred weights."""
     fields = parse(_named(config), _GemmaConfig)
     if fields.attn_logit_softcapping:
         raise WeightsError("config.json: attn_logit_softcapping is not one of this model's fields.")
