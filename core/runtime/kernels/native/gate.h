@@ -23,25 +23,25 @@ INLINE vec gate_lanes(vec x, vec up, const Gate *g) {
 }
 
 /* y[size] = act(x) * up * scale; without `up` it is 1. */
-INLINE void gate_as(const void *x, const void *up, void *y, int64_t size, const Gate *g, float scale,
+INLINE void gate_as(const void *x, const void *up, void *y, int64_t size, Gate g, float scale,
                     const int dtype) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
         vec factor = up ? load_as(up, i, dtype) : splat(1.0f);
-        store_as(y, i, gate_lanes(load_as(x, i, dtype), factor, g) * scale, dtype);
+        store_as(y, i, gate_lanes(load_as(x, i, dtype), factor, &g) * scale, dtype);
     }
     for (; i < size; i++) {
         vec factor = splat(up ? read_as(up, i, dtype) : 1.0f);
-        write_as(y, i, gate_lanes(splat(read_as(x, i, dtype)), factor, g)[0] * scale, dtype);
+        write_as(y, i, gate_lanes(splat(read_as(x, i, dtype)), factor, &g)[0] * scale, dtype);
     }
 }
 
 static void gate_values(const void *x, const void *up, void *y, int64_t size, const Gate *g,
                         float scale, int dtype) {
     if (dtype == FLOAT32)
-        gate_as(x, up, y, size, g, scale, FLOAT32);
+        gate_as(x, up, y, size, *g, scale, FLOAT32);
     else
-        gate_as(x, up, y, size, g, scale, BFLOAT16);
+        gate_as(x, up, y, size, *g, scale, BFLOAT16);
 }
 
 /* The gate and its factor are the halves of `gate_up`. */
