@@ -82,9 +82,14 @@ class WeightEncoding:
         return self.wanted in _MADE
 
     @property
+    def keeps_stored(self) -> bool:
+        """Whether stored blocks are kept."""
+        return self.wanted in _KEEPING
+
+    @property
     def has_blocks(self) -> bool:
         """Whether any matrix is held in blocks."""
-        return self.wanted in FORMATS or (bool(self.stored) and self.wanted in _KEEPING)
+        return self.wanted in FORMATS or (bool(self.stored) and self.keeps_stored)
 
     def format_of(
         self, name: str, num_inputs: int, *, is_vocabulary: bool = False
@@ -95,7 +100,7 @@ class WeightEncoding:
         not whole blocks; the vocabulary's has at least six bits, as in llama.cpp's files, and stays
         plain where others are in float8.
         """
-        if name in self.stored and self.wanted in _KEEPING:
+        if name in self.stored and self.keeps_stored:
             return FORMATS[self.stored[name]]
         made = None if self.stored else _MADE.get(self.wanted)
         if made is FLOAT8_ROWS and is_vocabulary:
@@ -105,3 +110,7 @@ class WeightEncoding:
         while made is not None and not made.holds(num_inputs):
             made = FORMATS.get(made.fallback)
         return made
+
+
+PLAIN = WeightEncoding(_PLAIN)
+"""Weights as plain numbers, however they are stored."""

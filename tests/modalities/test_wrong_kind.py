@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import triptych
-from support import asr, decoder_families, embedding_models, vision_models
-from support.text_models import write_text_folder
-from triptych.core.errors import ConfigError, SetupError, WeightsError
+from support import asr, embedding_models, vision_models
+from triptych.core.errors import ConfigError, WeightsError
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
 from triptych.modalities.registry import MODALITIES
 
@@ -59,27 +57,3 @@ def test_what_is_no_language_model_is_called_what_it_is(family: str | None, said
             {"model_type": family}, max_length=0, dtype=torch.float32, device=torch.device("cpu")
         )
     assert said in caught.value.message
-
-
-def test_quantized_weights_of_a_family_that_is_not_ours_are_not_called_missing(
-    tmp_path: Path,
-) -> None:
-    write_text_folder(
-        tmp_path,
-        **decoder_families.TINY,
-        model_type="olmo2",
-        architectures=["Olmo2ForCausalLM"],
-        quantization_config={"quant_method": "gptq", "bits": 4},
-    )
-    tensors = {
-        "qweight": torch.zeros(8, 64, dtype=torch.int32),
-        "scales": torch.ones(2, 64, dtype=torch.float16),
-        "qzeros": torch.zeros(2, 8, dtype=torch.int32),
-    }
-    prefix = "model.layers.0.mlp.up_proj"
-    save_file(
-        {f"{prefix}.{name}": tensor for name, tensor in tensors.items()},
-        tmp_path / "model.safetensors",
-    )
-    with pytest.raises(SetupError, match="quantized by gptq, which is read for the families of"):
-        triptych.ChatPipeline.from_pretrained(str(tmp_path), progress=False, device="cpu")

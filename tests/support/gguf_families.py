@@ -39,8 +39,8 @@ YARN_KEYS = {
     "rope.scaling.yarn_beta_slow": 2.0,
 }
 PATTERN = {"attention.sliding_window_pattern": [kind != "full_attention" for kind in WINDOWED]}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
 SHARED = {"shared_expert_intermediate_size": 24}
 SHARED_KEY = {"expert_shared_feed_forward_length": 24}
 ROUTED = {
@@ -313,7 +313,7 @@ FAMILIES: Mapping[str, Family] = {
             "attention.sliding_window_pattern": [True, False] * 2,
             "attention.shared_kv_layers": 2,
             "embedding_length_per_layer_input": 8,
-            "feed_forward_length": [48, 48, 96, 96],
+            "feed_forward_length": [64, 64, 128, 128],
         },
         (gemma4,),
         UNROTATED,
@@ -329,7 +329,7 @@ FAMILIES: Mapping[str, Family] = {
             "enable_moe_block": True,
             "num_experts": 4,
             "top_k_experts": 2,
-            "moe_intermediate_size": 16,
+            "moe_intermediate_size": 32,
         },
         {**GEMMA4_KEYS, **EXPERT_KEYS, "attention.head_count_kv": [2, 2, 2, 1]},
         (gemma4,),
@@ -343,7 +343,7 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 16,
             "rope_parameters": {**YARN, "rope_type": "yarn", "rope_theta": 1e6, "truncate": False},
         },
-        {**LOCAL_KEYS, **YARN_KEYS, "expert_feed_forward_length": 48},
+        {**LOCAL_KEYS, **YARN_KEYS, "expert_feed_forward_length": 64},
         (interleaved_experts,),
     ),
     "qwen2moe": Family(
@@ -422,11 +422,11 @@ FAMILIES: Mapping[str, Family] = {
         {
             **FIELDS,
             **LOCAL,
-            "intermediate_size": 16,
-            "intermediate_size_mlp": 48,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 64,
             "interleave_moe_layer_step": 2,
         },
-        {**EXPERT_KEYS, "feed_forward_length": 48, "interleave_moe_layer_step": 2},
+        {**EXPERT_KEYS, "feed_forward_length": 64, "interleave_moe_layer_step": 2},
         (transposed_experts,),
     ),
     "qwen35": Family(
@@ -484,7 +484,7 @@ FAMILIES: Mapping[str, Family] = {
         {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
         {
             **NEMOTRON_KEYS,
-            "feed_forward_length": [0, 48, 0, 48],
+            "feed_forward_length": [0, 64, 0, 64],
             "attention.head_count_kv": [0, 0, 2, 0],
         },
         (rotated, mamba),
@@ -494,7 +494,7 @@ FAMILIES: Mapping[str, Family] = {
         {
             **NEMOTRON,
             **EXPERTS,
-            "intermediate_size": 16,
+            "intermediate_size": 32,
             "n_routed_experts": 4,
             "moe_shared_expert_intermediate_size": 24,
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
@@ -504,7 +504,7 @@ FAMILIES: Mapping[str, Family] = {
             **EXPERT_KEYS,
             **SHARED_KEY,
             "expert_weights_norm": True,
-            "feed_forward_length": [0, 16, 0, 16],
+            "feed_forward_length": [0, 32, 0, 32],
             "attention.head_count_kv": [0, 0, 2, 0],
         },
         (rotated, mamba),

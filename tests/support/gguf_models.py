@@ -15,11 +15,14 @@ from typing import Any
 import torch
 import transformers
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+from gguf import GGMLQuantizationType as Kind
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from support.weight_files import tiny_metadata, write_gguf
 
-VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 272, 32, 48, 4, 2
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 272, 32, 64, 4, 2
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
@@ -54,8 +57,8 @@ class Family:
         torch.manual_seed(3)
         model = kind(kind.config_class(**{**SIZES, **self.fields})).float()
         with torch.no_grad():
-            for name, value in (*model.named_parameters(), *model.named_buffers()):
-                if "inv_freq" not in name and value.is_floating_point():
+            for value in model.state_dict().values():
+                if value.is_floating_point():
                     value.add_(torch.randn_like(value) * 0.1)
         return model
 
@@ -202,8 +205,13 @@ def gemma3n(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield (f"{name}.weight" if name.endswith("_scale") else name), tensor
 
 
-def write_model(family: Family, architecture: str, folder: Path) -> tuple[Path, Any]:
-    """Write a GGUF file of a family's model; returns it and the model."""
+def write_model(
+    family: Family, architecture: str, folder: Path, *, kind: Kind = Kind.F32
+) -> tuple[Path, Any]:
+    """Write a GGUF file of a family's model; returns it and the model.
+
+    Matrices of whole blocks have the type `kind`.
+    """
     model = family.build()
     model.save_pretrained(folder / "model")
     stored = _stacked(load_file(folder / "model" / "model.safetensors"))
@@ -216,7 +224,14 @@ def write_model(family: Family, architecture: str, folder: Path) -> tuple[Path, 
     tensors |= {name: torch.tensor(values).numpy() for name, values in family.extra.items()}
     metadata = _metadata(architecture, model.config)
     metadata |= {f"{architecture}.{key}": value for key, value in family.metadata.items()}
-    file = write_gguf(folder / "tiny.gguf", architecture, metadata=metadata, tensors=tensors)
+    block = GGML_QUANT_SIZES[kind][0]
+    blocks = {
+        name: (kind, quantize(values, kind))
+        for name, values in tensors.items()
+        if values.ndim > 1 and values.shape[-1] % block == 0 and block > 1
+    }
+    file = folder / "tiny.gguf"
+    write_gguf(file, architecture, metadata=metadata, tensors=tensors, blocks=blocks)
     return file, model
 
 

@@ -20,7 +20,7 @@ from triptych.core.weights.gguf.architecture import (
     shifted,
 )
 from triptych.core.weights.gguf.fields import Fields, Rope
-from triptych.core.weights.gguf.layouts import SplitExperts, per_expert
+from triptych.core.weights.gguf.layouts import HalvedExperts, per_expert
 from triptych.core.weights.gguf.metadata import Metadata
 
 _ACTIVATION: Fields = {
@@ -254,7 +254,7 @@ GEMMA_ROWS: Mapping[str, tuple[Architecture, ...]] = {
                 "ffn_gate_inp": "router.proj",
                 "ffn_gate_inp.scale": "router.scale",
                 "ffn_down_exps.scale": "router.per_expert_scale",
-                "ffn_gate_up_exps": Place("experts.{}", SplitExperts(("gate_proj", "up_proj"))),
+                "ffn_gate_up_exps": Place("experts.{}", HalvedExperts(("gate_proj", "up_proj"))),
             },
             _PER_LAYER_GLOBALS,
             unused=_shares_cache,

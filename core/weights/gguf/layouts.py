@@ -114,7 +114,7 @@ def per_expert(name: str, sources: Tensors, config: Config) -> Iterator[tuple[st
 
 
 @dataclass(frozen=True, slots=True)
-class SplitExperts:
+class HalvedExperts:
     """Several tensors for each expert, of a stack whose rows are theirs one after the other."""
 
     names: tuple[str, ...]

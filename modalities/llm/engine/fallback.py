@@ -27,12 +27,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
+from triptych.core.runtime.decoders.kept_weights import KeptWeights, load_kept
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
+from triptych.core.runtime.layers.block_layers import BlockDevice
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.whole import check_complete, load_whole
+from triptych.core.runtime.tensors.whole import check_complete
 from triptych.core.text.context_length import context_length
+from triptych.core.weights.encoding import PLAIN, WeightEncoding
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.llm.engine.bridge import (
     ATTENTION,
@@ -76,6 +79,7 @@ class FallbackBlueprint:
         dtype: torch.dtype,
         device: torch.device,
         native: NativeKernels | None = None,
+        encoding: WeightEncoding = PLAIN,
     ) -> None:
         self._kind, self._config = self._read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
@@ -85,6 +89,7 @@ class FallbackBlueprint:
         self.dtype = dtype
         self._device = device
         self._native = native
+        self._encoding = encoding
 
     def _read(self, config: Mapping[str, Any]) -> tuple[Any, Any]:
         kind, parsed = read_class(config)
@@ -156,8 +161,9 @@ class FallbackBlueprint:
 
     def weight_bytes(self) -> int:
         """Bytes of weights, counted on the meta device."""
+        kept = KeptWeights(self._sketch, self._encoding, self._encoding.stored)
         num_values: int = sum(parameter.numel() for parameter in self._sketch.parameters())
-        return num_values * self.dtype.itemsize
+        return (num_values - kept.num_values) * self.dtype.itemsize + kept.num_bytes
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """A generous estimate: transformers fuses nothing."""
@@ -183,12 +189,20 @@ class FallbackBlueprint:
         """Load through transformers, check completeness, and try some tokens."""
         plan = self.known_plan()  # before loading: it says which attention the model gets
         try:
-            model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
+            model, info = load_kept(
+                self._kind,
+                self._sketch,
+                checkpoint,
+                self._encoding,
+                BlockDevice(device=self._device, dtype=self.dtype, native=self._native),
+                config=self._config,
+                dtype=self.dtype,
+            )
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
-        with absorbed(model.to(self._device), plan, self._native):
+        with absorbed(model, plan, self._native):
             built = FallbackModel(model.eval(), self.vocab_size, plan)
             prove(built, max_length=self.max_length, dtype=self.dtype, device=self._device)
         report(1.0)

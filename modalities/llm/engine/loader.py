@@ -35,6 +35,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout, LatentShape
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
+from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
@@ -164,7 +165,10 @@ class LlmLoader(TokenLoader):
         config = checkpoint.config
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
         is_ours = kind is NativeBlueprint
-        blueprint = kind(config, **self._sizes(memory, checkpoint, native, takes_blocks=is_ours))
+        takes_blocks = is_ours or is_quantized(checkpoint)
+        blueprint = kind(
+            config, **self._sizes(memory, checkpoint, native, takes_blocks=takes_blocks)
+        )
         if is_ours:
             blueprint.is_deterministic = self._is_deterministic
         return blueprint

@@ -23,10 +23,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from triptych.core.engine_api.prompt_content import ContentSpan
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.kept_weights import load_kept
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import PagedStep
+from triptych.core.runtime.layers.block_layers import BlockDevice
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.whole import check_complete, load_whole
+from triptych.core.runtime.tensors.whole import check_complete
+from triptych.core.weights.encoding import PLAIN, WeightEncoding
 from triptych.modalities.llm.engine.bridge import (
     ATTENTION,
     OWN_ATTENTION,
@@ -92,14 +95,15 @@ class LanguagePart(FallbackBlueprint):
 
     def weight_bytes(self) -> int:
         """Bytes of the language side's weights."""
-        parts = (self._sketched_body, self._sketch.get_output_embeddings())
-        held = {id(p): p for part in parts if part is not None for p in part.parameters()}
-        num_values: int = sum(parameter.numel() for parameter in held.values())
-        return num_values * self.dtype.itemsize
+        return super().weight_bytes() - self.encoder_bytes()
 
     def encoder_bytes(self) -> int:
-        """Bytes of all other weights."""
-        return super().weight_bytes() - self.weight_bytes()
+        """Bytes of all other weights, as plain numbers."""
+        parts = (self._sketched_body, self._sketch.get_output_embeddings())
+        own = {id(p) for part in parts if part is not None for p in part.parameters()}
+        others = (p for p in self._sketch.parameters() if id(p) not in own)
+        num_values: int = sum(parameter.numel() for parameter in others)
+        return num_values * self.dtype.itemsize
 
 
 class FallbackVisionBlueprint(BaseVisionBlueprint):
@@ -113,11 +117,14 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
         dtype: torch.dtype,
         device: torch.device,
         native: NativeKernels | None = None,
+        encoding: WeightEncoding = PLAIN,
     ) -> None:
         config = read_config(checkpoint.config)
         kind = _kind_of(config.model_type)
         super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
-        self.text = LanguagePart(kind, config, max_length=max_length, dtype=dtype, device=device)
+        sizes = {"max_length": max_length, "dtype": dtype, "device": device}
+        self.text = LanguagePart(kind, config, **sizes, encoding=encoding)
+        self._encoding = encoding
         self._spans = SpanMasks()
 
     @property
@@ -150,9 +157,12 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
         """Load with transformers, check completeness, and compare it with its class."""
         plan = self.text.known_plan()  # before loading: it says which attention the model gets
         try:
-            model, info = load_whole(
+            model, info = load_kept(
                 self._kind,
+                self.text._sketch,
                 self._checkpoint,
+                self._encoding,
+                BlockDevice(device=self._device, dtype=self.dtype, native=self._native),
                 config=self._config,
                 dtype=self.dtype,
                 attn_implementation={"text_config": self.text.attention},
@@ -162,7 +172,7 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
         check_complete(info, self._checkpoint)
         pin_rope(decoder_of(model), self.text.max_length)
         max_length, dtype = self.text.max_length, self.dtype
-        with absorbed(model.to(self._device), plan, self._native):
+        with absorbed(model, plan, self._native):
             built = FallbackVisionModel(model.eval(), self.text.vocab_size, plan)
             prove(built, max_length=max_length, dtype=dtype, device=self._device)
             self._spans = prove_images(

@@ -21,6 +21,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
+from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.modalities.llm.engine.loader import Follower, LlmLoader, ignore_progress
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
@@ -182,7 +183,7 @@ class VisionLoader(LlmLoader):
         """The blueprint of decoder and encoder, before loading."""
         is_known = is_native(checkpoint.config)
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
-        takes_blocks = kind is VisionBlueprint
+        takes_blocks = kind is VisionBlueprint or is_quantized(checkpoint)
         sizes = self._sizes(memory, checkpoint, native, takes_blocks=takes_blocks)
         return kind(checkpoint, **sizes)
 
