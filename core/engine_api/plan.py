@@ -58,6 +58,9 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     not reach the end of its prompt does not. `allowed` is the token mask of the row's grammar, one
     bit per token in little-endian 32-bit words, lowest first; empty without a grammar.
 
+    The last `num_drafts` of `token_ids` are guesses: a token is sampled at the position before each
+    of them and at the last one, so that the row yields `1 + num_drafts` tokens.
+
     In a model with recurrent layers, a row that starts at 0 begins with the state before any token,
     one with a `restored_snapshot` (not -1) with that, and any other with the state in its slot. The
     states before the positions in `saved_snapshots`, `(position, snapshot)` in order, are saved.
@@ -77,6 +80,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     token_ids: tuple[int, ...] = ()
     new_page_ids: tuple[int, ...] = ()
     is_sampled: bool = True
+    num_drafts: int = 0
     allowed: bytes = b""
     restored_snapshot: int = -1
     saved_snapshots: tuple[tuple[int, int], ...] = ()

@@ -28,6 +28,7 @@ from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptio
 from triptych.core.options.pipeline import PipelineOptions
 from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.server import ServerOptions
+from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.options.store import StoreOptions
 
 __all__ = (
@@ -475,6 +476,7 @@ class Config:
     device: DeviceOptions = DeviceOptions()
     cache: CacheOptions = CacheOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
     speech: SpeechOptions = SpeechOptions()
     images: ImageOptions = ImageOptions()
     vision: VisionOptions = VisionOptions()

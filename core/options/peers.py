@@ -23,7 +23,7 @@ _TABLES = tomllib.loads(Path(__file__).with_name("peers.toml").read_text("utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PeerServer:
     """Another server, and its flags, each with all its spellings.
 
     `notes` are differences in the meaning of a value, by the first spelling.
@@ -36,7 +36,7 @@ class Server:
 
 
 SERVERS = tuple(
-    Server(
+    PeerServer(
         each["name"],
         each["version"],
         tuple(tuple(flag.split()) for flag in each["flags"]),
@@ -104,7 +104,7 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _described(server: Server, flag: str) -> str:
+def _described(server: PeerServer, flag: str) -> str:
     return "; ".join(filter(None, (effect(flag), server.notes.get(flag))))
 
 

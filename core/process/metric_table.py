@@ -149,6 +149,8 @@ GROUPS: Mapping[str, tuple[MetricFamily, ...]] = MappingProxyType(
                 prompt_tokens_total="Tokens of prompts that have begun.",
                 cached_tokens_total="Prompt tokens found in the prefix cache.",
                 output_tokens_total="Tokens generated; codes, for speech models.",
+                draft_tokens_total="Tokens that speculative decoding drafted.",
+                accepted_draft_tokens_total="Drafted tokens that were accepted.",
                 preemptions_total="Sequences whose pages were taken for others; they are computed"
                 " again.",
                 non_finite_total="Sequences ended because the model computed no finite values.",

@@ -28,6 +28,7 @@ from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
+from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
 from triptych.schedulers.tokens.state_saves import (
@@ -44,7 +45,11 @@ COUNTERS = (
     "output_tokens_total",
     "preemptions_total",
     "non_finite_total",
+    "draft_tokens_total",
+    "accepted_draft_tokens_total",
 )
+_MAX_VERIFIED = 32
+"""Tokens of rows with drafts in one step: more cost about as much as steps of their own."""
 
 
 class TokenBatch:
@@ -70,6 +75,8 @@ class TokenBatch:
         """Requests that the grammar worker has not taken yet."""
         self.grammar_starts: list[SequenceState] = []
         """Rows whose grammars start because their reasoning has ended."""
+        self.lookup_rule: LookupRule | None = None
+        """How rows find drafts in their own text; set before the first sequence, if they do."""
         self.vocab_size = 0
         """The length of masks in tokens; set before the first sequence of a model with masks."""
         self._max_length = max_length
@@ -99,7 +106,19 @@ class TokenBatch:
             is_paused=job.is_paused,
             grammar=GrammarState(request) if has_grammar else None,
             reasoning=reasoning,
+            lookup=self._lookup(request),
         )
+
+    def _lookup(self, request: TokenRequest) -> PromptLookup | None:
+        """The search for drafts of a row, where its next token depends on nothing else.
+
+        Masks and penalties change with each token, and states of recurrent layers cannot go back.
+        """
+        sampling = request.sampling
+        is_bound = request.grammar or sampling.has_penalty or sampling.returns_state
+        if self.lookup_rule is None or is_bound or self.pool.snapshots is not None:
+            return None
+        return PromptLookup(self.lookup_rule)
 
     def add(self, row: SequenceState) -> None:
         """Queue a sequence."""
@@ -191,7 +210,7 @@ class TokenBatch:
             return None
         num_decode_rows = num_tokens = context_tokens = 0
         for piece in step.rows:
-            if piece.unit.is_decoding:
+            if piece.is_decode:
                 num_decode_rows += 1
             num_tokens += piece.num_tokens
             context_tokens += piece.start
@@ -261,7 +280,8 @@ class TokenBatch:
         `finish_reason`, the owner closes the sequence.
         """
         row = piece.unit
-        row.num_committed = num_committed = piece.start + piece.num_tokens
+        num_accepted = piece.num_accepted(result.token_ids)
+        row.num_committed = num_committed = piece.known_end + num_accepted
         row.num_unknown -= piece.is_sampled
         row.has_restarted = False
         lease = row.lease
@@ -270,34 +290,73 @@ class TokenBatch:
             self.pool.unpublish(lease, row.keys)
             self._counters["non_finite_total"] += 1
             return NonFinite("The model computed no finite values for this request.")
+        if not row.has_answered:
+            row.prompt_logprobs += result.prompt_logprobs
+        delta = None
+        if piece.is_sampled:
+            row.last_token_s = now_s
+            delta = self._answer(piece, result, num_accepted)
         if num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
         publish_saves(self.pool, piece)
-        if not row.has_answered:
-            row.prompt_logprobs += result.prompt_logprobs
-        if not piece.is_sampled:
-            return None
-        sampling = row.request.sampling
+        return delta
+
+    def _answer(self, piece: ScheduledRow, result: TokenDelta, num_accepted: int) -> TokenDelta:
+        """Extend the answer by the tokens of a step, up to the first that ends it."""
+        row, sampling = piece.unit, piece.unit.request.sampling
         if sampling.returns_state:
             return self.delta(row, result, finish_reason="stop")
-        (token_id,) = result.token_ids
-        self._counters["output_tokens_total"] += 1
-        row.last_token_s = now_s
-        is_end = token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens
-        if is_end and not (row.reasoning is not None and row.reasoning.is_unanswered):
-            end = TokenDelta(logprobs=result.logprobs)
-            return self.delta(row, end, finish_reason="stop", stop_token_id=token_id)
-        row.append(result.token_ids)
+        if piece.drafts:
+            row.num_booked = piece.known_end + num_accepted
+            row.is_verifying = row.is_decoding = False
+            row.num_forced = 1
+            self._counters["draft_tokens_total"] += len(piece.drafts)
+            self._counters["accepted_draft_tokens_total"] += num_accepted
+        taken: list[int] = []
+        for token_id in result.token_ids[: 1 + num_accepted]:
+            self._counters["output_tokens_total"] += 1
+            is_end = token_id in sampling.stop_token_ids
+            if is_end and self._may_end(row):
+                logprobs = result.logprobs[: len(taken) + 1]
+                end = TokenDelta(token_ids=tuple(taken), logprobs=logprobs)
+                return self.delta(row, end, finish_reason="stop", stop_token_id=token_id)
+            row.append((token_id,))
+            taken.append(token_id)
+        result.token_ids, result.logprobs = tuple(taken), result.logprobs[: len(taken)]
         if result.codes:
             row.output_frames.append(result.codes)
         if row.grammar is not None:  # the grammar decides whether that was the last
-            self.mask_requests.append(row.mask_request(token_id))
+            self.mask_requests.append(row.mask_request(*taken))
             return self.delta(row, result)
         if row.reasoning is not None and row.request.grammar and not row.reasoning.delays_grammar:
             row.grammar = GrammarState(row.request)
             self.grammar_starts.append(row)
-        is_last = len(row.output_ids) >= row.max_outputs
-        return self.delta(row, result, finish_reason="length" if is_last else None)
+        if len(row.output_ids) >= row.max_outputs:
+            return self.delta(row, result, finish_reason="length")
+        if row.lookup is not None:
+            self._find_drafts(row, row.lookup, len(piece.drafts), num_accepted)
+        return self.delta(row, result)
+
+    @staticmethod
+    def _may_end(row: SequenceState) -> bool:
+        """Whether a stop token ends the answer now."""
+        is_open = row.reasoning is not None and row.reasoning.is_unanswered
+        return len(row.output_ids) >= row.request.sampling.min_tokens and not is_open
+
+    def _find_drafts(
+        self, row: SequenceState, lookup: PromptLookup, num_drafts: int, num_accepted: int
+    ) -> None:
+        """Draft the next tokens of a row, after a step that verified `num_drafts`."""
+        if num_drafts:
+            lookup.settle(num_drafts, num_accepted)
+        lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
+        most = min(
+            row.max_outputs - len(row.output_ids) - 1,
+            _MAX_VERIFIED // max(1, len(self.state.running)) - 1,
+        )
+        if row.reasoning is not None:
+            most = min(most, row.reasoning.num_unconstrained - 1)
+        row.drafts = lookup.find(most)
 
     def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
         """Record a row's next token mask, and the tokens that its grammar forces.

@@ -7,7 +7,8 @@ would do, and booking does exactly that. The rules, in the order they are applie
    prompts of clients that hold less (`preempt_for_clients`).
 2. Every row that is being answered takes one token, oldest first, or the tokens that its grammar
    forces (jump-forward decoding). Rows with grammars wait for each other's masks, so that they
-   share steps; rows without do not wait (`add_decodes`, `_can_decode`).
+   share steps; rows without do not wait. A row with drafts also takes these; as they follow its
+   last token, all rows then wait for the step in flight (`add_decodes`, `_can_decode`).
 3. Where the pool has no page for such a row, rows of slow readers and then the newest row are
    preempted: they are computed again later. A row never preempts an older one, and waits instead. A
    row with a step in flight frees its pages only when that step is over, so it sits this step out;
@@ -65,7 +66,7 @@ def _retry_step(state: TokenState) -> TokenStep:
     group = state.retries[0]
     if any(piece.unit.num_in_flight for piece in group):
         return TokenStep(is_retry=True)
-    pieces = [ScheduledRow(p.unit, p.start, p.num_tokens, p.is_sampled) for p in group]
+    pieces = [ScheduledRow(p.unit, p.start, p.known_end - p.start, p.is_sampled) for p in group]
     return TokenStep(rows=pieces, is_retry=True)
 
 
@@ -83,12 +84,14 @@ class _TokenPolicy:
         self._coming = ComingPages(state, self._budget, limits.names)
         self._answering: list[SequenceState] = []
         self._begun: list[SequenceState] = []
-        self._waits_for_masks = False
+        self._waits_for_masks = self._waits_for_tokens = False
         for row in state.running:
             # Most rows decode: only the others need the property.
             (self._answering if row.is_decoding or row.is_answering else self._begun).append(row)
             if row.grammar is not None and row.is_awaited:
                 self._waits_for_masks = True
+            if row.is_drafting and not row.is_paused:
+                self._waits_for_tokens = True
         self._has_held_back = bool(limits.names or limits.clients)
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
@@ -160,10 +163,15 @@ class _TokenPolicy:
                 num_tokens = min(row.num_remaining, 1 + num_spare)
                 is_sampled = num_tokens == row.num_remaining
             assert row.lease is not None, "a running row holds a lease"
-            is_held = start + num_tokens <= len(row.lease.page_ids) * page_size
-            if is_held or self._find_pages(row, num_tokens, victims):
-                piece = ScheduledRow(row, start, num_tokens, is_sampled)
-                (decodes if row.is_decoding else forced).append(piece)
+            num_held = len(row.lease.page_ids) * page_size - start
+            drafts = row.drafts
+            if drafts:
+                num_free = max(num_held, 1) + budget.num_pages * page_size
+                drafts = drafts[: min(num_spare, num_free - num_tokens)]
+                num_tokens += len(drafts)
+            if num_tokens <= num_held or self._find_pages(row, num_tokens, victims):
+                piece = ScheduledRow(row, start, num_tokens, is_sampled, drafts)
+                (decodes if piece.is_decode else forced).append(piece)
                 num_spare -= num_tokens - 1
                 budget.num_tokens -= num_tokens
                 if has_limit:
@@ -293,6 +301,8 @@ class _TokenPolicy:
     def _can_decode(self, row: SequenceState) -> bool:
         """Whether `row`, which is being answered, may take part."""
         if self._waits_for_masks and row.grammar is not None:
+            return False
+        if self._waits_for_tokens and row.num_unknown:
             return False
         return self._can_step(row)
 

@@ -6,11 +6,10 @@ Owns the data and its invariants. Decides nothing: `policy` reads it, `batch` ch
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -25,6 +24,8 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
+from triptych.schedulers.tokens.prompt_lookup import PromptLookup
+from triptych.schedulers.tokens.ranked_rows import RankedRows
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
 
 
@@ -38,7 +39,8 @@ class SequenceState(Unit):
     both at the runner, with `num_bound_pages` of its pages. A row that `is_over` may still be in
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
-    were computed by another engine.
+    were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
+    next tokens; while it `is_verifying`, such a step is in flight.
 
     In a model with recurrent layers its state is saved after `saved_pages`, in steps in flight
     after `pending_pages`; `progress_key` is that of its latest snapshot. A row that `is_spoiled`
@@ -80,6 +82,9 @@ class SequenceState(Unit):
     progress_key: bytes | None = None
     is_spoiled: bool = False
     has_restarted: bool = False
+    lookup: PromptLookup | None = None
+    drafts: tuple[int, ...] = ()
+    is_verifying: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
@@ -116,15 +121,21 @@ class SequenceState(Unit):
 
         A row that must be bound again waits for its steps in flight, so that all its tokens are
         known and its slot is not rebound under them. A row with a grammar waits for its mask, which
-        depends on its last token; a reasoning row may wait likewise.
+        depends on its last token; a reasoning row may wait likewise. Drafts follow the last token.
         """
         return (
             not (self.is_paused or self.is_spoiled)
+            and not (self.num_unknown and self.is_drafting)
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
             and (self.grammar is None or self.grammar.is_ready)
             and (not self.num_unknown or self.reasoning is None or self._is_free(self.reasoning))
         )
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether it is or was booked with drafts, unless it is paused."""
+        return bool(self.drafts) or self.is_verifying
 
     def _is_free(self, reasoning: ReasoningCounter) -> bool:
         """Whether no mask can apply to the next token, whatever those in flight are."""
@@ -212,23 +223,42 @@ class SequenceState(Unit):
 
 @dataclass(slots=True, eq=False)
 class ScheduledRow:
-    """A sequence's part of a step in flight; a stale one, after a failed step, is void."""
+    """A sequence's part of a step in flight; a stale one, after a failed step, is void.
+
+    The last of its `num_tokens` are `drafts`, which the step verifies.
+    """
 
     unit: SequenceState
     start: int
     num_tokens: int
     is_sampled: bool
+    drafts: tuple[int, ...] = ()
     is_stale: bool = False
     stage: str = "decode"
     """The name of its part of the step, known once booked."""
     saves: tuple[tuple[int, int], ...] = ()
     """The snapshots of its state that the step saves, `(position, snapshot)`."""
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether its only input is the token sampled last, which is on the device."""
+        return self.unit.is_decoding and not self.drafts
+
+    @property
+    def known_end(self) -> int:
+        """The end of its positions whose tokens are certain."""
+        return self.start + self.num_tokens - len(self.drafts)
+
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
+        """How many of its drafts the step has sampled itself, before another token."""
+        pairs = zip(self.drafts, token_ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
     def book(self) -> TokenRow:
         """Book the row into a step, and return its part of the plan."""
         row, lease = self.unit, self.unit.lease
         assert lease is not None, "a running row holds a lease"
-        end, num_pages = self.start + self.num_tokens, len(lease.page_ids)
+        end, num_pages = self.known_end, len(lease.page_ids)
         if not (row.is_decoding or row.is_answering):
             self.stage = "prefill"
         has_new = num_pages > row.num_bound_pages
@@ -237,9 +267,10 @@ class ScheduledRow:
             slot=row.slot,
             start=self.start,
             num_tokens=self.num_tokens,
-            token_ids=() if row.is_decoding else row.token_ids(self.start, end),
+            token_ids=() if self.is_decode else (*row.token_ids(self.start, end), *self.drafts),
             new_page_ids=tuple(lease.page_ids[row.num_bound_pages :]) if has_new else (),
             is_sampled=self.is_sampled,
+            num_drafts=len(self.drafts),
             allowed=row.allowed if self.is_sampled and row.has_masks else b"",
             saved_snapshots=self.saves,
         )
@@ -255,6 +286,7 @@ class ScheduledRow:
         row.num_unknown += self.is_sampled
         row.is_bound = True
         row.is_decoding = self.is_sampled
+        row.drafts, row.is_verifying = (), bool(self.drafts)
         return planned
 
     def roll_back(self) -> None:
@@ -262,7 +294,7 @@ class ScheduledRow:
         row = self.unit
         row.num_booked = self.start
         row.num_unknown -= self.is_sampled
-        row.is_bound = row.is_decoding = False
+        row.is_bound = row.is_decoding = row.is_verifying = False
         row.num_bound_pages = row.num_forced = 0
         if row.grammar is not None:
             row.grammar.is_ready = True
@@ -282,42 +314,6 @@ class TokenProgress(NamedTuple):
     is_answered: bool
 
 
-class RankedRows:
-    """Rows in order of rank; adding and removing cost one binary search and a memmove."""
-
-    def __init__(self) -> None:
-        self._rows: list[SequenceState] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[SequenceState]:
-        return iter(self._rows)
-
-    def __reversed__(self) -> Iterator[SequenceState]:
-        return reversed(self._rows)
-
-    def __contains__(self, row: SequenceState) -> bool:
-        index = self._find(row)
-        return index < len(self._rows) and self._rows[index] is row
-
-    def add(self, row: SequenceState) -> None:
-        """Insert `row` by its rank."""
-        insort(self._rows, row, key=_rank)
-
-    def remove(self, row: SequenceState) -> None:
-        """Remove `row` from the order."""
-        assert row in self, "no such row"
-        del self._rows[self._find(row)]
-
-    def _find(self, row: SequenceState) -> int:
-        return bisect_left(self._rows, row.rank, key=_rank)
-
-
-def _rank(row: SequenceState) -> tuple[int, int]:
-    return row.rank
-
-
 def _client(piece: ScheduledRow) -> str:
     return piece.unit.client
 
@@ -335,9 +331,9 @@ class TokenState:
         self.pool = pool
         self.options = options
         self.rows: set[SequenceState] = set()
-        self.waiting = RankedRows()
+        self.waiting = RankedRows[SequenceState]()
         self.held_back: set[SequenceState] = set()
-        self.running = RankedRows()
+        self.running = RankedRows[SequenceState]()
         self.leaving: set[SequenceState] = set()
         self.retries: deque[list[ScheduledRow]] = deque()
         self.computing: dict[bytes, SequenceState] = {}
@@ -429,7 +425,8 @@ class TokenState:
         self.pool.release(lease)
         heapq.heappush(self.free_slots, row.slot)
         row.lease, row.slot = None, -1
-        row.is_bound = row.is_decoding = row.is_spoiled = False
+        row.is_bound = row.is_decoding = row.is_spoiled = row.is_verifying = False
+        row.drafts = ()
         row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
         row.progress_key = None
 

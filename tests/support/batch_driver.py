@@ -29,6 +29,7 @@ from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
+from triptych.schedulers.tokens.prompt_lookup import LookupRule
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 CPU = torch.device("cpu")
@@ -111,6 +112,7 @@ class BatchDriver(SchedulerDriver):
         graphs: DecodeGraphs | None = None,
         max_length: int = MAX_LENGTH,
         num_snapshots: int = 12,
+        lookup_rule: LookupRule | None = None,
         **options: Any,
     ) -> None:
         schedule = schedule_of(**options)
@@ -124,6 +126,7 @@ class BatchDriver(SchedulerDriver):
         scheduler = TokenScheduler(
             model=MODEL, pool=self.pool, options=schedule, max_length=max_length, namespace=b"w"
         )
+        scheduler.tokens.lookup_rule = lookup_rule
         num_more = int(graphs is not None)  # for padding
         kv = KvCache(
             *(layout, num_pages + num_more, CPU, native),

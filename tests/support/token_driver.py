@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from support.token_world import World, token_request
+from support.token_world import StoryDrafts, World, token_request
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InternalError, OutOfMemory
 
@@ -55,6 +55,12 @@ def random_world(rng: random.Random, **given: Any) -> World:
 def random_stateful_world(rng: random.Random) -> World:
     """A small server for a model with recurrent layers."""
     return random_world(rng, num_snapshots=rng.choice((0, 1, 3, 8, 20)))
+
+
+def random_drafting_world(rng: random.Random) -> World:
+    """A small server whose answers are drafted, well or badly."""
+    error = rng.choice((0.0, 0.2, 0.9))
+    return random_world(rng, drafts=lambda request: StoryDrafts(request, rng, error))
 
 
 @dataclass

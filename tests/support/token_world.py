@@ -9,7 +9,8 @@ output is known beforehand. `World` drives a scheduler and this runner like the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,25 @@ def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, 
             return tuple(output), "stop"
         output.append(token_id)
     return tuple(output), "length"
+
+
+class StoryDrafts:
+    """Drafts of a job's own answer, each token wrong with a probability."""
+
+    def __init__(self, request: TokenRequest, rng: random.Random, error: float) -> None:
+        self._story, self._rng, self._error = ExpectedTokens(request), rng, error
+        self.num_tokens = 0
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        self.num_tokens += len(token_ids)
+
+    def find(self, most: int) -> tuple[int, ...]:
+        size = min(most, self._rng.randrange(6))
+        right = [self._story.sampled_after(self.num_tokens + n) for n in range(max(0, size))]
+        return tuple((n + (self._rng.random() < self._error)) % VOCAB_SIZE for n in right)
+
+    def settle(self, num_drafts: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafts
 
 
 @dataclass
@@ -199,15 +219,22 @@ class ShadowRunner:
         end = row.start + row.num_tokens
         expected.extend(end)
         token_ids = row.token_ids or (slot.last_token,)
+        known = row.num_tokens - row.num_drafts
+        right = expected.token_ids[row.start : end]
         if row.job_id not in self.bad_jobs:
-            assert list(token_ids) == expected.token_ids[row.start : end], "wrong input tokens"
+            assert list(token_ids[:known]) == right[:known], "wrong input tokens"
             self._check_past(row, expected)
+        num_right = next(
+            (n for n in range(known, len(right)) if token_ids[n] != right[n]), len(right)
+        )
         if self.has_states:
             is_checked = row.job_id not in self.bad_jobs
             self.states.go_on(row, expected.digests, step_id, is_checked=is_checked)
         for position in range(row.start, end):
             page = self.pages[slot.page_ids[position // self.page_size]]
-            page.digests[position % self.page_size] = expected.digests[position]
+            is_right = position < row.start + num_right
+            digest = expected.digests[position] if is_right else b"rejected"
+            page.digests[position % self.page_size] = digest
             page.step_ids[position % self.page_size] = step_id
             page.job_id = row.job_id
         self.num_computed_tokens += row.num_tokens
@@ -216,11 +243,13 @@ class ShadowRunner:
         scores = self._score_prompt(row)
         if not row.is_sampled:
             return TokenDelta(prompt_logprobs=scores)
-        slot.last_token = expected.sampled_after(end)
+        sampled = [expected.sampled_after(row.start + n) for n in range(known, row.num_tokens + 1)]
+        sampled[num_right - known + 1 :] = [0] * (row.num_tokens - num_right)  # after a wrong draft
+        slot.last_token = sampled[-1]
         has_logprobs = self.requests[row.job_id].sampling.top_logprobs is not None
         return TokenDelta(
-            token_ids=(slot.last_token,),
-            logprobs=(TokenLogprob(slot.last_token, -0.5),) if has_logprobs else (),
+            token_ids=tuple(sampled),
+            logprobs=tuple(TokenLogprob(n, -0.5) for n in sampled) if has_logprobs else (),
             prompt_logprobs=scores,
         )
 
@@ -259,6 +288,7 @@ class World(SchedulerDriver):
         depth: int = 1,
         pool: PagePool | None = None,
         num_snapshots: int | None = None,
+        drafts: Callable[[TokenRequest], StoryDrafts] | None = None,
         **options: object,
     ) -> None:
         self.pool = pool or PagePool(
@@ -273,6 +303,8 @@ class World(SchedulerDriver):
             max_length=max_length,
             namespace=NAMESPACE,
         )
+        if drafts is not None and self.pool.snapshots is None:
+            scheduler.tokens._lookup = drafts  # type: ignore[assignment]
         super().__init__(scheduler, None, model=MODEL, depth=depth)
         self.runner = ShadowRunner(
             num_pages=self.pool.num_pages,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
@@ -111,27 +111,33 @@ class TextHead:
                 for row, first in zip(step.rows, step.row_starts, strict=True)
                 if row.slot in self._prompts and row.token_ids
             }
-        rows = [row for row in step.rows if row.is_sampled]
+        places = [
+            (row, num_after)
+            for row in step.rows
+            if row.is_sampled
+            for num_after in range(row.num_drafts, -1, -1)
+        ]
         index_R, slots_R = step.sampled_index_R, step.sampled_slots_R
-        ending = {row.slot for row in rows if row.slot in self._stateful}
+        ending = {row.slot for row, _ in places if row.slot in self._stateful}
         states_EC: HostCopy | None = None
         if ending:
             # By index: a mask on the device would block.
-            ended = [n for n, row in enumerate(rows) if row.slot in ending]
+            ended = [n for n, (row, _) in enumerate(places) if row.slot in ending]
             index_E = index_R.index_select(0, self._numbers(ended))
             states_EC = HostCopy(hidden_TC.index_select(0, index_E).float())
-            others = [n for n, row in enumerate(rows) if row.slot not in ending]
-            rows, of_others = [rows[n] for n in others], self._numbers(others)
+            others = [n for n, (row, _) in enumerate(places) if row.slot not in ending]
+            places, of_others = [places[n] for n in others], self._numbers(others)
             index_R, slots_R = (x.index_select(0, of_others) for x in (index_R, slots_R))
         sampled = None
-        if rows:
+        if places:
             logits_RV = self._model.logits(hidden_TC.index_select(0, index_R))
             sampled = self._sampler.sample(
                 logits_RV,
-                [row.slot for row in rows],
-                [row.start + row.num_tokens for row in rows],
-                [row.allowed for row in rows],
+                [row.slot for row, _ in places],
+                [row.start + row.num_tokens - num_after for row, num_after in places],
+                [row.allowed for row, _ in places],
             )
+            # A row with drafts brings its next input itself.
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
         return partial(_results, step.rows, sampled, ending, states_EC, scores)
 
@@ -168,7 +174,7 @@ def _results(
 ) -> tuple[TokenDelta, ...]:
     """One entry per row, after waiting for the device; rows in `ending` slots yield states."""
     found = sampled.to_results() if sampled else ()
-    if len(found) == len(rows) and not (ending or scores):
+    if len(found) == len(rows) and all(row.is_sampled for row in rows) and not (ending or scores):
         return found
     tokens = iter(found)
     states = iter(() if states_EC is None else states_EC.get().numpy())
@@ -181,8 +187,19 @@ def _results(
             result = TokenDelta(state=state_C.astype("<f4").tobytes(), is_finite=is_finite)
         elif row.is_sampled:
             result = next(tokens)
+            if row.num_drafts:
+                result = _joined([result, *islice(tokens, row.num_drafts)])
         if row.slot in scores:
             entries = chain.from_iterable(entries() for entries in scores[row.slot])
             result.prompt_logprobs = tuple(entries)
         results.append(result)
     return tuple(results)
+
+
+def _joined(results: Sequence[TokenDelta]) -> TokenDelta:
+    """The result of a row that was sampled at several positions."""
+    return TokenDelta(
+        token_ids=tuple(chain.from_iterable(result.token_ids for result in results)),
+        logprobs=tuple(chain.from_iterable(result.logprobs for result in results)),
+        is_finite=all(result.is_finite for result in results),
+    )

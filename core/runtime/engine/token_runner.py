@@ -213,6 +213,8 @@ class TokenRunner:
             return self._graphs.buckets.fit(num_decode, num_pages)
         if self._graphs.prompts is None or self._states is not None:
             return None
+        if any(row.num_drafts for row in rows):  # they sample more than a bucket has room for
+            return None
         num_tokens = sum(row.num_tokens for row in rows[num_decode:])
         return self._graphs.prompts.fit(num_decode, len(rows) - num_decode, num_tokens, num_pages)
 
@@ -258,9 +260,9 @@ class TokenRunner:
         self, rows: Sequence[TokenRow], num_pages: int, num_decode: int
     ) -> tuple[StepLayout, Sequence[Int64s]]:
         """The step on the host, vectorized, and the arrays that the device needs."""
-        shape = [n for r in rows for n in (r.slot, r.start, r.num_tokens, r.is_sampled)]
+        shape = [n for r in rows for n in (r.slot, r.start, r.num_tokens, _num_sampled(r))]
         shape_4B = np.array(shape, dtype=np.int64).reshape(-1, 4).T.copy()
-        lines_B, starts_B, lengths_B, is_sampled_B = shape_4B
+        lines_B, starts_B, lengths_B, num_sampled_B = shape_4B
         slots_B = np.maximum(lines_B, 0)
         contexts_B = starts_B + lengths_B
         assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
@@ -274,7 +276,8 @@ class TokenRunner:
         prompt_ids = chain.from_iterable([row.token_ids for row in rows[num_decode:]])
         token_ids_T = np.zeros(len(row_T), dtype=np.int64)
         token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
-        sampled = is_sampled_B.astype(bool)
+        ends_R = np.repeat(query_starts_B + lengths_B, num_sampled_B)
+        places_R = np.arange(len(ends_R)) - np.repeat(np.cumsum(num_sampled_B), num_sampled_B)
 
         step = StepLayout(
             rows=rows,
@@ -290,8 +293,8 @@ class TokenRunner:
         return step, (
             positions_T,
             slots_B[:num_decode],
-            (query_starts_B + lengths_B - 1)[sampled],
-            slots_B[sampled],
+            ends_R + places_R,
+            np.repeat(slots_B, num_sampled_B),
             write_slots_T,
             contexts_B,
             query_starts_B,
@@ -324,6 +327,11 @@ class TokenRunner:
             is_deterministic=self.is_deterministic,
             backend=self.attention_backend,
         )
+
+
+def _num_sampled(row: TokenRow) -> int:
+    """The number of positions at which a row samples: its last ones."""
+    return 1 + row.num_drafts if row.is_sampled else 0
 
 
 def _padded(

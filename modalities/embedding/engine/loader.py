@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -58,7 +59,13 @@ def open_embedding_loader(
         if config.device.tensor_parallel_size > 1:
             _log.warning("%s is an encoder: it runs on one device", resolved.name)
         return EmbeddingLoader(resolved, config, device, ledger)
-    return LlmLoader(resolved, config, device, ledger)
+    return DecoderLoader(resolved, config, device, ledger)
+
+
+class DecoderLoader(LlmLoader):
+    """The loader of decoders, which read texts and generate none."""
+
+    generates: ClassVar[bool] = False
 
 
 class EmbeddingLoader(DeviceLoader):

@@ -38,7 +38,7 @@ def add_common(
     form.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeat")
     form.add_argument("--grammar", metavar="FILE", help="text of a grammar, Lark's or GBNF")
     add_server_options(parser)
-    sections = ("models", "device", "cache", "schedule", "vision")
+    sections = ("models", "device", "cache", "schedule", "speculation", "vision")
     add_options(parser, sections=sections, roles=roles, exclude=exclude)
 
 

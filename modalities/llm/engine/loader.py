@@ -18,6 +18,7 @@ from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.options.speculation import NGRAM
 from triptych.core.process.lazy import load
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.families.table import is_native
@@ -42,6 +43,7 @@ from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
 from triptych.schedulers.roles.pipeline_roles import open_exchange
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker
+from triptych.schedulers.tokens.prompt_lookup import LookupRule
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class LlmLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader` for text models."""
 
     is_fixed_on_gpu: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -266,6 +269,18 @@ class LlmLoader(TokenLoader):
         num_rows = self._config.schedule.max_batch_size
         return TextHead(model, sampler, max_batch_size=num_rows, device=self._device.torch)
 
+    def _lookup_rule(self) -> LookupRule | None:
+        """How answers find drafts in their own text, if they do."""
+        if not self.generates:
+            return None
+        options = self._config.speculation
+        rule = LookupRule(
+            min_match=options.speculative_ngram_min_match_window_size,
+            max_match=options.speculative_ngram_max_match_window_size,
+            max_drafts=options.num_speculative_tokens,
+        )
+        return rule if options.speculative_algorithm == NGRAM else None
+
     def _loaded(
         self,
         scheduler: TokenScheduler,
@@ -278,6 +293,7 @@ class LlmLoader(TokenLoader):
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
         scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
+        scheduler.tokens.lookup_rule = self._lookup_rule()
         stack.callback(grammar_worker.close)
         return LoadedModel(
             name=self.name,

@@ -170,7 +170,7 @@ def test_standing_option_is_accepted_where_it_changes_nothing(argv: tuple[str, .
         (("--pp-size", "2"), "--pp-size 2"),
         (("--trust-remote-code",), "--trust-remote-code"),
         (("--no-enable-penalties",), "--no-enable-penalties"),
-        (("--no-speculative-method",), "--no-speculative-method"),
+        (("--no-enable-multi-layer-eagle",), "--no-enable-multi-layer-eagle"),
     ],
 )
 def test_standing_option_is_refused_where_it_would_change_something(

@@ -1,0 +1,49 @@
+"""Options of speculative decoding.
+
+Owns the declarations; `schedulers.tokens.prompt_lookup` acts on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from triptych.core.options.declaration import COUNT, Role, option
+
+NGRAM = "ngram"
+_GENERATED: tuple[Role, ...] = ("chat", "vision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """Several tokens of an answer in one step, without changing any."""
+
+    ROLES: ClassVar[tuple[Role, ...]] = _GENERATED
+
+    speculative_algorithm: str = option(
+        "none",
+        "Draft the next tokens of an answer, and verify them in one step. `ngram`: drafts are what"
+        " followed the same tokens before, in the prompt or the answer; for edits and summaries.",
+        choices=("none", NGRAM),
+        aliases=("--speculative-method",),
+        roles=_GENERATED,
+    )
+    num_speculative_tokens: int = option(
+        7,
+        "Most tokens of a draft; its length follows from how many are accepted.",
+        aliases=("--speculative-num-draft-tokens", "--spec-tokens"),
+        within=COUNT,
+        roles=_GENERATED,
+    )
+    speculative_ngram_min_match_window_size: int = option(
+        3,
+        "Fewest last tokens that a draft's place in the text has to match.",
+        within=COUNT,
+        roles=_GENERATED,
+    )
+    speculative_ngram_max_match_window_size: int = option(
+        12,
+        "Last tokens that are compared to choose among several places.",
+        within=COUNT,
+        roles=_GENERATED,
+    )

@@ -1,0 +1,71 @@
+"""Drafts from a row's own text."""
+
+from __future__ import annotations
+
+import pytest
+
+from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
+
+RULE = LookupRule(min_match=2, max_match=4, max_drafts=7)
+
+
+def lookup(*token_ids: int, rule: LookupRule = RULE) -> PromptLookup:
+    found = PromptLookup(rule)
+    found.take(token_ids)
+    assert found.num_tokens == len(token_ids)
+    return found
+
+
+def test_drafts_are_what_followed_the_same_tokens() -> None:
+    assert lookup(1, 2, 3, 4, 5, 9, 1, 2).find(8) == (3, 4, 5)
+
+
+def test_the_longest_match_counts_and_the_latest_of_equal_ones() -> None:
+    assert lookup(7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2).find(1) == (30,)
+    assert lookup(8, 1, 2, 30, 9, 1, 2, 40, 7, 1, 2).find(1) == (40,)
+
+
+def test_a_draft_that_reaches_the_end_repeats() -> None:
+    assert lookup(1, 2, 1, 2, 1, 2).find(3) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("token_ids", [(), (1,), (1, 2), (1, 2, 3, 4), (1, 1, 2, 2, 3, 3)])
+def test_new_text_has_no_drafts(token_ids: tuple[int, ...]) -> None:
+    assert lookup(*token_ids).find(8) == ()
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_without_room_there_are_no_drafts(most: int) -> None:
+    assert lookup(1, 2, 3, 1, 2).find(most) == ()
+
+
+def test_lengths_follow_what_is_accepted() -> None:
+    found = lookup(*range(20), *range(3))
+    sizes = [len(found.find(99))]
+    for num_accepted in (3, 7, 7, 2, 0):
+        found.settle(sizes[-1], num_accepted)
+        sizes.append(len(found.find(99)))
+    assert sizes == [3, 7, 7, 7, 3, 2]
+
+
+def test_failing_drafts_pause_for_ever_more_tokens() -> None:
+    """And come back soon after a success."""
+    found = lookup(*[1, 2] * 4)
+
+    def tokens_until_a_draft() -> int:
+        while found.find(9):
+            found.settle(2, 0)
+        before = found.num_tokens
+        while not found.find(9):
+            found.take((1, 2))
+        return found.num_tokens - before
+
+    assert [tokens_until_a_draft() for _ in range(3)] == [8, 16, 32]
+    found.settle(3, 3)
+    assert tokens_until_a_draft() == 8
+
+
+def test_old_places_are_forgotten() -> None:
+    found = lookup(*[1, 2, 3] * 500)
+    assert max(len(places) for places in found._places.values()) <= 9
+    assert found.find(3) == (1, 2, 3)
