@@ -256,8 +256,8 @@ def _is_unscaled(rotary: Any) -> bool:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a known encoder family."""
-    return config.get("model_type") in FAMILIES
+    """Whether a config.json is of a known encoder family, and not of a decoder of that family."""
+    return config.get("model_type") in FAMILIES and config.get("is_decoder") is not True
 
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:

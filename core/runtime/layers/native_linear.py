@@ -9,9 +9,14 @@ Shapes: I inputs, O outputs, T tokens.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from inspect import getsource, unwrap
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +26,8 @@ from triptych.core.runtime.layers.linear import Linear
 
 _READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that pass the weights of their inner layers to a kernel of torch."""
+_READ = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|data_ptr|is_meta))")
+"""The code of a module that reads values of an inner layer's weight."""
 
 
 def nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
@@ -80,11 +87,27 @@ class SharedWeight:
             setattr(parent, name.rpartition(".")[2], stand_in)
 
 
+@cache
+def _names_read(kind: type) -> frozenset[str]:
+    """The inner layers whose weights a module's code reads, such as Mamba's projection of steps."""
+    own = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
+    methods = [unwrap(value) for each in own for value in vars(each).values() if callable(value)]
+    return frozenset(name for each in methods for name in _READ.findall(_code_with_weights(each)))
+
+
+def _code_with_weights(method: object) -> str:
+    """The source of a method that names weights, if it can be read."""
+    if isinstance(method, FunctionType) and "weight" in method.__code__.co_names:
+        with suppress(OSError):
+            return getsource(method)
+    return ""
+
+
 def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWeight]:
     """The weights in a module that only plain layers of a `kind` read.
 
-    Excluded are subclasses, fused layers of torch, and weights that other layers also read, such as
-    tied embeddings.
+    Excluded are subclasses, fused layers of torch, and weights that other modules also read, such
+    as tied embeddings.
     """
     users: defaultdict[int, set[nn.Module]] = defaultdict(set)
     places: defaultdict[int, list[tuple[nn.Module, nn.Module, str]]] = defaultdict(list)
@@ -93,7 +116,8 @@ def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWei
             if parameter is not None:
                 users[_identity(parameter)].add(parent)
         for name, child in parent._modules.items():
-            if is_plain(child, kind) and not isinstance(parent, _READS_WEIGHTS):
+            is_read = isinstance(parent, _READS_WEIGHTS) or name in _names_read(type(parent))
+            if is_plain(child, kind) and not is_read:
                 assert child is not None
                 weight = child._parameters["weight"]
                 assert weight is not None

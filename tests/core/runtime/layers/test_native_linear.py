@@ -71,6 +71,28 @@ def test_another_type_is_refused_as_torch_does(native: NativeKernels, dtype: tor
         NativeLinear(linear(dtype), native)(torch.zeros(1, NUM_INPUTS, dtype=torch.float64))
 
 
+class Reading(nn.Module):
+    """Multiplies by one weight itself, as Mamba does; of the other it reads the type alone."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.read, self.called = linear(dtype), linear(dtype)
+
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+        x_TI = x_TI.to(self.called.weight.dtype)
+        return x_TI @ self.read.weight.T + self.called(x_TI)
+
+
+def test_a_weight_that_a_module_reads_itself_stays(
+    native: NativeKernels, dtype: torch.dtype
+) -> None:
+    model, x_TI = Reading(dtype), random(3, NUM_INPUTS, dtype=dtype)
+    expected_TO = model(x_TI)
+    pack_linears(model, native)
+    assert isinstance(model.called, NativeLinear)
+    torch.testing.assert_close(model(x_TI), expected_TO, atol=1e-2, rtol=1e-2)
+
+
 class Tied(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
