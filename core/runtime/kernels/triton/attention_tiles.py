@@ -16,8 +16,8 @@ import torch
 from triptych.core.runtime.kernels.triton.units import MatrixUnits, matrix_units
 
 Rows = Literal["decode", "prefill"]
-Heads = Literal["narrow", "wide", "float32"]
-"""Heads of 16 bits up to 128 values or wider ones, and all heads of float32."""
+Heads = Literal["narrow", "wide", "widest", "float32"]
+"""Heads of 16 bits up to 128 values, up to 256 or wider ones, and all heads of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,24 @@ TILES: dict[tuple[Rows, MatrixUnits, Heads], AttentionTile] = {
     ("decode", "wgmma", "float32"): AttentionTile(1, 16, 4, 3),
     ("prefill", "wgmma", "narrow"): AttentionTile(128, 64, 8, 3),
     ("prefill", "wgmma", "wide"): AttentionTile(64, 32, 8, 3),
+    ("decode", "wgmma", "widest"): AttentionTile(1, 16, 4, 3),
+    ("prefill", "wgmma", "widest"): AttentionTile(32, 16, 8, 2),
     ("prefill", "wgmma", "float32"): AttentionTile(32, 16, 8, 2),
     ("decode", "mma", "narrow"): AttentionTile(1, 64, 4, 3),
     ("decode", "mma", "wide"): AttentionTile(1, 32, 4, 3),
     ("decode", "mma", "float32"): AttentionTile(1, 16, 4, 3),
     ("prefill", "mma", "narrow"): AttentionTile(128, 32, 8, 3),
     ("prefill", "mma", "wide"): AttentionTile(64, 16, 8, 3),
+    ("decode", "mma", "widest"): AttentionTile(1, 16, 4, 3),
+    ("prefill", "mma", "widest"): AttentionTile(32, 16, 8, 2),
     ("prefill", "mma", "float32"): AttentionTile(32, 16, 8, 2),
     ("decode", "mfma", "narrow"): AttentionTile(1, 64, 4, 2),
     ("decode", "mfma", "wide"): AttentionTile(1, 32, 4, 2),
     ("decode", "mfma", "float32"): AttentionTile(1, 16, 4, 2),
     ("prefill", "mfma", "narrow"): AttentionTile(128, 32, 8, 2),
     ("prefill", "mfma", "wide"): AttentionTile(64, 32, 8, 2),
+    ("decode", "mfma", "widest"): AttentionTile(1, 16, 4, 2),
+    ("prefill", "mfma", "widest"): AttentionTile(32, 16, 8, 2),
     ("prefill", "mfma", "float32"): AttentionTile(32, 16, 8, 2),
 }
 
@@ -64,7 +70,7 @@ def heads_of(head_dim: int, dtype: torch.dtype) -> Heads:
     """Classify heads by the registers that they take."""
     if dtype is torch.float32:  # matrix units would round them
         return "float32"
-    return "narrow" if head_dim <= 128 else "wide"
+    return "narrow" if head_dim <= 128 else "wide" if head_dim <= 256 else "widest"
 
 
 @cache

@@ -316,16 +316,18 @@ def _join_splits(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, and GPT-OSS 20B."""
+    """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, Gemma 4 12B, and GPT-OSS 20B."""
     common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_S": _SPLITS_PER_STEP}
     llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
     gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
+    gemma4 = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 1, "HEAD_DIM": 512}
     gpt_oss = {**common, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64}
     gemma_flags = ("HAS_WINDOW", "HAS_SOFT_CAP")
     of_gpt_oss = ("HAS_WINDOW", "HAS_SINKS", "IS_FIXED")
     return (
         *tiled_variants("split", "decode", _attend_split, llama),
         *tiled_variants("split_float8", "decode", _attend_split, gemma, *gemma_flags, cache="*u8"),
+        *tiled_variants("split_512", "decode", _attend_split, gemma4),
         *tiled_variants("split_int8", "decode", _attend_split, llama, "HAS_SCALES", cache="*i8"),
         *tiled_variants("split_fixed", "decode", _attend_split, gpt_oss, *of_gpt_oss),
         *tiled_variants("join", "decode", _join_splits, llama),

@@ -257,15 +257,17 @@ def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Llama 3 8B over bfloat16 and int8, Gemma 3 with images over float8, and GPT-OSS 20B."""
+    """Llama 3 8B over bfloat16 and int8, Gemma 3 with images over float8, Gemma 4, GPT-OSS 20B."""
     llama = {"PAGE_SIZE": 32, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
     gemma = {"PAGE_SIZE": 32, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
+    gemma4 = {"PAGE_SIZE": 32, "NUM_HEADS": 16, "NUM_KV_HEADS": 1, "HEAD_DIM": 512}
     gpt_oss = {"PAGE_SIZE": 32, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64}
     flags = ("HAS_WINDOW", "HAS_BLOCKS", "HAS_SOFT_CAP")
     of_gpt_oss = ("HAS_WINDOW", "HAS_SINKS")
     return (
         *tiled_variants("causal", "prefill", _attend_tile, llama),
         *tiled_variants("blocks_float8", "prefill", _attend_tile, gemma, *flags, cache="*u8"),
+        *tiled_variants("causal_512", "prefill", _attend_tile, gemma4),
         *tiled_variants("causal_int8", "prefill", _attend_tile, llama, "HAS_SCALES", cache="*i8"),
         *tiled_variants("window_sinks", "prefill", _attend_tile, gpt_oss, *of_gpt_oss),
     )
