@@ -22,7 +22,8 @@ from triptych.core.runtime.layers.attention import (
 )
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
-from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
+from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 
 pytestmark = pytest.mark.gpu
 CPU = torch.device("cpu")
@@ -55,6 +56,48 @@ CONFIGS = {
         has_centred_norms=True,
         has_post_norms=True,
     ),
+}
+OWN = replace(ATTENTION, head_norm=HeadNormConfig(eps=1e-6), value_norm_eps=1e-6, scale=0.3)
+JOINT = replace(ATTENTION, head_norm=HeadNormConfig(eps=1e-6, is_joint=True))
+LAYER_NORMED = HeadNormConfig(eps=1e-6, kind="layer", has_own_weights=True)
+WITHOUT_KERNELS = {
+    "gemma 4": replace(
+        LLAMA,
+        attention=(
+            replace(OWN, window=3, uses_local_rope=True),
+            replace(OWN, head_dim=32, num_kv_heads=1, soft_cap=5.0),
+            replace(OWN, window=3, uses_local_rope=True, reads_layer=0),
+        ),
+        local_rope=ROPE,
+        rope=replace(ROPE, num_rotated_dims=32),
+        activation="gelu_tanh",
+        has_post_norms=True,
+        has_layer_scales=True,
+        layer_inputs=LayerInputConfig(
+            hidden_size=32, size=8, num_layers=3, vocab_size=30, norm_eps=1e-6
+        ),
+        logit_cap=5.0,
+    ),
+    "norms after, of all heads or after rotation": replace(
+        LLAMA,
+        attention=(JOINT, replace(OWN, head_norm=HeadNormConfig(eps=1e-6, is_after_rotation=True))),
+        has_pre_norms=False,
+        has_post_norms=True,
+    ),
+    "in parallel, by layer norms": replace(
+        LLAMA,
+        attention=(
+            replace(ATTENTION, head_norm=LAYER_NORMED, has_interleaved_rope=True),
+            replace(ATTENTION, has_sinks=True, scales_queries=True),
+        ),
+        query_scaling=QueryScaling(beta=0.3, length=3),
+        norm_kind="layer",
+        has_norm_bias=True,
+        is_parallel=True,
+        has_gate=False,
+        activation="relu2",
+    ),
+    "scaled": replace(LLAMA, residual_scale=0.4),
 }
 
 
@@ -107,7 +150,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *WITHOUT_KERNELS])
 @torch.inference_mode()
 def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     late_1NC = torch.randn(1, 2, 32)
@@ -116,15 +159,18 @@ def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         if is_on_gpu:
             device = rehearse_gpu(monkeypatch)
             seen = count_calls(monkeypatch)
-        decoder = decoder_of(CONFIGS[name], device)
+        decoder = decoder_of((CONFIGS | WITHOUT_KERNELS)[name], device)
         ids_T, positions_T, step = step_of(decoder, device)
         late = LateInputs(torch.tensor([1, 4], device=device), late_1NC.to(device))
-        hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late)
+        rows_TLP = decoder.layer_inputs and decoder.layer_inputs.look_up(ids_T)
+        hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late, rows_TLP)
         results.append([tensor.cpu() for tensor in (hidden_TC, *step.kv.tensors)])
     monkeypatch.undo()
-    assert seen == {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2} | (
-        {"rms_norm": 5} if name == "gemma" else {}
-    )
+    assert name in WITHOUT_KERNELS or seen == {
+        "rms_norm": 5 if name == "gemma" else 1,
+        "add_rms_norm": 4,
+        "rope_write": 2,
+    }
     assert results[0][0].std() > 0.1
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
