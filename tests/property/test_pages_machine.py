@@ -155,7 +155,7 @@ def test_the_driver_goes_everywhere() -> None:
         finals = [outputs[-1] for outputs in world.outputs.outputs.values()]
         codes |= {final.error.code for final in finals if final.error is not None}
         codes |= {final.payload.finish_reason for final in finals if final.payload is not None}
-    assert min(totals.values()) > 20, totals
+    assert min(total for name, total in totals.items() if "draft" not in name) > 20, totals
     assert codes >= {"stop", "length", "cancelled", "non_finite", "internal_error", "out_of_memory"}
 
 

@@ -25,7 +25,7 @@ def test_every_row_goes_on_from_its_own_state() -> None:
         restored = {"restored": world.runner.states.num_restored}
         for name, total in (counters | restored).items():
             totals[name] = totals.get(name, 0) + total
-    assert min(totals.values()) > 20, totals
+    assert min(total for name, total in totals.items() if "draft" not in name) > 20, totals
 
 
 _book = state_saves.book_saves
