@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -88,18 +88,21 @@ class SharedWeight:
 
 
 @cache
-def _names_read(kind: type) -> frozenset[str]:
+def _names_read(kind: object) -> frozenset[str]:
     """The inner layers whose weights a module's code reads, such as Mamba's projection of steps."""
+    assert isinstance(kind, type)
     own = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
-    methods = [unwrap(value) for each in own for value in vars(each).values() if callable(value)]
+    methods = [value for each in own for value in vars(each).values() if callable(value)]
     return frozenset(name for each in methods for name in _READ.findall(_code_with_weights(each)))
 
 
-def _code_with_weights(method: object) -> str:
-    """The source of a method that names weights, if it can be read."""
-    if isinstance(method, FunctionType) and "weight" in method.__code__.co_names:
+def _code_with_weights(method: Callable[..., object]) -> str:
+    """The source of a method that names weights when it computes, if it can be read."""
+    code = unwrap(method)
+    is_maker = getattr(code, "__name__", "").startswith(("__init", "_init", "init", "tie"))
+    if isinstance(code, FunctionType) and "weight" in code.__code__.co_names and not is_maker:
         with suppress(OSError):
-            return getsource(method)
+            return getsource(code)
     return ""
 
 
@@ -115,8 +118,10 @@ def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWei
         for parameter in parent._parameters.values():
             if parameter is not None:
                 users[_identity(parameter)].add(parent)
+        reader: type = type(parent)
+        read = _names_read(reader)
         for name, child in parent._modules.items():
-            is_read = isinstance(parent, _READS_WEIGHTS) or name in _names_read(type(parent))
+            is_read = issubclass(reader, _READS_WEIGHTS) or name in read
             if is_plain(child, kind) and not is_read:
                 assert child is not None
                 weight = child._parameters["weight"]
