@@ -101,7 +101,7 @@ def make_step(
         host_context_lengths_B=contexts,
         native=kv.native,
     )
-    ids_T = torch.randint(0, SHAPE.vocab_size, positions_T.shape)
+    ids_T = torch.randint(0, decoder.vocab_size, positions_T.shape)
 
     def step() -> torch.Tensor:
         hidden_TC = decoder.forward(ids_T, positions_T, PagedStep(kv, batch))

@@ -32,7 +32,7 @@ from triptych.core.weights.progress import Progress
 
 SUPPORTED_KINDS = frozenset({
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
-    Kind.Q5_0, Kind.Q5_1,  # used by K-quantized files for rows not a multiple of 256
+    Kind.MXFP4, Kind.Q5_0, Kind.Q5_1,  # used by K-quantized files for rows not a multiple of 256
 })  # fmt: skip
 CHUNK_VALUES = 1 << 21
 _UNQUANTIZED = {Kind.F32: "F32", Kind.F16: "F16"}
