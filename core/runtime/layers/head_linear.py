@@ -14,15 +14,21 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 
 
 class HeadLinear:
-    """`y_THO[:, h] = x_THI[:, h] @ weight_HOI[h].T`; with our kernels, rows are independent."""
+    """`y_THO[:, h] = x_THI[:, h] @ weight_HOI[h].T`.
 
-    __slots__ = ("_kernels", "_weight_HOI", "native")
+    With our CPU kernels rows are independent of each other; on a GPU if it `is_deterministic`.
+    """
+
+    __slots__ = ("_is_deterministic", "_kernels", "_weight_HOI", "native")
 
     def __init__(
         self,
         weight_HOI: torch.Tensor,
         kernels: NativeKernels | None = None,
+        *,
+        is_deterministic: bool = False,
     ) -> None:
+        self._is_deterministic = is_deterministic
         self._weight_HOI, self._kernels = weight_HOI.contiguous(), kernels
         self.native: NativeWeights | None = None
         if kernels is not None and kernels.can_pack(weight_HOI[0]):
@@ -39,4 +45,9 @@ class HeadLinear:
         if self.native is not None:
             assert self._kernels is not None
             return self._kernels.head_linear(x_THI, self.native)
+        if self._is_deterministic and x_THI.is_cuda:
+            from triptych.core.runtime.kernels.triton.head_linear import head_linear
+
+            y_THO: torch.Tensor = head_linear(x_THI, self._weight_HOI)
+            return y_THO
         return torch.bmm(x_THI.transpose(0, 1), self._weight_HOI.mT).transpose(0, 1)

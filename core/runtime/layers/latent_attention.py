@@ -20,9 +20,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from triptych.core.runtime.kernels.kv_pages import LatentPages
-from triptych.core.runtime.kernels.latent_attention import latent_attention, write_latents
+from triptych.core.runtime.kernels.latent_attention import (
+    RowRules,
+    latent_attention,
+    write_latents,
+)
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import AttentionRule
+from triptych.core.runtime.kernels.rope_write import Rotation
 from triptych.core.runtime.kernels.rotary import rotary
 from triptych.core.runtime.layers.attention import LatentShape, PagedStep, StepPositions
 from triptych.core.runtime.layers.head_linear import HeadLinear
@@ -157,8 +162,8 @@ class LatentAttention:
         keys_HNL, values_HVL = kv_up.weight_OI.view(sizes).split(
             (config.nope_dim, config.value_dim), dim=1
         )
-        self.heads_of_keys = HeadLinear(keys_HNL.mT, native)
-        self.heads_of_values = HeadLinear(values_HVL, native)
+        new = partial(HeadLinear, kernels=native, is_deterministic=kv_up.is_deterministic)
+        self.heads_of_keys, self.heads_of_values = new(keys_HNL.mT), new(values_HVL)
 
     def __call__(
         self,
@@ -170,27 +175,17 @@ class LatentAttention:
         """Attend, writing this step's rows first. Adds to the residual where given."""
         assert self.heads_of_keys is not None, "call prepare() before the first step"
         assert self.heads_of_values is not None
-        cos_sin = positions.full
+        rotation = Rotation(*positions.full, self.config.is_interleaved)
         pages, config = step.kv.pages[self.cells], self.config
         assert isinstance(pages, LatentPages)
         q_TX, row_TD = self.down(x_TC).split((config.query_inputs, config.row_dim), dim=1)
-        write_latents(self._rows(row_TD, cos_sin), pages, step.batch)
-        q_THD = self._queries(q_TX, cos_sin)
+        rules = RowRules(self.kv_norm.weight_C, self.kv_norm.eps, rotation)
+        write_latents(row_TD, pages, step.batch, rules)
+        q_THD = self._queries(q_TX, rotation)
         out_THL = latent_attention(q_THD, pages, step.batch, AttentionRule(scale=config.scale))
         return self.out(self.heads_of_values(out_THL).flatten(1), residual_TC)
 
-    def _rows(
-        self, row_TD: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        """The rows of the cache: compressed values, and the rotated key."""
-        config = self.config
-        latent_TL, key_TP = row_TD.split((config.kv_rank, config.rope_dim), dim=1)
-        key_T1P = rotary(key_TP.unsqueeze(1), *cos_sin, is_interleaved=config.is_interleaved)
-        return torch.cat((self.kv_norm(latent_TL.contiguous()), key_T1P.squeeze(1)), dim=1)
-
-    def _queries(
-        self, q_TX: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def _queries(self, q_TX: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """The queries in the space of rows, `[T, H, D]`."""
         config = self.config
         if self.q_up is not None:
@@ -198,6 +193,11 @@ class LatentAttention:
             q_TX = self.q_up(self.q_norm(q_TX.contiguous()))
         q_THX = q_TX.unflatten(1, (config.num_heads, config.key_dim))
         nope_THN, rope_THP = q_THX.split((config.nope_dim, config.rope_dim), dim=2)
-        rope_THP = rotary(rope_THP, *cos_sin, is_interleaved=config.is_interleaved)
+        rope_THP = rotary(
+            rope_THP,
+            rotation.cos_T1R,
+            rotation.sin_T1R,
+            is_interleaved=rotation.is_interleaved,
+        )
         assert self.heads_of_keys is not None
         return torch.cat((self.heads_of_keys(nope_THN), rope_THP), dim=2)

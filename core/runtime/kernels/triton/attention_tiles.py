@@ -16,13 +16,14 @@ import torch
 from triptych.core.runtime.kernels.triton.units import MatrixUnits, matrix_units
 
 Rows = Literal["decode", "prefill"]
-Heads = Literal["narrow", "wide", "widest", "float32"]
-"""Heads of 16 bits up to 128 values, up to 256 or wider ones, and all heads of float32."""
+Heads = Literal["narrow", "wide", "widest", "float32", "latent", "latent_float32"]
+"""Heads of 16 bits up to 128 values, up to 256 or wider ones, and all heads of float32; rows of
+latents."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """`num_queries` (times heads; of prompts only) against blocks of `num_keys` keys.
+    """`num_queries` (times heads; of prompts and latents only) against blocks of `num_keys` keys.
 
     Loads of keys are issued `num_stages - 1` blocks ahead.
     """
@@ -58,12 +59,34 @@ TILES: dict[tuple[Rows, MatrixUnits, Heads], AttentionTile] = {
     ("decode", "mfma", "widest"): AttentionTile(1, 16, 4, 2),
     ("prefill", "mfma", "widest"): AttentionTile(32, 16, 8, 2),
     ("prefill", "mfma", "float32"): AttentionTile(32, 16, 8, 2),
+    ("decode", "wgmma", "latent"): AttentionTile(16, 32, 4, 2),
+    ("decode", "wgmma", "latent_float32"): AttentionTile(16, 16, 8, 2),
+    ("prefill", "wgmma", "latent"): AttentionTile(32, 32, 8, 2),
+    ("prefill", "wgmma", "latent_float32"): AttentionTile(16, 16, 8, 2),
+    ("decode", "mma", "latent"): AttentionTile(16, 32, 4, 2),
+    ("decode", "mma", "latent_float32"): AttentionTile(16, 16, 8, 1),
+    ("prefill", "mma", "latent"): AttentionTile(32, 16, 8, 2),
+    ("prefill", "mma", "latent_float32"): AttentionTile(16, 16, 8, 1),
+    ("decode", "mfma", "latent"): AttentionTile(16, 32, 4, 2),
+    ("decode", "mfma", "latent_float32"): AttentionTile(16, 16, 8, 1),
+    ("prefill", "mfma", "latent"): AttentionTile(16, 32, 4, 2),
+    ("prefill", "mfma", "latent_float32"): AttentionTile(16, 16, 8, 1),
 }
 
 
 def tile_on(device: torch.device, rows: Rows, head_dim: int, dtype: torch.dtype) -> AttentionTile:
     """Look up the tile of a launch."""
     return TILES[rows, _units_of(device), heads_of(head_dim, dtype)]
+
+
+def latent_tile_on(device: torch.device, rows: Rows, dtype: torch.dtype) -> AttentionTile:
+    """Look up the tile of a launch over latents."""
+    return TILES[rows, _units_of(device), latents_of(dtype)]
+
+
+def latents_of(dtype: torch.dtype) -> Heads:
+    """Classify rows of latents by their type."""
+    return "latent_float32" if dtype is torch.float32 else "latent"
 
 
 def heads_of(head_dim: int, dtype: torch.dtype) -> Heads:

@@ -15,6 +15,7 @@ Shapes: B rows of a launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,6 +29,7 @@ MAX_ROWS = 256
 """Rows of a launch; each program reads all their lengths."""
 FIXED_UNITS = 2
 """Units of a split whose size does not depend on other rows."""
+_MAX_PARTIAL_VALUES = 2**24
 _PROGRAMS_PER_PROCESSOR = 4
 _UNIT = tl.constexpr(UNIT)
 _FIXED_UNITS = tl.constexpr(FIXED_UNITS)
@@ -57,6 +59,22 @@ class DecodeSplits:
             limit = -(-max_units // FIXED_UNITS)
             return cls(num_rows * limit, limit, is_fixed=True)
         return cls(min(num_wanted + num_rows, num_rows * max_units), num_wanted, is_fixed=False)
+
+
+def divided_rows(
+    num_rows: int, splits_of: Callable[[int], DecodeSplits], values_of_part: int
+) -> Iterator[tuple[slice, DecodeSplits]]:
+    """The rows of each launch, and its parts, of which `splits_of` has those of so many rows.
+
+    Fixed splits of all rows would take too much memory for their partial results.
+    """
+    rows_at_once, one = MAX_ROWS, splits_of(1)
+    if one.is_fixed:
+        fitting = _MAX_PARTIAL_VALUES // (one.num_parts * values_of_part)
+        rows_at_once = min(max(1, fitting), MAX_ROWS)
+    for first in range(0, num_rows, rows_at_once):
+        end = min(first + rows_at_once, num_rows)
+        yield slice(first, end), splits_of(end - first)
 
 
 def num_wanted_splits(device: torch.device, num_tiles: int) -> int:

@@ -49,7 +49,29 @@ def attend_block(
     With `HAS_SCALES` keys and values are multiples of `k_scale_N` and `v_scale_N`.
     """
     no_scores_MN = tl.zeros([q_MD.shape[0], k_DN.shape[1]], tl.float32)
-    scores_MN = dot(q_MD, k_DN, no_scores_MN)
+    return weigh_block(
+        dot(q_MD, k_DN, no_scores_MN), v_ND, is_seen_MN, max_M, sum_M, out_MD,
+        k_scale_N, v_scale_N, scale, soft_cap, HAS_SCALES, HAS_SOFT_CAP, IS_MASKED,
+    )  # fmt: skip
+
+
+@triton.jit
+def weigh_block(
+    scores_MN,
+    v_ND,
+    is_seen_MN,
+    max_M,
+    sum_M,
+    out_MD,
+    k_scale_N,
+    v_scale_N,
+    scale,
+    soft_cap,
+    HAS_SCALES: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Add one block to the state of a tile; the products of queries and keys are given."""
     if HAS_SCALES:
         scores_MN *= k_scale_N[None, :]
     factor = scale * LOG2E

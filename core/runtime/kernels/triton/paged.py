@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.kv_pages import KvPages
-from triptych.core.runtime.kernels.triton.attention_tiles import TILES, Rows, heads_of
+from triptych.core.runtime.kernels.triton.attention_tiles import TILES, Rows, heads_of, latents_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _CONSTANTS = ("HAS_", "IS_")
@@ -101,13 +101,13 @@ def tiled_variants(
     dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[Variant]:
     """The kernel with some flags switched on: one variant for each tile in use."""
-    head_dim = constants["HEAD_DIM"]
-    heads = heads_of(head_dim, dtype)
+    is_latent = "VALUE_DIM" in constants
+    heads = latents_of(dtype) if is_latent else heads_of(constants["HEAD_DIM"], dtype)
     types = {"q_ptr": _NAMES[dtype], "k_ptr": cache or _NAMES[dtype]}
     for (tile_rows, units, tile_heads), tile in TILES.items():
         if (tile_rows, tile_heads) == (rows, heads):
-            sizes = {"BLOCK_M": tile.num_queries, "BLOCK_N": tile.num_keys}
-            sizes |= {**constants, "BLOCK_D": block_d(head_dim)}
+            sizes = {"BLOCK_M": tile.num_queries, "BLOCK_N": tile.num_keys, **constants}
+            sizes |= {} if is_latent else {"BLOCK_D": block_d(constants["HEAD_DIM"])}
             yield replace(
                 _variant(name, kernel, sizes, flags, types),
                 num_warps=tile.num_warps,

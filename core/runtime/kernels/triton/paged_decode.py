@@ -20,8 +20,8 @@ import triton.language as tl
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.triton.attention_tiles import tile_on
 from triptych.core.runtime.kernels.triton.decode_splits import (
-    MAX_ROWS,
     DecodeSplits,
+    divided_rows,
     keys_of_part,
     num_wanted_splits,
     parts_of_row,
@@ -47,8 +47,8 @@ from triptych.core.runtime.kernels.triton.paged import (
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _MAX_HEADS_PER_TILE = 64
-_MAX_PARTIAL_VALUES = 2**24
-_SPLITS_PER_STEP = 16
+SPLITS_PER_STEP = 16
+"""Splits of a row that are joined at a time."""
 
 
 def launch_paged_decode(
@@ -81,12 +81,7 @@ def launch_paged_decode(
     splits_of = partial(
         DecodeSplits.of_rows, max_keys=max_keys, window=window, num_wanted=num_wanted
     )
-    rows_at_once = MAX_ROWS
-    if is_deterministic:
-        values_of_row = splits_of(1).num_parts * num_heads * head_dim
-        rows_at_once = min(max(1, _MAX_PARTIAL_VALUES // values_of_row), MAX_ROWS)
-    for first in range(0, num_rows, rows_at_once):
-        rows = slice(first, first + rows_at_once)
+    for rows, splits in divided_rows(num_rows, splits_of, num_heads * head_dim):
         _launch(
             q_BHD[rows],
             pages,
@@ -94,7 +89,7 @@ def launch_paged_decode(
             sinks_H,
             out_BHD[rows],
             (scale, soft_cap or 0.0, v_scale, window or 0),
-            splits_of(len(q_BHD[rows])),
+            splits,
         )
 
 
@@ -138,10 +133,10 @@ def _launch(
         HAS_SCALES=pages.k_scale_NPK is not None,
         **constants,
     )
-    _join_splits[(num_rows, num_heads)](
+    join_splits[(num_rows, num_heads)](
         *(partial_SHD, log_sums_SH, lengths_B, sinks_H, out_BHD),
         *(v_scale, window, num_rows, splits.limit),
-        BLOCK_S=_SPLITS_PER_STEP,
+        BLOCK_S=SPLITS_PER_STEP,
         **constants,
     )
 
@@ -232,15 +227,15 @@ def _attend_split(
     if num_splits == 1:
         sinks_ptrs_H = sinks_ptr + head_H if HAS_SINKS else None
         out_ptrs_HD = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD
-        _store_whole(state, out_ptrs_HD, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
+        store_whole(state, out_ptrs_HD, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
     else:
         index = part.to(tl.int64) * NUM_HEADS
         partial_ptrs_HD = partial_ptr + index * HEAD_DIM + cell_HD
-        _store_part(state, partial_ptrs_HD, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
+        store_part(state, partial_ptrs_HD, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
 
 
 @triton.jit
-def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
+def store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
     """Store the attention of a row whose keys are all in this split."""
     max_H, sum_H, out_HD = state
     if sinks_ptrs_H is not None:
@@ -251,8 +246,8 @@ def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
 
 
 @triton.jit
-def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
-    """Store one split's state for `_join_splits`."""
+def store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
+    """Store one split's state for `join_splits`."""
     max_H, sum_H, out_HD = state
     tl.store(into, normalized(sum_H, out_HD, 1.0), mask=is_held_HD)
     tl.store(log_sums_ptrs_H, max_H + tl.log2(sum_H), mask=is_head_H)
@@ -262,7 +257,7 @@ def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
     do_not_specialize=["window", "num_rows", "limit"],
     do_not_specialize_on_alignment=UPLOADED,
 )
-def _join_splits(
+def join_splits(
     partial_ptr,
     log_sums_ptr,
     lengths_ptr,
@@ -317,7 +312,7 @@ def _join_splits(
 
 def variants() -> tuple[Variant, ...]:
     """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, Gemma 4 12B, and GPT-OSS 20B."""
-    common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_S": _SPLITS_PER_STEP}
+    common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_S": SPLITS_PER_STEP}
     llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
     gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256}
     gemma4 = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 1, "HEAD_DIM": 512}
@@ -330,14 +325,14 @@ def variants() -> tuple[Variant, ...]:
         *tiled_variants("split_512", "decode", _attend_split, gemma4),
         *tiled_variants("split_int8", "decode", _attend_split, llama, "HAS_SCALES", cache="*i8"),
         *tiled_variants("split_fixed", "decode", _attend_split, gpt_oss, *of_gpt_oss),
-        *tiled_variants("join", "decode", _join_splits, llama),
-        *tiled_variants("join_fixed", "decode", _join_splits, gpt_oss, *of_gpt_oss),
+        *tiled_variants("join", "decode", join_splits, llama),
+        *tiled_variants("join_fixed", "decode", join_splits, gpt_oss, *of_gpt_oss),
     )
 
 
 def odd_variants() -> tuple[Variant, ...]:
     """Heads of other sizes and types, and page sizes and groups that are no powers of two."""
-    common = {"PAGE_SIZE": 16, "BLOCK_H": 16, "BLOCK_S": _SPLITS_PER_STEP}
+    common = {"PAGE_SIZE": 16, "BLOCK_H": 16, "BLOCK_S": SPLITS_PER_STEP}
     phi = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 32, "HEAD_DIM": 96}
     one = {**common, "NUM_HEADS": 71, "NUM_KV_HEADS": 1, "HEAD_DIM": 64, "BLOCK_H": 64}
     wide = {**common, "NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 192}

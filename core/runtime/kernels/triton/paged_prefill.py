@@ -150,8 +150,8 @@ def _attend_tile(
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     # The last tiles of a row see the most keys, so they start first.
     tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    row = _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q)
-    start, num_queries = _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows)
+    row = row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q)
+    start, num_queries = queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows)
     first_query = (tile - start // BLOCK_Q - row) * BLOCK_Q
     if first_query >= num_queries:
         return
@@ -232,7 +232,7 @@ def _attend_blocks(
 
 
 @triton.jit
-def _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows):
+def queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows):
     """The first of a row's queries among those of all rows, and their number."""
     start = tl.load(starts_ptr + row).to(tl.int32) - first_token
     next_row = tl.minimum(row + 1, num_rows - 1)
@@ -241,7 +241,7 @@ def _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows):
 
 
 @triton.jit
-def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr):
+def row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr):
     """The last row whose tiles begin at `tile` or before.
 
     Row `b` has tiles from `start // BLOCK_Q + b` on: those of all rows before it fit below.

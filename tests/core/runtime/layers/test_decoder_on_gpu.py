@@ -13,7 +13,7 @@ import torch
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
-from triptych.core.runtime.kernels.triton import add_rms_norm, rope_write
+from triptych.core.runtime.kernels.triton import add_rms_norm, latent_write, rope_write
 from triptych.core.runtime.layers.attention import (
     AttentionConfig,
     HeadNormConfig,
@@ -22,6 +22,7 @@ from triptych.core.runtime.layers.attention import (
 )
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 
@@ -42,7 +43,18 @@ NORMED = replace(ATTENTION, head_norm=HeadNormConfig(eps=1e-6), has_qkv_bias=Tru
 LOCAL = replace(
     ATTENTION, head_norm=HeadNormConfig(eps=1e-6, is_centred=True), window=3, uses_local_rope=True
 )
+LATENT = LatentConfig(
+    hidden_size=32,
+    num_heads=4,
+    nope_dim=8,
+    rope_dim=16,
+    value_dim=12,
+    kv_rank=20,
+    q_rank=24,
+    scale=0.2,
+)
 CONFIGS = {
+    "latents": replace(LLAMA, attention=(LATENT, replace(LATENT, is_interleaved=False))),
     "llama": LLAMA,
     "half of the head turned": replace(LLAMA, rope=replace(ROPE, num_rotated_dims=8)),
     "head norms, a layer without rotation": replace(
@@ -101,6 +113,13 @@ WITHOUT_KERNELS = {
 }
 
 
+CALLS = {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2, "latent_write": 0}
+OTHER_CALLS = {
+    "gemma": {"rms_norm": 5},
+    "latents": {"rms_norm": 3, "rope_write": 0, "latent_write": 2},
+}
+
+
 def decoder_of(config: DecoderConfig, device: torch.device) -> Decoder:
     decoder = Decoder(config, dtype=torch.float32, device=device)
     generator = torch.Generator().manual_seed(0)
@@ -139,6 +158,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (add_rms_norm, "rms_norm"),
         (add_rms_norm, "add_rms_norm"),
         (rope_write, "rope_write"),
+        (latent_write, "latent_write"),
     ):
         launch = getattr(module, operator)
 
@@ -166,11 +186,8 @@ def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late, rows_TLP)
         results.append([tensor.cpu() for tensor in (hidden_TC, *step.kv.tensors)])
     monkeypatch.undo()
-    assert name in WITHOUT_KERNELS or seen == {
-        "rms_norm": 5 if name == "gemma" else 1,
-        "add_rms_norm": 4,
-        "rope_write": 2,
-    }
+    expected_calls = Counter(CALLS | OTHER_CALLS.get(name, {}))
+    assert name in WITHOUT_KERNELS or seen == expected_calls
     assert results[0][0].std() > 0.1
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

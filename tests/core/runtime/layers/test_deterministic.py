@@ -15,9 +15,10 @@ from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers import moe as moe_module
-from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.attention import Attention, AttentionConfig, KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 from triptych.core.runtime.layers.rotary import RopeConfig
 
@@ -37,6 +38,17 @@ PLAIN = DecoderConfig(
 )
 MOE = MoeConfig(num_experts=3, routing=Routing(num_chosen=2), intermediate_size=32)
 EXPERTS = replace(PLAIN, moe=MOE)
+LATENT = LatentConfig(
+    hidden_size=64,
+    num_heads=3,
+    nope_dim=16,
+    rope_dim=32,
+    value_dim=24,
+    kv_rank=40,
+    q_rank=32,
+    scale=0.15,
+)
+LATENTS = replace(PLAIN, attention=(LATENT,))
 ROWS = ((1, 3), (1, 30), (65, 70), (5, 9))
 """New tokens and context: those with one are decoding; the batch has more tokens than a tile."""
 
@@ -53,7 +65,8 @@ def decoder_of(config: DecoderConfig, device: torch.device, dtype: torch.dtype) 
     for target in decoder_targets(decoder):
         target.into.copy_(torch.randn(target.into.shape, generator=generator) * 0.2)
     for layer in decoder.layers:
-        layer.attention.qkv.bias_O = torch.randn(128, generator=generator).to(device, dtype)
+        if isinstance(layer.attention, Attention):
+            layer.attention.qkv.bias_O = torch.randn(128, generator=generator).to(device, dtype)
     decoder.prepare()
     return decoder
 
@@ -89,7 +102,7 @@ def logits_of(decoder: Decoder, device: torch.device, rows: Sequence[int]) -> to
 
 
 @pytest.mark.usefixtures("rows_alike")
-@pytest.mark.parametrize("config", [PLAIN, EXPERTS], ids=["plain", "experts"])
+@pytest.mark.parametrize("config", [PLAIN, EXPERTS, LATENTS], ids=["plain", "experts", "latents"])
 @pytest.mark.parametrize("dtype", each_type())
 @torch.inference_mode()
 def test_a_rows_logits_do_not_depend_on_its_batch(

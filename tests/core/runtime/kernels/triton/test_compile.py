@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.triton_attention import attention_keys
+from support.triton_attention import attention_keys, latent_keys
 from support.triton_operations import operation_keys
 from triptych.core.errors import ConfigError
 from triptych.core.runtime.kernels.triton import compile as command
@@ -74,6 +74,7 @@ def test_a_launch_finds_what_was_compiled_ahead(target: CompileTarget) -> None:
         keys = pool.submit(attention_keys, target).result()
         assert keys.keys() == {"split", "join", "causal"}
         keys |= pool.submit(operation_keys, target).result()
+        keys |= pool.submit(latent_keys, target).result()
     assert {name for name, (launched, ahead) in keys.items() if launched != ahead} == set()
 
 

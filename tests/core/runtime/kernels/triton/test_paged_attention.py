@@ -16,7 +16,12 @@ from triptych.core.runtime.kernels.paged_attention import AttentionRule
 
 pytest.importorskip("triton")
 
-from triptych.core.runtime.kernels.triton import attention_tiles, paged_decode, paged_prefill
+from triptych.core.runtime.kernels.triton import (
+    attention_tiles,
+    decode_splits,
+    paged_decode,
+    paged_prefill,
+)
 from triptych.core.runtime.kernels.triton.attention_tiles import heads_of
 
 pytestmark = pytest.mark.gpu
@@ -168,7 +173,7 @@ def test_splits_that_outgrow_memory_go_in_several_launches(
     case = make_case(DECODE, PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 9)
     rule = AttentionRule(scale=0.2)
     expected = run(case, rule, is_deterministic=True)
-    monkeypatch.setattr(paged_decode, "_MAX_PARTIAL_VALUES", 2 * 2 * 6 * 32)
+    monkeypatch.setattr(decode_splits, "_MAX_PARTIAL_VALUES", 2 * 2 * 6 * 32)
     assert torch.equal(run(case, rule, is_deterministic=True), expected)
 
 
@@ -187,7 +192,7 @@ def test_one_long_row_among_short_ones(
 
 
 def test_more_rows_than_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_decode, "MAX_ROWS", 3)
+    monkeypatch.setattr(decode_splits, "MAX_ROWS", 3)
     case = make_case(DECODE, PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 11)
     check(case, AttentionRule(scale=0.2))
 
