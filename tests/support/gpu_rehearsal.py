@@ -27,6 +27,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         add_rms_norm,
         cache_metrics,
         fp8_linear,
+        delta_rule,
         gated,
         gelu_rows,
         gguf_linear,
@@ -45,6 +46,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         rope_write,
         routing,
         sampling,
+        short_conv,
         stream_conv,
     )
 
@@ -55,6 +57,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (add_rms_norm, "add_rms_norm", add_rms_norm.launch_add_rms_norm),
         (cache_metrics, "relative_distances", cache_metrics.launch_distances),
         (cache_metrics, "weighted_cells", cache_metrics.launch_weighted),
+        (delta_rule, "delta_rule", delta_rule.launch),
         (fp8_linear, "fp8_linear", fp8_linear.launch_fp8_linear),
         (gated, "gated", gated.launch),
         (gelu_rows, "quantize_gelu_rows", gelu_rows.launch),
@@ -75,6 +78,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (rope_write, "rope_write", rope_write.launch),
         (routing, "route", routing.launch_route),
         (sampling, "sample_rows", sampling.launch),
+        (short_conv, "short_conv", short_conv.launch),
         (stream_conv, "stream_conv", stream_conv.launch),
     ]
     for module, operator, launch in launches:

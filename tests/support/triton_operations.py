@@ -20,12 +20,14 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         adaln,
         add_rms_norm,
         cache_metrics,
+        delta_rule,
         gated,
         gelu_rows,
         norm_rotary,
         penalties,
         rope_write,
         sampling,
+        short_conv,
         stream_conv,
     )
 
@@ -34,12 +36,14 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         (adaln, _adaln()),
         (add_rms_norm, _norms()),
         (cache_metrics, _cache_metrics()),
+        (delta_rule, _delta_rule()),
         (gated, _gated()),
         (gelu_rows, _gelu_rows()),
         (norm_rotary, _norm_rotary()),
         (penalties, _penalties()),
         (rope_write, _rope_write()),
         (sampling, _sampling()),
+        (short_conv, _short_conv()),
         (stream_conv, _stream_conv()),
     ):
         ahead = {each.name: each for each in module.variants()}
@@ -87,6 +91,35 @@ def _cache_metrics() -> Launches:
         "distances_bf16": lambda: launch_distances(cells[:1], cells, numbers),
         "weighted": lambda: launch_weighted(cells.float(), numbers[None], weights),
     }
+
+
+def _delta_rule() -> Launches:
+    from triptych.core.runtime.kernels.triton.delta_rule import launch
+
+    inputs = torch.empty(3, 12352, dtype=BF16)
+    q, k, v, _, b, a = inputs.split((2048, 2048, 4096, 4096, 32, 32), dim=1)
+    keys, values = (16, 128), (32, 128)
+    heads = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
+    numbers = torch.empty(32), torch.empty(32), torch.empty(4, 32, 128, 128)
+    return {
+        "heads_128": lambda: launch(*heads, a, b, *numbers, torch.empty(3, *values), *_rows()),
+    }
+
+
+def _rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    numbers = torch.zeros(2, dtype=torch.int64)
+    return numbers, numbers, numbers
+
+
+def _short_conv() -> Launches:
+    from triptych.core.runtime.kernels.triton.short_conv import launch
+
+    def run(width: int) -> None:
+        x, weight = torch.empty(3, 8192, dtype=BF16), torch.empty(width, 8192)
+        state = torch.empty(4, width - 1, 8192)
+        launch(x, weight, None, width == 4, state, torch.empty_like(x), *_rows(), 2)
+
+    return {"conv_3": lambda: run(3), "conv_4": lambda: run(4)}
 
 
 def _gated() -> Launches:

@@ -5,7 +5,7 @@ whole layer between its projections (native/recurrent.c); on a GPU Triton's kern
 here. A row's result depends neither on other rows nor on the chunks of its tokens.
 
 Shapes: T tokens of all rows, X channels, K tokens of a convolution, G key heads, H value heads,
-D key dim, E value dim, L lines of states.
+D key dim, E value dim, L lines of states, B rows.
 """
 
 from __future__ import annotations
@@ -20,24 +20,43 @@ _UNIT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class StateRows:
-    """The tokens of a step's rows between snapshots, in order: (slot, start, stop, line).
+class StateWave:
+    """The tokens of some rows up to their next snapshots, or to their ends.
 
-    The state in line `slot` goes on over tokens `start .. stop - 1`, and is then copied to `line`
-    as well, unless that is -1.
+    Row b has `lengths_B[b]` tokens from `starts_B[b]` on, and the state in line `slots_B[b]`. All
+    are int64 on the device; no row is longer than `max_length`. Then lines are copied as `copies`
+    say, each (source, target).
     """
 
-    segments: Sequence[tuple[int, int, int, int]]
+    starts_B: torch.Tensor
+    lengths_B: torch.Tensor
+    slots_B: torch.Tensor
+    max_length: int
+    copies: Sequence[tuple[int, int]] = ()
 
-    def tokens(self, states: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Each token, with views of the states that it updates in place."""
-        for slot, start, stop, line in self.segments:
-            own = [state[slot] for state in states]
-            for token in range(start, stop):
-                yield token, own
-            if line >= 0:
-                for state in states:
-                    state[line] = state[slot]
+    def tokens(self, state: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For the torch references: a token of every row, and their states, updated in place.
+
+        Rows of one token go together; others one after the other.
+        """
+        if self.max_length == 1:
+            own = state.index_select(0, self.slots_B)
+            yield self.starts_B, own
+            state.index_copy_(0, self.slots_B, own)
+            return
+        rows = (each.tolist() for each in (self.starts_B, self.lengths_B, self.slots_B))
+        for start, length, slot in zip(*rows, strict=True):
+            for token in range(start, start + length):
+                yield self.starts_B.new_tensor([token]), state[slot : slot + 1]
+
+    def close(self, state: torch.Tensor) -> None:
+        """Copy the states of snapshots."""
+        for source, target in self.copies:
+            state[target] = state[source]
+
+
+StateRows = Sequence[StateWave]
+"""The tokens of a step's rows: each row's next tokens after its last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +75,33 @@ def convolve(
 
     A state has the last J = K - 1 inputs, in float32.
     """
-    out_TX = torch.empty_like(x_TX)
-    for token, (last_JX,) in rows.tokens([state_LJX]):
-        window_KX = torch.cat((last_JX, x_TX[token : token + 1].float()))
-        sum_X = (window_KX * by.weight_KX).sum(0)
+    y_TX = x_TX.new_empty(x_TX.shape)
+    for wave in rows:
+        if x_TX.is_cuda:
+            from triptych.core.runtime.kernels.triton.short_conv import short_conv
+
+            places = (wave.starts_B, wave.lengths_B, wave.slots_B, wave.max_length)
+            short_conv(x_TX, by.weight_KX, by.bias_X, by.activates, state_LJX, y_TX, *places)
+        else:
+            _convolve(x_TX, by, state_LJX, wave, y_TX)
+        wave.close(state_LJX)
+    return y_TX
+
+
+def _convolve(
+    x_TX: torch.Tensor,
+    by: Convolution,
+    state_LJX: torch.Tensor,
+    wave: StateWave,
+    y_TX: torch.Tensor,
+) -> None:
+    for token_B, last_BJX in wave.tokens(state_LJX):
+        window_BKX = torch.cat((last_BJX, x_TX[token_B].float().unsqueeze(1)), dim=1)
+        sum_BX = (window_BKX * by.weight_KX).sum(1)
         if by.bias_X is not None:
-            sum_X = sum_X + by.bias_X
-        out_TX[token] = silu(sum_X) if by.activates else sum_X
-        last_JX.copy_(window_KX[1:])
-    return out_TX
+            sum_BX = sum_BX + by.bias_X
+        y_TX[token_B] = (silu(sum_BX) if by.activates else sum_BX).to(y_TX.dtype)
+        last_BJX.copy_(window_BKX[:, 1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +125,39 @@ def gated_delta_rule(
     Queries and keys are normalized to length 1, and queries divided by the root of their size. A
     key head serves as many value heads as there are for it. States are float32.
     """
-    repeats = inputs.v_THE.shape[1] // inputs.q_TGD.shape[1]
-    q_THD, k_THD = (
-        _unit(x_TGD).repeat_interleave(repeats, dim=1) for x_TGD in (inputs.q_TGD, inputs.k_TGD)
-    )
-    q_THD = q_THD * q_THD.shape[2] ** -0.5
-    v_THE, beta_TH = inputs.v_THE.float(), inputs.b_TH.float().sigmoid()
-    decay_TH = torch.exp(inputs.decay_H * softplus(inputs.a_TH.float() + inputs.dt_bias_H))
-    y_THE = torch.empty_like(v_THE)
-    for token, (state_HDE,) in rows.tokens([state_LHDE]):
-        k_HD1, q_HD1 = k_THD[token].unsqueeze(2), q_THD[token].unsqueeze(2)
-        state_HDE.mul_(decay_TH[token, :, None, None])
-        delta_HE = (v_THE[token] - (state_HDE * k_HD1).sum(1)) * beta_TH[token, :, None]
-        state_HDE.add_(k_HD1 * delta_HE.unsqueeze(1))
-        y_THE[token] = (state_HDE * q_HD1).sum(1)
+    y_THE = inputs.v_THE.new_empty(inputs.v_THE.shape, dtype=torch.float32)
+    for wave in rows:
+        if y_THE.is_cuda:
+            from triptych.core.runtime.kernels.triton.delta_rule import delta_rule
+
+            delta_rule(
+                *(inputs.q_TGD, inputs.k_TGD, inputs.v_THE, inputs.a_TH, inputs.b_TH),
+                *(inputs.decay_H, inputs.dt_bias_H, state_LHDE, y_THE),
+                *(wave.starts_B, wave.lengths_B, wave.slots_B),
+            )
+        else:
+            _apply_delta_rule(inputs, state_LHDE, wave, y_THE)
+        wave.close(state_LHDE)
     return y_THE
+
+
+def _apply_delta_rule(
+    inputs: DeltaInputs, state_LHDE: torch.Tensor, wave: StateWave, y_THE: torch.Tensor
+) -> None:
+    repeats = inputs.v_THE.shape[1] // inputs.q_TGD.shape[1]
+    scale = inputs.q_TGD.shape[2] ** -0.5
+    for token_B, state_BHDE in wave.tokens(state_LHDE):
+        q_BHD1, k_BHD1 = (
+            _unit(x_TGD[token_B]).repeat_interleave(repeats, dim=1).unsqueeze(3)
+            for x_TGD in (inputs.q_TGD, inputs.k_TGD)
+        )
+        step_BH = softplus(inputs.a_TH[token_B].float() + inputs.dt_bias_H)
+        beta_BH = inputs.b_TH[token_B].float().sigmoid()
+        state_BHDE.mul_(torch.exp(inputs.decay_H * step_BH)[..., None, None])
+        delta_BHE = inputs.v_THE[token_B].float() - (state_BHDE * k_BHD1).sum(2)
+        delta_BHE *= beta_BH.unsqueeze(2)
+        state_BHDE.add_(k_BHD1 * delta_BHE.unsqueeze(2))
+        y_THE[token_B] = (state_BHDE * (q_BHD1 * scale)).sum(2)
 
 
 def _unit(x_TGD: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,14 @@ a convolution.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 
+from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.native.arguments import DTYPES
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.native.state_arguments import (
@@ -22,10 +24,16 @@ from triptych.core.runtime.kernels.native.state_arguments import (
     NativeStateRows,
     RecurrentArguments,
 )
-from triptych.core.runtime.kernels.recurrent import Convolution, StateRows
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.kernels.recurrent import Convolution, StateRows, StateWave
 from triptych.core.runtime.layers.attention import PagedStep, StepPositions
 from triptych.core.runtime.layers.linear import Linear
-from triptych.core.runtime.layers.states import LayerState, StateShape
+from triptych.core.runtime.layers.states import (
+    LayerState,
+    StateBatch,
+    StateSegment,
+    StateShape,
+)
 
 
 class RecurrentConfig(Protocol):
@@ -166,11 +174,38 @@ class RecurrentLayer:
 
 
 def rows_of(step: PagedStep) -> StateRows:
-    """The tokens of a step between snapshots."""
-    assert step.states is not None, "the runner finds the rows' states"
-    slots, lengths = step.states.host_slots_B, step.batch.host_query_lengths_B.tolist()
-    segments = step.states.segments(lengths)
-    return StateRows([(slots[s.row], s.start, s.stop, s.line) for s in segments])
+    """The tokens of a step between snapshots, the same object for all layers."""
+    states = step.states
+    assert states is not None, "the runner finds the rows' states"
+    if states.rows is None:
+        states.rows = _waves(step.batch, states)
+    return states.rows
+
+
+def _waves(batch: AttentionBatch, states: StateBatch) -> StateRows:
+    lengths = batch.host_query_lengths_B.tolist()
+    if batch.num_decode_rows == len(lengths):  # perhaps captured: nothing comes from the host
+        return [StateWave(batch.query_starts_B, torch.ones_like(states.slots_B), states.slots_B, 1)]
+    waves: list[list[StateSegment]] = []
+    counts: Counter[int] = Counter()
+    for segment in states.segments(lengths):
+        if counts[segment.row] == len(waves):
+            waves.append([])
+        waves[counts[segment.row]].append(segment)
+        counts[segment.row] += 1
+    return [_wave(segments, states) for segments in waves]
+
+
+def _wave(segments: Sequence[StateSegment], states: StateBatch) -> StateWave:
+    device, slots = states.slots_B.device, states.host_slots_B
+    starts = [segment.start for segment in segments]
+    lengths = [segment.stop - segment.start for segment in segments]
+    own = [slots[segment.row] for segment in segments]
+    starts_B, lengths_B, slots_B = (
+        to_device(torch.tensor(each), device) for each in (starts, lengths, own)
+    )
+    copies = [(slots[each.row], each.line) for each in segments if each.line >= 0]
+    return StateWave(starts_B, lengths_B, slots_B, max(lengths), copies)
 
 
 def native_rows_of(step: PagedStep) -> NativeStateRows:
