@@ -68,7 +68,9 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta", 
     """One step's output for a sequence: the runner sets the tokens, the scheduler the rest.
 
     `is_finite` is false if the logits held NaN. Where a step yields several codes at once, they are
-    in `codes`, and `token_ids` holds their frame id. The last delta of a job has `finish_reason`.
+    in `codes`, and `token_ids` holds their frame id. A model that follows its prompt sets `place`:
+    how many of the prompt's ids are spoken before this step. The last delta of a job has
+    `finish_reason`.
 
     `stop_token_id` is the stop or EOS token that ended the job; it is not in `token_ids`, but the
     last of `logprobs` belongs to it. `prompt_logprobs` comes with the first delta, if requested;
@@ -79,6 +81,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta", 
 
     token_ids: tuple[int, ...] = ()
     codes: StepCodes = ()
+    place: int = -1
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     state: bytes = b""

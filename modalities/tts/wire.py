@@ -67,10 +67,15 @@ class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     Deltas come in the order of their segments. The last of a segment carries `segment_finish`, the
     last of the job also carries `finish_reason`. Counts are cumulative for the job.
+
+    `id_ends_s` are the ends of the next of the segment's `prompt_ids`, in order, in seconds from
+    the start of its sound; those that have none when the segment ends, end with it. Models that do
+    not know them send none.
     """
 
     segment: int = 0
     pcm: bytes = b""
+    id_ends_s: tuple[float, ...] = ()
     segment_finish: SpeechFinish | None = None
     finish_reason: SpeechFinish | None = None
     num_prompt_tokens: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,10 @@ from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
 from triptych.modalities.tts.api.service import SpeechService
-from triptych.modalities.tts.api.text.chunks import split_utterances
+from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import (
     SpeechDelta,
     SpeechFinish,
@@ -52,6 +54,7 @@ class SpellingFrontEnd:
     can_clone: bool = False
     takes_instructions: bool = False
     takes_speed: bool = False
+    has_word_times: bool = True
     tags: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.7))
     most: int = 60
@@ -84,8 +87,19 @@ class SpellingFrontEnd:
                 ),
                 utterance=utterance,
                 unspoken=tuple(Span(at, at + 1) for at in lost),
+                words=tuple(_words(utterance)),
             )
         self.is_done.set()
+
+
+def _words(utterance: Utterance) -> Iterator[WordIds]:
+    """The words with their letters that are ids."""
+    num_ids = 0
+    for match in re.finditer(r"\S+", utterance.text):
+        start = num_ids
+        num_ids += sum(char.isalpha() and char.isascii() for char in match[0])
+        if num_ids > start:
+            yield WordIds(utterance.spoken.source_of(Span(*match.span())), start, num_ids)
 
 
 @dataclass(kw_only=True)
@@ -131,6 +145,7 @@ class FakeSpeechEngine(ScriptedEngine):
         for index, segment in enumerate(request.segments):
             left = len(segment.prompt_ids) * SAMPLES_PER_ID
             num_prompt += len(segment.prompt_ids)
+            num_said = 0
             while left > 0 or self.is_endless:
                 await self._turn(job_id, num_out)
                 size = self.step_samples if self.is_endless else min(self.step_samples, left)
@@ -139,9 +154,16 @@ class FakeSpeechEngine(ScriptedEngine):
                 is_end = left <= 0 and not self.is_endless
                 last = is_end and index == len(request.segments) - 1
                 pause = round(segment.pause_s * RATE) if is_end else 0
+                num_before, num_said = (
+                    num_said,
+                    len(segment.prompt_ids) - 1 - left // SAMPLES_PER_ID,
+                )
                 delta = SpeechDelta(
                     segment=index,
                     pcm=self._tone(job_id, size) + bytes(4 * pause),
+                    id_ends_s=tuple(
+                        (at + 1) * SAMPLES_PER_ID / RATE for at in range(num_before, num_said)
+                    ),
                     segment_finish=self.finish if is_end else None,
                     finish_reason=self.finish if last else None,
                     num_prompt_tokens=num_prompt,

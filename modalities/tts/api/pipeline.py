@@ -32,6 +32,7 @@ from triptych.modalities.tts.api.results import (
     SpeakOptions,
     SpeechPiece,
     SpeechUsage,
+    SpokenWord,
     format_of,
 )
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
@@ -50,7 +51,7 @@ class Speech:
     """A spoken text: samples [S], mono, full scale -1 to 1, at `sample_rate` (Hz).
 
     `coverage` is the share of the text that was spoken, `finish_reason` is "stop" if every segment
-    ended by itself.
+    ended by itself. `words` have the times of the words, if the model knows them.
     """
 
     audio: Pcm
@@ -58,6 +59,7 @@ class Speech:
     coverage: float
     finish_reason: SpeechFinish
     usage: SpeechUsage
+    words: tuple[SpokenWord, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -158,6 +160,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
             coverage=last.coverage,
             finish_reason=last.finish_reason,
             usage=last.usage,
+            words=tuple(word for piece in pieces for word in piece.words),
         )
 
     async def _samples(self, text: str, options: SpeakOptions) -> AsyncGenerator[Pcm, None]:

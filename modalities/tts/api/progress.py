@@ -6,27 +6,40 @@ Owns merging the deltas of several jobs. Knows nothing of engines.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+
+import numpy as np
 
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart
-from triptych.modalities.tts.api.results import SpeechPiece, SpeechUsage
+from triptych.modalities.tts.api.results import SpeechPiece, SpeechUsage, SpokenWord
 from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.api.text.guard import expected_duration
+from triptych.modalities.tts.api.timing import WordClock
 from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechFinish
+
+_SILENCE = 0.01
+"""Quieter samples are none of a word's."""
 
 
 class SpeechProgress:
-    """Progress of one call whose sound has `sample_rate` (Hz) and `speed`."""
+    """Progress of one call whose sound has `sample_rate` (Hz) and `speed`.
 
-    def __init__(self, sample_rate: int, speed: float) -> None:
+    The sound is then played `rate` times as fast, which the times of words follow.
+    """
+
+    def __init__(self, text: str, sample_rate: int, speed: float, rate: float = 1.0) -> None:
         self.finish_reason: SpeechFinish = "stop"
+        self._clock, self._rate = WordClock(text), rate
+        self._words: list[SpokenWord] = []
+        self._num_before, self._is_begun = 0, False
         self._sample_rate = sample_rate
         self._speed = speed
         self._coverage = Coverage()
         self._part: SpeechPart | None = None
         self._left: deque[PlannedSegment] = deque()
-        self._num_samples = 0
+        self._num_samples = self._num_loud = 0
         self._before = self._usage = SpeechUsage()
 
     def take(self, part: SpeechPart, delta: SpeechDelta) -> None:
@@ -37,7 +50,12 @@ class SpeechProgress:
             for entry in part:
                 self._coverage.expect(entry.utterance)
         self._usage = self._before.plus(delta)
+        self._begin_words()
+        loud = np.flatnonzero(np.abs(np.frombuffer(delta.pcm, "<f4")) > _SILENCE)
+        if len(loud):
+            self._num_loud = self._num_samples + int(loud[-1]) + 1
         self._num_samples += len(delta.pcm) // SAMPLE_BYTES
+        self._words += self._clock.take(delta.id_ends_s)
         if delta.segment_finish is not None:
             self._end_segment(delta.segment_finish)
         if delta.finish_reason is not None:
@@ -46,8 +64,10 @@ class SpeechProgress:
 
     def piece(self, pcm_S: Pcm, *, is_last: bool = False) -> SpeechPiece:
         """A piece of sound with the current usage and coverage."""
+        words, self._words = self._words, []
         return SpeechPiece(
             pcm_S=pcm_S,
+            words=tuple(map(self._played, words)),
             usage=self._usage,
             coverage=self._coverage.fraction,
             finish_reason=self.finish_reason if is_last else None,
@@ -65,7 +85,20 @@ class SpeechProgress:
                 expected_duration(entry.utterance.text, speed=self._speed),
             )
             self._coverage.speak(entry.utterance, fraction * entry.voiced_fraction)
-        self._num_samples = 0
+            self._words += self._clock.end(min(heard_s, self._num_loud / self._sample_rate))
+        self._num_before += self._num_samples
+        self._num_samples = self._num_loud = 0
+        self._is_begun = False
+
+    def _begin_words(self) -> None:
+        """Begin the words of a segment with its first delta."""
+        self._skip_silent()
+        if not self._is_begun and self._left:
+            self._clock.begin(self._left[0].words, self._num_before / self._sample_rate)
+        self._is_begun = True
+
+    def _played(self, word: SpokenWord) -> SpokenWord:
+        return replace(word, start_s=word.start_s / self._rate, end_s=word.end_s / self._rate)
 
     def _skip_silent(self) -> None:
         """Enter the leading segments without sound into the coverage: no job speaks them."""

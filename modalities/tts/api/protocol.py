@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
+from triptych.core.errors import InvalidRequest
 from triptych.core.http.fields import (
     Name,
     NamesModel,
@@ -22,7 +23,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
 )
-from triptych.modalities.tts.api.results import SpeechPiece
+from triptych.modalities.tts.api.results import SpeechPiece, SpokenWord
 from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's
@@ -34,6 +35,8 @@ AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 _OWN_SAMPLING = "the model's recommended sampling is used; send a seed to repeat an answer."
 _CLONE = "create a voice from the clip with POST /v1/audio/voices and send its id as voice."
 
+_CAPTION_FIELDS = ("return_timestamps", "stream")
+"""Fields of `/dev/captioned_speech` alone."""
 REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
         "emotion": RefusedField("describe it in instructions, if the model supports them."),
@@ -47,7 +50,11 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "ref_text": RefusedField(_CLONE),
         "repetition_penalty": RefusedField(_OWN_SAMPLING),
         "return_download_link": RefusedField("store the bytes of the answer.", (False,)),
-        "return_timestamps": RefusedField("transcribe the answer with word timestamps.", (False,)),
+        "return_timestamps": RefusedField(
+            'send timestamp_granularities ["word"] with stream_format sse, or post to'
+            " /dev/captioned_speech.",
+            (False,),
+        ),
         "stream": RefusedField("every answer is streamed.", (True, False)),
         "temperature": RefusedField(_OWN_SAMPLING),
         "top_k": RefusedField(_OWN_SAMPLING),
@@ -80,8 +87,8 @@ def _voice_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":id"
 
 
-class SpeechBody(NamesModel, NullIsAbsent, Refusing):
-    """Body of `/v1/audio/speech`."""
+class SpeechFields(NamesModel, NullIsAbsent, Refusing):
+    """The fields of every request for speech."""
 
     refused = REFUSED
     tasks = ("speech",)
@@ -105,9 +112,6 @@ class SpeechBody(NamesModel, NullIsAbsent, Refusing):
         default=None, description="Of the file, in Hz, if its format supports it."
     )
     speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
-    stream_format: Literal["audio", "sse"] = Field(
-        default="audio", description="The bytes of a file, or events that contain them."
-    )
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
         default=None, description="The same seed gives the same sound."
     )
@@ -122,11 +126,86 @@ class SpeechBody(NamesModel, NullIsAbsent, Refusing):
     )
 
 
+class SpeechBody(SpeechFields):
+    """Body of `/v1/audio/speech`."""
+
+    stream_format: Literal["audio", "sse"] = Field(
+        default="audio", description="The bytes of a file, or events that contain them."
+    )
+    timestamp_granularities: Annotated[list[Literal["word"]], Field(max_length=1)] = Field(
+        default=[], description="The times of words, in events. Not in OpenAI's API."
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.timestamp_granularities and self.stream_format != "sse":
+            raise InvalidRequest(
+                "timestamp_granularities needs stream_format sse: a file has no place for times.",
+                param="timestamp_granularities",
+            )
+        return self
+
+    @property
+    def has_word_times(self) -> bool:
+        """Whether the times of words are requested."""
+        return bool(self.timestamp_granularities)
+
+
+class CaptionedSpeechBody(SpeechFields):
+    """Body of `/dev/captioned_speech`, as in Kokoro-FastAPI."""
+
+    refused = MappingProxyType(
+        {name: field for name, field in REFUSED.items() if name not in _CAPTION_FIELDS}
+    )
+    stream: bool = Field(default=True, description="A line for each piece, or one object.")
+    return_timestamps: bool = True
+
+    @property
+    def has_word_times(self) -> bool:
+        """Whether the times of words are requested."""
+        return self.return_timestamps
+
+
+class WordTimes(BaseModel):
+    """A word with its times in seconds, as in a transcription."""
+
+    word: str
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, word: SpokenWord) -> WordTimes:
+        """The entry of a word."""
+        return cls(word=word.text, start=round(word.start_s, 3), end=round(word.end_s, 3))
+
+
+class Caption(BaseModel):
+    """A word with its times in seconds, by Kokoro-FastAPI's names."""
+
+    word: str
+    start_time: float
+    end_time: float
+
+    @classmethod
+    def of(cls, word: SpokenWord) -> Caption:
+        """The entry of a word."""
+        return cls(word=word.text, start_time=round(word.start_s, 3), end_time=round(word.end_s, 3))
+
+
+class CaptionedSpeech(BaseModel):
+    """Bytes of a file in base64, and the words whose times became known with them."""
+
+    audio: str
+    audio_format: str
+    timestamps: list[Caption] | None
+
+
 class AudioDelta(BaseModel):
-    """The next bytes of the file, in base64."""
+    """The next bytes of the file, in base64, and the words whose times became known, if wanted."""
 
     type: Literal["speech.audio.delta"]
     audio: str
+    words: list[WordTimes] | None = None
 
 
 class AudioUsage(BaseModel):
@@ -138,7 +217,7 @@ class AudioUsage(BaseModel):
 
 
 class AudioDone(BaseModel):
-    """The end of the file: `coverage` is the share of the text that was spoken.
+    """The end of the file: `coverage` is the share of the text that was spoken, `words` are all.
 
     `token_usage` is `usage` under its name in speaches.
     """
@@ -148,9 +227,10 @@ class AudioDone(BaseModel):
     token_usage: AudioUsage
     finish_reason: str
     coverage: float
+    words: list[WordTimes] | None = None
 
     @classmethod
-    def of(cls, last: SpeechPiece) -> AudioDone:
+    def of(cls, last: SpeechPiece, **words: list[WordTimes]) -> AudioDone:
         """The end of a call, from its last piece."""
         usage = AudioUsage(
             input_tokens=last.usage.num_prompt_tokens,
@@ -163,4 +243,5 @@ class AudioDone(BaseModel):
             token_usage=usage,
             finish_reason=last.finish_reason or "stop",
             coverage=round(last.coverage, 3),
+            **words,
         )

@@ -48,14 +48,29 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenWord:
+    """A word with its times, in seconds from the start of the sound.
+
+    `text` is that of the call's characters `source`: with its marks, and as it was written.
+    """
+
+    text: str
+    start_s: float
+    end_s: float
+    source: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechPiece:
     """The sound of one step: samples [S] at the model's rate, full scale -1 to 1.
 
+    `words` are those whose times became known with it: all, in order, from a model that knows them.
     The last piece has a `finish_reason`: "stop", or the reason of the first segment that did not
     end by itself. `coverage` is the spoken share of the text planned so far.
     """
 
     pcm_S: Pcm
+    words: tuple[SpokenWord, ...] = ()
     usage: SpeechUsage
     coverage: float
     finish_reason: SpeechFinish | None = None

@@ -11,8 +11,8 @@ import base64
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -31,7 +31,16 @@ from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
-from triptych.modalities.tts.api.protocol import AudioDelta, AudioDone, SpeechBody, VoiceId
+from triptych.modalities.tts.api.protocol import (
+    AudioDelta,
+    AudioDone,
+    Caption,
+    CaptionedSpeech,
+    CaptionedSpeechBody,
+    SpeechBody,
+    VoiceId,
+    WordTimes,
+)
 from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService, SpeechStream
 from triptych.modalities.tts.api.voices.routes import voices_router
@@ -41,11 +50,20 @@ from triptych.modalities.tts.api.voices.store import VoiceStore
 COVERAGE_HEADER = "x-speech-coverage"
 SAMPLE_RATE_HEADER = "x-speech-sample-rate"
 
+AnyBody: TypeAlias = SpeechBody | CaptionedSpeechBody
+_LINES = "application/x-ndjson"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"audio/*": _BINARY, **described(AudioDelta, AudioDone)},
         "description": "The sound, streamed while it is generated.",
+    }
+}
+_CAPTIONED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": CaptionedSpeech,
+        "content": {_LINES: {"schema": {"type": "string"}}},
+        "description": "The sound with the times of its words: an object, or one in each line.",
     }
 }
 
@@ -76,28 +94,50 @@ def speech_router(service: SpeechService) -> APIRouter:
     @router.post("/v1/audio/speech", response_model=None, responses=_ANSWER)
     async def speech(body: SpeechBody, request: Request) -> Response:
         """Speak a text."""
-        context = Context.of(request)
-        call = _without_hints(_call(body, context), service.model(body.model), request)
-        speech_stream = service.speak(call)
-        encoder = await asyncio.to_thread(
-            open_encoder,
-            body.response_format,
-            speech_stream.sample_rate,
-            target_rate=body.sample_rate,
-        )
-        encoded = _encode_pieces(speech_stream, encoder, body, context)
+        answer = await _speak(service, body, request)
         if body.stream_format == "sse":
-            return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")
+            heartbeat_s = Context.of(request).options.heartbeat_s
+            events = _events(answer.encoded, has_words=body.has_word_times)
+            return EventStream(events, heartbeat_s=heartbeat_s, end=b"")
+        chunks = _chunks(answer.encoded)
+        return ByteStream(chunks, media_type=answer.encoder.content_type, describe=answer.describe)
 
-        async def describe() -> Mapping[str, str]:
-            return {
-                COVERAGE_HEADER: (await speech_stream.speakable()).header(),
-                SAMPLE_RATE_HEADER: str(encoder.sample_rate),
-            }
-
-        return ByteStream(_chunks(encoded), media_type=encoder.content_type, describe=describe)
+    @router.post("/dev/captioned_speech", response_model=None, responses=_CAPTIONED)
+    async def captioned_speech(body: CaptionedSpeechBody, request: Request) -> Response:
+        """Speak a text, with the times of its words, as Kokoro-FastAPI does."""
+        answer = await _speak(service, body, request)
+        if body.stream:
+            lines = _caption_lines(answer, body)
+            return ByteStream(lines, media_type=_LINES, describe=answer.describe)
+        return Response(await _whole_caption(answer, body), media_type="application/json")
 
     return router
+
+
+@dataclass(frozen=True, slots=True)
+class _SpokenAnswer:
+    """A call on its way: the pieces with the bytes of the file that they complete."""
+
+    stream: SpeechStream
+    encoder: AudioEncoder
+    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None]
+
+    async def describe(self) -> Mapping[str, str]:
+        """The headers before the first bytes."""
+        return {
+            COVERAGE_HEADER: (await self.stream.speakable()).header(),
+            SAMPLE_RATE_HEADER: str(self.encoder.sample_rate),
+        }
+
+
+async def _speak(service: SpeechService, body: AnyBody, request: Request) -> _SpokenAnswer:
+    context = Context.of(request)
+    call = _without_hints(_call(body, context), service.model(body.model), request)
+    stream = service.speak(call)
+    encoder = await asyncio.to_thread(
+        open_encoder, body.response_format, stream.sample_rate, target_rate=body.sample_rate
+    )
+    return _SpokenAnswer(stream, encoder, _encode_pieces(stream, encoder, body, context))
 
 
 class SpeechModelList(ModelList):
@@ -123,12 +163,13 @@ def speech_cards(service: SpeechService) -> list[ModelCard]:
     return [ModelCard(id=name, task="speech") for name in service.models]
 
 
-def _call(body: SpeechBody, context: Context) -> SpeechCall:
+def _call(body: AnyBody, context: Context) -> SpeechCall:
     asked = {"model", "speed", "instructions", "language", "seed"}
     reading = {} if body.normalize is None else body.normalize.model_dump()
     return SpeechCall(
         text=body.input,
         voice=body.voice.id if isinstance(body.voice, VoiceId) else body.voice or "",
+        has_word_times=body.has_word_times,
         caller=context.caller,
         **body.model_dump(include=asked, exclude_none=True),
         **reading,
@@ -149,7 +190,7 @@ def _without_hints(call: SpeechCall, front: FrontEnd, request: Request) -> Speec
 
 
 async def _encode_pieces(
-    speech_stream: SpeechStream, encoder: AudioEncoder, body: SpeechBody, context: Context
+    speech_stream: SpeechStream, encoder: AudioEncoder, body: AnyBody, context: Context
 ) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
     """Each piece with the file bytes that it completes, possibly none.
 
@@ -184,12 +225,57 @@ async def _chunks(
 
 
 async def _events(
-    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None],
+    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None], *, has_words: bool
 ) -> AsyncGenerator[BaseModel, None]:
+    """The events of a file; words come with the next bytes, and all of them at the end."""
+    words: list[WordTimes] = []
+    num_sent = 0
     async with aclosing(encoded):
         async for data, piece in encoded:
+            words += map(WordTimes.of, piece.words)
             if data:
                 audio = base64.b64encode(data).decode()
-                yield AudioDelta(type="speech.audio.delta", audio=audio)
+                given = {"words": words[num_sent:]} if has_words else {}
+                num_sent = len(words)
+                yield AudioDelta(type="speech.audio.delta", audio=audio, **given)
             if piece.finish_reason is not None:
-                yield AudioDone.of(piece)
+                yield AudioDone.of(piece, **({"words": words} if has_words else {}))
+
+
+async def _captioned(answer: _SpokenAnswer) -> AsyncGenerator[tuple[bytes, list[Caption]], None]:
+    """The bytes of a file, with the words since the last ones; the last may have no bytes."""
+    waiting: list[Caption] = []
+    async with aclosing(answer.encoded):
+        async for data, piece in answer.encoded:
+            waiting += map(Caption.of, piece.words)
+            if data or (piece.finish_reason is not None and waiting):
+                yield data, waiting
+                waiting = []
+
+
+def _caption(answer: _SpokenAnswer, data: bytes, words: list[Caption] | None) -> bytes:
+    captioned = CaptionedSpeech(
+        audio=base64.b64encode(data).decode(),
+        audio_format=answer.encoder.content_type,
+        timestamps=words,
+    )
+    return captioned.model_dump_json().encode()
+
+
+async def _caption_lines(
+    answer: _SpokenAnswer, body: CaptionedSpeechBody
+) -> AsyncGenerator[bytes, None]:
+    """A line of JSON for each piece of the file."""
+    async with aclosing(_captioned(answer)) as pieces:
+        async for data, words in pieces:
+            yield _caption(answer, data, words if body.return_timestamps else None) + b"\n"
+
+
+async def _whole_caption(answer: _SpokenAnswer, body: CaptionedSpeechBody) -> bytes:
+    """The whole file with all words, as one object."""
+    file, found = bytearray(), list[Caption]()
+    async with aclosing(_captioned(answer)) as pieces:
+        async for data, words in pieces:
+            file += data
+            found += words
+    return _caption(answer, bytes(file), found if body.return_timestamps else None)

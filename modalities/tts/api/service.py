@@ -52,7 +52,7 @@ class SpeechCall:
     `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
     made. `dialect`, `acronyms` and `emoji` say how the text is read. Without a `dialect`, the
     language's or the voice's applies; without a `seed`, a random one. `is_live`: the sound is
-    played while it is generated.
+    played while it is generated. `has_word_times`: a model that does not know them is refused.
     """
 
     model: str
@@ -66,6 +66,7 @@ class SpeechCall:
     emoji: Emoji = "drop"
     seed: int | None = None
     is_live: bool = True
+    has_word_times: bool = False
     caller: Caller = field(default_factory=Caller)
 
 
@@ -127,7 +128,7 @@ class SpeechService(ModelService[FrontEnd]):
         self, call: SpeechCall, front: FrontEnd, voice: str, planner: SpeechPlanner
     ) -> AsyncGenerator[SpeechPiece, None]:
         speed, rate = (call.speed, 1.0) if front.takes_speed else (1.0, call.speed)
-        progress = SpeechProgress(front.sample_rate, speed)
+        progress = SpeechProgress(call.text, front.sample_rate, speed, rate)
         fade = FadeIn(front.sample_rate)
         stretch = TimeStretch(rate, front.sample_rate) if rate != 1.0 else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
@@ -226,6 +227,12 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
         raise UnsupportedOption(
             f"{front.name} does not support instructions; choose a voice that suits you.",
             param="instructions",
+        )
+    if call.has_word_times and not front.has_word_times:
+        raise UnsupportedOption(
+            f"{front.name} does not know when it speaks a word: leave timestamps out, or transcribe"
+            " its speech with timestamp_granularities.",
+            param="timestamp_granularities",
         )
     if call.language.lower().partition("-")[0] not in ("", "en"):
         raise UnsupportedOption(

@@ -36,6 +36,9 @@ from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.sampling.sampler import FrameSampleKind, FrameSampler, Sampler
 
+_NUM_FLAGS = 3
+"""Values of a sampled row before its codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameInputs:
@@ -58,10 +61,14 @@ class FrameInputs:
 
 @dataclass(frozen=True, slots=True)
 class FrameSamples:
-    """The next frame of each sampled row, and whether its speech ends instead: `bool[R]`."""
+    """The next frame of each sampled row, and whether its speech ends instead: `bool[R]`.
+
+    `place_R` counts the ids of the prompt that are spoken before the frame, if the model knows.
+    """
 
     codes_RQ: torch.Tensor
     is_end_R: torch.Tensor
+    place_R: torch.Tensor | None = None
 
 
 class FrameModel(Protocol):
@@ -183,16 +190,19 @@ class FrameHead:
             )
             positions_R = step.positions_T.index_select(0, step.sampled_index_R) + 1
             sampled_RN = self._sample(hidden_RC, positions_R, sampler)
-        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, sampled_RN[:, 2:])
+        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, sampled_RN[:, _NUM_FLAGS:])
         return SampledFrames(step.rows, HostCopy(sampled_RN)).to_results
 
     def _sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
     ) -> torch.Tensor:
-        """Per row whether it ends, whether it is finite, and its codes: `[R, 2 + Q]`."""
+        """Per row whether it ends, whether it is finite, its place, and its codes: `[R, 3 + Q]`."""
         samples = self._model.sample(hidden_RC, positions_R, sampler)
-        flags_R2 = torch.stack((samples.is_end_R, sampler.is_finite_B), 1)
-        return torch.cat((flags_R2.long(), samples.codes_RQ), 1)
+        place_R = samples.place_R
+        if place_R is None:
+            place_R = torch.full_like(positions_R, -1)
+        flags_R3 = torch.stack((samples.is_end_R.long(), sampler.is_finite_B.long(), place_R), 1)
+        return torch.cat((flags_R3, samples.codes_RQ), 1)
 
     def _replay(self, rows: Sequence[TokenRow], hidden_RC: torch.Tensor) -> torch.Tensor | None:
         """As `_sample`, from a captured graph; none if it is not, or cannot be, captured."""
@@ -232,7 +242,7 @@ class FrameHead:
 
 @dataclass(frozen=True, slots=True)
 class SampledFrames:
-    """The pending frames of a step: per sampled row whether it ends, is finite, and its codes."""
+    """The pending frames of a step: per sampled row the values of `FrameHead._sample`."""
 
     rows: Sequence[TokenRow]
     sampled: HostCopy | None
@@ -245,9 +255,9 @@ class SampledFrames:
         )
 
 
-def _result(is_end: int, is_finite: int, *codes: int) -> TokenDelta:
+def _result(is_end: int, is_finite: int, place: int, *codes: int) -> TokenDelta:
     if not is_finite:
         return TokenDelta(is_finite=False)
     if is_end:
-        return TokenDelta(token_ids=(END_FRAME_ID,))
-    return TokenDelta(token_ids=(frame_id(codes),), codes=codes)
+        return TokenDelta(token_ids=(END_FRAME_ID,), place=place)
+    return TokenDelta(token_ids=(frame_id(codes),), codes=codes, place=place)

@@ -260,7 +260,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         segment.end = delta.finish_reason
         for token_id in delta.token_ids:
             stream.num_output_tokens += 1
-            if segment.push_code(token_id, delta.codes or (token_id,)):
+            if segment.push_code(token_id, delta.codes or (token_id,), delta.place):
                 self._counters["speech_loops_total"] += 1
                 break
         if segment.end is not None:
@@ -290,7 +290,8 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
             self._finish_segment(stream, pcm, now_s)
         elif pcm:
             self._give(stream, pcm, now_s)
-            self._send(stream, stream.delta(segment=segment.index, pcm=pcm))
+            ends_s = self._new_ends_s(segment)
+            self._send(stream, stream.delta(segment=segment.index, pcm=pcm, id_ends_s=ends_s))
         if not stream.is_done:
             self._skip_silent(stream, now_s)
 
@@ -315,6 +316,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         delta = stream.delta(
             segment=segment.index,
             pcm=pcm,
+            id_ends_s=self._new_ends_s(segment),
             segment_finish=segment.end,
             finish_reason=stream.worst_end if is_final else None,
         )
@@ -322,6 +324,9 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
             self._end(stream, JobState.FINISHED, payload=delta)
         else:
             self._send(stream, delta)
+
+    def _new_ends_s(self, segment: SpokenSegment) -> tuple[float, ...]:
+        return tuple(step * self._speech.clock.step_s for step in segment.new_ends())
 
     def _give(self, stream: Stream, pcm: bytes, now_s: float) -> None:
         """Advance the listener's clock by sound that is sent now."""

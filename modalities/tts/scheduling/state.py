@@ -115,7 +115,8 @@ class SpokenSegment:
 
     Of the sampled `codes`, `num_pushed` are decoded or being decoded; they gave `num_given`
     samples. `end` is the reason why no more codes follow. A decoder that has to restart yields
-    `num_repeated` samples that were sent before.
+    `num_repeated` samples that were sent before. `id_ends` are the steps at which ids of the prompt
+    end, of which the first `num_sent_ends` were sent.
     """
 
     index: int
@@ -130,12 +131,16 @@ class SpokenSegment:
     num_given: int = 0
     num_repeated: int = 0
     is_begun: bool = False
+    id_ends: list[int] = field(default_factory=list)
+    num_sent_ends: int = 0
 
-    def push_code(self, token_id: int, codes: StepCodes) -> bool:
+    def push_code(self, token_id: int, codes: StepCodes, place: int = -1) -> bool:
         """Take a sampled code; true if it ends the segment in a loop.
 
-        Repeats that are not decoded yet are dropped, except the first cycle.
+        `place` ids of the prompt are spoken before it. Repeats that are not decoded yet are
+        dropped, except the first cycle.
         """
+        self.id_ends += [len(self.ids)] * (place - len(self.id_ends))
         self.ids.append(token_id)
         self.codes.append(codes)
         loop = self.loops.push(token_id)
@@ -145,6 +150,12 @@ class SpokenSegment:
         num_kept = max(self.num_pushed, len(self.codes) - loop.num_tokens + loop.period)
         del self.ids[num_kept:], self.codes[num_kept:]
         return True
+
+    def new_ends(self) -> list[int]:
+        """The steps at which further ids end, each returned once."""
+        ends = self.id_ends[self.num_sent_ends :]
+        self.num_sent_ends = len(self.id_ends)
+        return ends
 
 
 @dataclass(slots=True, eq=False)
@@ -226,6 +237,7 @@ class Stream(BatchedJob):
         *,
         segment: int,
         pcm: bytes = b"",
+        id_ends_s: tuple[float, ...] = (),
         segment_finish: SpeechFinish | None = None,
         finish_reason: SpeechFinish | None = None,
     ) -> SpeechDelta:
@@ -233,6 +245,7 @@ class Stream(BatchedJob):
         return SpeechDelta(
             segment=segment,
             pcm=pcm,
+            id_ends_s=id_ends_s,
             segment_finish=segment_finish,
             finish_reason=finish_reason,
             num_prompt_tokens=self.num_prompt_tokens,

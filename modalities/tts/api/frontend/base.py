@@ -18,6 +18,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.modalities.tts.api.text.chunks import Utterance
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import SpeechSegment
 
 
@@ -35,12 +36,14 @@ class PlannedSegment:
 
     `unspoken` are the stretches of `utterance.spoken.text` that this model has no sounds for, or
     reads by the rules of another language; they do not overlap. A segment without sounds holds no
-    ids: it counts towards coverage, and is not sent to the engine.
+    ids: it counts towards coverage, and is not sent to the engine. `words` are those of a model
+    that knows when it speaks an id.
     """
 
     segment: SpeechSegment
     utterance: Utterance
     unspoken: tuple[Span, ...] = ()
+    words: tuple[WordIds, ...] = ()
 
     @property
     def is_silent(self) -> bool:
@@ -75,6 +78,8 @@ class FrontEnd(ABC):
     """Whether the model follows instructions; else a call with them is refused."""
     takes_speed: bool = False
     """Whether the model applies `speed` itself; else its sound is stretched."""
+    has_word_times: bool = False
+    """Whether the model knows when it speaks each word."""
     tags: tuple[str, ...] = ()
     """Words that are commands to the model in angle brackets, such as "laugh"."""
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -25,8 +25,9 @@ from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, 
 from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
-from triptych.modalities.tts.api.text.phonemes import Dialect, Phonemes, Phonemizer
+from triptych.modalities.tts.api.text.phonemes import MARKS, Dialect, Phonemes, Phonemizer
 from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText, merge_spans
+from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.configs.kokoro import (
     MODEL_TYPE,
     SAMPLE_RATE,
@@ -52,10 +53,11 @@ _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
 
 @dataclass(frozen=True, slots=True)
 class _PhonemeIds:
-    """The phoneme ids of an utterance, and its spans without sound."""
+    """The phoneme ids of an utterance, the spoken spans of its words, and those without sound."""
 
     ids: tuple[int, ...]
     unspoken: tuple[Span, ...]
+    words: tuple[WordIds, ...] = ()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,6 +112,11 @@ class PhonemeFrontEnd(FrontEnd):
         self, utterance: Utterance, sounds: _PhonemeIds, *, is_last: bool
     ) -> PlannedSegment:
         segment, max_steps = SpeechSegment(prompt_ids=()), 0
+        spoken, before = utterance.spoken, len(self.prompt_prefix)
+        words = tuple(
+            WordIds(spoken.source_of(span), before + start, before + stop)
+            for span, start, stop in sounds.words
+        )
         if sounds.ids:
             if self.steps_per_s:
                 likely = expected_duration(utterance.text, num_phonemes=len(sounds.ids))
@@ -119,8 +126,8 @@ class PhonemeFrontEnd(FrontEnd):
                 max_steps=max_steps,
                 pause_s=0.0 if is_last else self.pauses_s.get(utterance.boundary, 0.0),
             )
-        unspoken = merge_spans([*sounds.unspoken, *utterance.spoken.foreign])
-        return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
+        unspoken = merge_spans([*sounds.unspoken, *spoken.foreign])
+        return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken, words=words)
 
     def _split_to_fit(
         self, utterance: Utterance, dialect: Dialect
@@ -139,19 +146,25 @@ class PhonemeFrontEnd(FrontEnd):
     def _ids(self, phonemes: Phonemes) -> _PhonemeIds:
         """Ids of the words, separated by a space. A word without known symbols is unspoken."""
         vocab = self.vocab
-        words: list[list[int]] = []
+        ids: list[int] = []
+        words: list[WordIds] = []
         unspoken = list(phonemes.unspoken)
         for word in phonemes.words:
-            ids = [vocab[symbol] for symbol in word.phonemes if symbol in vocab]
-            if ids:
-                words.append(ids)
-            else:
+            known = [symbol for symbol in word.phonemes if symbol in vocab]
+            if not known:
                 unspoken.append(word.spoken)
+                continue
+            if ids and " " in vocab:
+                if words and words[-1].stop == len(ids):
+                    words[-1] = words[-1]._replace(stop=len(ids) + 1)
+                ids.append(vocab[" "])
+            voiced = [at for at, symbol in enumerate(known, len(ids)) if symbol not in MARKS]
+            if voiced:
+                words.append(WordIds(word.spoken, voiced[0], voiced[-1] + 1))
+            ids += (vocab[symbol] for symbol in known)
         if phonemes.is_silent:
             return _PhonemeIds((), tuple(unspoken))
-        space = [vocab[" "]] if " " in vocab else []
-        joined = [token for word in words for token in (*space, *word)]
-        return _PhonemeIds(tuple(joined[len(space) :]), tuple(sorted(unspoken)))
+        return _PhonemeIds(tuple(ids), tuple(sorted(unspoken)), tuple(words))
 
     def _dialect(self, voice: str, language: str) -> Dialect:
         """The English dialect requested, else that of the voice (of a mixture, its first).
@@ -290,6 +303,7 @@ def open_phoneme_model(
         default_voice=default,
         sampling=own.sampling,
         takes_speed=own.takes_speed,
+        has_word_times=True,
         aliases=aliases,
         foreign_voices=foreign,
         phonemizer=phonemizer,
@@ -324,6 +338,7 @@ def _open_kokoro(
         default_voice=default,
         sampling=SamplingParams(),
         takes_speed=True,
+        has_word_times=True,
         aliases=aliases,
         foreign_voices=foreign,
         phonemizer=phonemizer,

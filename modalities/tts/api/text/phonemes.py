@@ -41,6 +41,8 @@ _MARKS = {
     "–": "—",
 }
 _OPENING, _CLOSING = _QUOTES = "“", "”"
+MARKS = frozenset(_MARKS.values()) | frozenset(_QUOTES)
+"""Symbols of marks: they have no sound of their own."""
 _LETTER = re.compile(r"[A-Z](?:'s)?\Z")
 _LETTER_A = "ˈA"
 _PLAIN_LATIN_END = 0x17F  # letters beyond it are read without their accents
@@ -66,7 +68,7 @@ class Phonemes:
     @property
     def is_silent(self) -> bool:
         """Whether there are only marks."""
-        return all(symbol in _MARKS or symbol in _QUOTES for symbol in str(self).replace(" ", ""))
+        return all(symbol in MARKS for symbol in str(self).replace(" ", ""))
 
 
 class _Piece(NamedTuple):

@@ -122,6 +122,20 @@ class SpokenText:
             return source.start + inside
         return source.start + inside * (source.end - source.start) // (spoken.end - spoken.start)
 
+    def source_of(self, spoken: Span) -> Span:
+        """The source of a stretch, with the whole source of every rewritten part of it."""
+        cut = [
+            (low, source, is_aligned)
+            for low, source, is_aligned in self.segments
+            if low.start < spoken.end and low.end > spoken.start
+        ]
+        if not cut:
+            return Span(self.source_at(spoken.start), self.source_at(spoken.end))
+        (first, start, first_aligned), (last, end, last_aligned) = cut[0], cut[-1]
+        low = max(spoken.start - first.start, 0) if first_aligned else 0
+        high = max(last.end - spoken.end, 0) if last_aligned else 0
+        return Span(start.start + low, end.end - high)
+
     def slice(self, start: int, end: int) -> SpokenText:
         """The spoken characters `start:end`; adjacent slices have adjacent sources."""
         stop = bisect_right(self._ends, end)

@@ -90,3 +90,15 @@ def test_a_segment_that_loops_keeps_its_speech_one_cycle_and_decoded_codes(num_p
     assert spoken.end == "loop"
     assert spoken.ids == tokens[: max(14, num_pushed)]
     assert spoken.codes == [(token_id, 1) for token_id in spoken.ids]
+
+
+def test_ids_end_where_the_model_goes_on() -> None:
+    """A step that skips an id ends it, too; each end is returned once."""
+    spoken = replace(stream().segments[0], ids=[], codes=[])
+    for place in (0, 0, 1, 3):
+        spoken.push_code(5, (5,), place)
+    assert spoken.new_ends() == [2, 3, 3]
+    spoken.push_code(5, (5,), 4)
+    assert spoken.new_ends() == [4]
+    spoken.push_code(5, (5,))  # of a model without places
+    assert spoken.new_ends() == []

@@ -56,9 +56,11 @@ class SentenceRequest:
 class ProsodyPlan:
     """A sentence with its timing and pitch, before its sound is generated.
 
-    Holds phoneme features for every frame, pitch and energy, and the source's spectra.
+    Holds phoneme features for every frame, pitch and energy, and the source's spectra. `durations`
+    are the frames of each token, boundaries included.
     """
 
+    durations: tuple[int, ...]
     timbre_Y: Tensor
     text_FC: Tensor
     pitch_P: Tensor
@@ -102,9 +104,10 @@ class KokoroModel(nn.Module):
         yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
         features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
         frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
-        length = HostCopy(frames_T.sum())
+        copied = HostCopy(frames_T)
         yield AWAIT
-        num_frames = int(length.get())
+        durations = tuple(copied.get().tolist())
+        num_frames = sum(durations)
         if num_frames > MAX_FRAMES:
             raise InvalidRequest(
                 f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it,"
@@ -116,6 +119,7 @@ class KokoroModel(nn.Module):
         num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
         noise_SH = to_device_like(noise(sentence.seed, num_samples), pitch_1P)
         return ProsodyPlan(
+            durations=durations,
             timbre_Y=timbre_1Y[0],
             text_FC=self.text_encoder(ids_1T)[0, token_F],
             pitch_P=pitch_1P[0],

@@ -44,11 +44,11 @@ _KEPT_BEFORE, _KEPT_AFTER = 2, 6  # windows of 10 ms
 
 @dataclass(slots=True, eq=False)
 class SentenceWork:
-    """A running segment of a request. `computation` ends in a plan, or in all samples."""
+    """A running segment of a request. `computation` ends in a plan, with all samples or without."""
 
     request: SpeechRequest
     unit: int
-    computation: Sliced[ProsodyPlan] | Sliced[Tensor]
+    computation: Sliced[ProsodyPlan] | Sliced[tuple[ProsodyPlan, Tensor]]
     next_stage: Stage | None
     next_gmacs: float = 0.0
     plan: ProsodyPlan | None = None
@@ -84,10 +84,10 @@ class StagedKokoro:
             return advance_each(self._slice, works)
         return self._render(works)
 
-    def _synthesize(self, sentence: SentenceRequest) -> Sliced[Tensor]:
+    def _synthesize(self, sentence: SentenceRequest) -> Sliced[tuple[ProsodyPlan, Tensor]]:
         plan = yield from self._kokoro.model.plan(sentence)
         (pcm_S,) = yield from self._kokoro.model.render([plan])
-        return pcm_S
+        return plan, pcm_S
 
     def _slice(self, work: SentenceWork) -> SpeechDelta | None:
         """Run pieces of one sentence up to the slice's size; on a GPU until `AWAIT`."""
@@ -115,12 +115,15 @@ class StagedKokoro:
             return next_gmacs == AWAIT
         return done > 0 and done + next_gmacs > self._slice_gmacs
 
-    def _end(self, work: SentenceWork, value: ProsodyPlan | Tensor) -> SpeechDelta | None:
+    def _end(
+        self, work: SentenceWork, value: ProsodyPlan | tuple[ProsodyPlan, Tensor]
+    ) -> SpeechDelta | None:
         if isinstance(value, ProsodyPlan):
             work.plan, work.next_stage = value, Stage("render", value.num_frames)
             return None
         work.next_stage = None
-        return self._delta(work, HostCopy(value))
+        plan, pcm_S = value
+        return self._delta(work, plan, HostCopy(pcm_S))
 
     def _render(self, works: Sequence[SentenceWork]) -> list[Callable[[], SpeechDelta]]:
         plans = [work.plan for work in works if work.plan is not None]
@@ -128,29 +131,38 @@ class StagedKokoro:
         for batch in batches([plan.num_frames for plan in plans], MAX_BATCH_FRAMES):
             rows = finish(self._kokoro.model.render([plans[index] for index in batch]))
             for index, pcm_S in zip(batch, rows, strict=True):
-                pending[index] = partial(self._delta, works[index], HostCopy(pcm_S))
+                pending[index] = partial(self._delta, works[index], plans[index], HostCopy(pcm_S))
         for work in works:
             work.next_stage = None
         return [pending[index] for index in range(len(works))]
 
-    def _delta(self, work: SentenceWork, pcm: HostCopy) -> SpeechDelta:
+    def _delta(self, work: SentenceWork, plan: ProsodyPlan, pcm: HostCopy) -> SpeechDelta:
         """A sentence's sound and the silence after it. Raises `NonFinite`."""
         segment = work.request.segments[work.unit]
         sound_S = require_finite(pcm.get()).numpy()
+        kept = kept_sound(sound_S)
         pause_s = segment.pause_s / work.request.speed
         silence_S = np.zeros(round(pause_s * self._kokoro.sample_rate), np.float32)
         is_last = work.unit == len(work.request.segments) - 1
         return SpeechDelta(
             segment=work.unit,
-            pcm=np.concatenate((trim_silence(sound_S), silence_S)).astype("<f4").tobytes(),
+            pcm=np.concatenate((sound_S[kept], silence_S)).astype("<f4").tobytes(),
+            id_ends_s=self._ends_s(plan, kept),
             segment_finish="stop",
             finish_reason="stop" if is_last else None,
             num_output_tokens=len(sound_S) // self._kokoro.config.generator.samples_per_frame,
         )
 
+    def _ends_s(self, plan: ProsodyPlan, kept: slice) -> tuple[float, ...]:
+        """The end of each phoneme in the samples that are kept, in seconds."""
+        rate, frame = self._kokoro.sample_rate, self._kokoro.config.generator.samples_per_frame
+        ends_T = np.cumsum(plan.durations)[1:-1] * frame
+        ends_T = (ends_T.clip(kept.start, kept.stop) - kept.start) / rate
+        return tuple(ends_T.tolist())
 
-def trim_silence(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Trim the silence at a sentence's edges to a short margin.
+
+def kept_sound(pcm_S: NDArray[np.float32]) -> slice:
+    """The samples without the silence at a sentence's edges, but for a short margin.
 
     Each segment states its own pause, and the first sound should come as early as possible.
     """
@@ -160,6 +172,7 @@ def trim_silence(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
     peaks_W = np.abs(windows_WS).max(axis=1)
     loud = np.flatnonzero(peaks_W > _SILENCE * peaks_W.max(initial=0.0))
     if not len(loud):
-        return pcm_S
-    first = max(0, int(loud[0]) - _KEPT_BEFORE)
-    return pcm_S[first * _WINDOW_SAMPLES : (int(loud[-1]) + 1 + _KEPT_AFTER) * _WINDOW_SAMPLES]
+        return slice(0, len(pcm_S))
+    first = max(0, int(loud[0]) - _KEPT_BEFORE) * _WINDOW_SAMPLES
+    last = (int(loud[-1]) + 1 + _KEPT_AFTER) * _WINDOW_SAMPLES
+    return slice(first, min(last, len(pcm_S)))

@@ -230,7 +230,7 @@ class AcousticModel:
         advance_R = advances_RA.argmax(-1)
         self._due_SL[slots_R, positions_R] = torch.minimum(due_R + advance_R, num_symbols_R)
         self._held_SL[slots_R, positions_R] = (held_R + 1) * (advance_R == 0)
-        return FrameSamples(codes_RQ, due_R >= num_symbols_R)
+        return FrameSamples(codes_RQ, due_R >= num_symbols_R, due_R)
 
     def _positions(self, inputs: FrameInputs) -> AcousticPositions:
         """The inputs of each of the step's positions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,20 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.staged_runner import StagedRunner
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
+from triptych.modalities.tts.engine.models.kokoro.layers import finish
 from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
 from triptych.modalities.tts.engine.models.kokoro.model import Kokoro
-from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, trim_silence
+from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, kept_sound
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
 CPU = torch.device("cpu")
 IDS = tuple(50 + 7 * index % 60 for index in range(20))
+
+
+def trimmed(pcm_S: Any) -> Any:
+    return pcm_S[kept_sound(pcm_S)]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,14 @@ def test_stages_give_the_samples_of_one_go(kokoro: Kokoro, slice_gmacs: float) -
     asked = request(20, speed=1.3, voice="af_one*0.7+bm_two*0.3")
     delta, num_stages = drive(runner, asked)
     whole = synthesize(kokoro, IDS, asked.voice, speed=1.3, seed=7)
-    assert np.array_equal(samples(delta), trim_silence(whole.numpy()))
+    assert np.array_equal(samples(delta), trimmed(whole.numpy()))
+    sentence = kokoro.sentence(IDS, asked.voice, speed=1.3, seed=7)
+    frames = np.cumsum(finish(kokoro.model.plan(sentence)).durations)[1:-1]
+    start_s = kept_sound(whole.numpy()).start / kokoro.sample_rate
+    frame_s = kokoro.config.generator.samples_per_frame / kokoro.sample_rate
+    length_s = len(samples(delta)) / kokoro.sample_rate
+    ends_s = (frames * frame_s - start_s).clip(0, length_s)
+    assert delta.id_ends_s == pytest.approx(ends_s.tolist())
     assert num_stages == 1 if slice_gmacs == 1e9 else num_stages > 3
     assert runner.num_works == 0
 
@@ -100,7 +113,7 @@ def test_sentences_are_separated_and_end_with_their_pauses(kokoro: Kokoro) -> No
     assert (second.segment, second.segment_finish, second.finish_reason) == (1, "stop", "stop")
     assert not samples(first)[-12_000:].any()
     spoken = synthesize(kokoro, IDS[:12], "af_one", seed=8).numpy()
-    assert np.array_equal(samples(second)[:-12_000], trim_silence(spoken))
+    assert np.array_equal(samples(second)[:-12_000], trimmed(spoken))
     assert second.num_output_tokens * 600 == len(spoken)
 
 
@@ -115,13 +128,13 @@ def test_speed_shortens_pauses(kokoro: Kokoro) -> None:
 def test_silence_at_the_edges_goes_and_nothing_else() -> None:
     speech_S = np.sin(np.arange(4800, dtype=np.float32) / 7)
     quiet_S = 1e-4 * np.ones(7200, np.float32)
-    kept_S = trim_silence(np.concatenate((quiet_S, speech_S, quiet_S)))
+    kept_S = trimmed(np.concatenate((quiet_S, speech_S, quiet_S)))
     assert len(kept_S) == 480 + 4800 + 1440
     assert np.array_equal(kept_S[480:5280], speech_S)
     inner_S = np.concatenate((speech_S, quiet_S, speech_S))
-    assert np.array_equal(trim_silence(inner_S), inner_S)
+    assert np.array_equal(trimmed(inner_S), inner_S)
     for silent in (np.zeros(4800, np.float32), np.zeros(0, np.float32), speech_S[:100]):
-        assert np.array_equal(trim_silence(silent), silent)
+        assert np.array_equal(trimmed(silent), silent)
 
 
 def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
@@ -140,7 +153,7 @@ def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
     planned = step(runner, 1, *units)
     assert {row.next_stage.name for row in planned.rows} == {"render"}
     for row, length, seed in zip(step(runner, 2, *units).rows, (10, 14, 6), (7, 8, 9), strict=True):
-        alone = trim_silence(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
+        alone = trimmed(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
         np.testing.assert_allclose(samples(row.payload), alone, atol=1e-5)
         assert row.next_stage is None
     assert runner.num_works == 0
@@ -227,7 +240,7 @@ async def test_concurrent_requests_and_a_cancelled_one(
             assert [delta.num_prompt_tokens for delta in deltas] == [length, length + 20]
             assert deltas[-1].finish_reason == "stop"
             assert deltas[-1].num_output_tokens > deltas[0].num_output_tokens
-            alone = trim_silence(synthesize(kokoro, IDS[:length], "af_one", seed=7).numpy())
+            alone = trimmed(synthesize(kokoro, IDS[:length], "af_one", seed=7).numpy())
             # The served model sums in another order, since its linear layers are packed.
             np.testing.assert_allclose(samples(deltas[0]), alone, atol=5e-4)
         clip = VoiceClip(digest="0", pcm=b"", sample_rate=24_000)
