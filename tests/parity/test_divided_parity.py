@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from support.decoder_families import FAMILIES, TINY
 from support.decoder_rig import CPU, Rig, Row, decoder_rig
+from support.dense_families import DENSE
 from support.kernel_levels import LEVELS
 from support.mixture_families import MIXTURES, SMALL
 from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
@@ -50,6 +51,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     name: TINY | extra | {"architectures": [f"{family}ForCausalLM"]}
     for name, (family, extra) in FAMILIES.items()
 } | {name: TINY | extra | {"architectures": [name]} for name, extra in _MORE.items()}
+CONFIGS |= {
+    name: TINY
+    | DENSE[name][1]
+    | {"architectures": [f"{DENSE[name][0]}ForCausalLM".replace("Text", "")]}
+    for name in ("gemma4", "phi3", "cohere", "stablelm")
+}
 CONFIGS |= {
     name: SMALL | MIXTURES[name][1] | {"architectures": [f"{MIXTURES[name][0]}ForCausalLM"]}
     for name in ("gpt-oss", "glm-4.5", "granite")
@@ -96,7 +103,8 @@ def assert_same(rows: list[Row], expected: list[Row], close: float = 1e-5) -> No
 def test_two_ranks_give_the_logits_of_one(name: str) -> None:
     tensors = tensors_of(name)
     expected = drive(decoder_rig(tensors.decoder()))
-    assert_same(drive_divided(tensors, 2, drive), expected)
+    close = 5e-4 if name == "gemma4" else 1e-5  # its scores are not scaled: rounding grows
+    assert_same(drive_divided(tensors, 2, drive), expected, close)
 
 
 @pytest.mark.parametrize(
