@@ -25,8 +25,8 @@ from triptych.schedulers.batcher import Unit
 from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.prompt_lookup import PromptLookup
-from triptych.schedulers.tokens.ranked_rows import RankedRows
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
+from triptych.schedulers.tokens.row_order import RankedRows
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
