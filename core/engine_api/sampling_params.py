@@ -29,7 +29,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output never depends on its batch mates. `top_logprobs` is the number of alternatives
     reported per token (`None`: no log-probabilities at all). `stop_token_ids` holds every id
     that ends the row, the model's end-of-text ids included unless the caller ignores them. With
-    `returns_state` no token is sampled: the row ends with the final state of its last position.
+    `returns_state` no token is sampled: the row ends with the final state of its last position, or
+    with its scores of `state_token_ids`, if any.
     """
 
     temperature: float = 1.0
@@ -48,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     returns_state: bool = False
+    state_token_ids: tuple[int, ...] = ()
 
     @property
     def has_penalty(self) -> bool:
@@ -75,7 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"logit_bias values lie between {-MAX_ABS_LOGIT_BIAS} and {MAX_ABS_LOGIT_BIAS}.",
                 param="logit_bias",
             )
-        tokens = (*(token for token, _ in self.logit_bias), *self.stop_token_ids)
+        biased = (token for token, _ in self.logit_bias)
+        tokens = (*biased, *self.stop_token_ids, *self.state_token_ids)
         if any(not 0 <= token < vocab_size for token in tokens):
             raise InvalidRequest(
                 f"Token ids lie between 0 and {vocab_size - 1}.", param="logit_bias"

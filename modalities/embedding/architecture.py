@@ -261,11 +261,11 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether an encoder scores pairs of texts: it is a classifier with a single label."""
+    """Whether a model scores pairs of texts: it is a classifier with a single label."""
     architectures = config.get("architectures") or [""]
     labels = config.get("id2label") or range(int(config.get("num_labels", 2)))
     is_classifier = str(architectures[0]).endswith("ForSequenceClassification")
-    return is_encoder(config) and is_classifier and len(labels) == 1
+    return is_classifier and len(labels) == 1
 
 
 def family_of(config: Mapping[str, Any]) -> TensorNames:

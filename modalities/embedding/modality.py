@@ -6,8 +6,7 @@ Owns recognizing such a model, and the entry points of its API and engine. Loads
 from __future__ import annotations
 
 from triptych.core.options.command import Command
-from triptych.modalities.embedding.architecture import is_encoder
-from triptych.modalities.embedding.pooling import MODULES
+from triptych.modalities.embedding.kinds import is_embedding_model
 from triptych.modalities.modality import Modality
 
 _HERE = "triptych.modalities.embedding"
@@ -29,7 +28,7 @@ EMBEDDING = Modality(
     role="embedding",
     task=("embedding", "turns texts into vectors", "/v1/embeddings"),
     more_tasks=(("rerank", "scores pairs of texts", "/v1/rerank"),),
-    matches=lambda folder, config: is_encoder(config) or (folder / MODULES).is_file(),
+    matches=is_embedding_model,
     wire=(f"{_HERE}.wire:EmbedRequest", f"{_HERE}.wire:EmbedDelta"),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:open_embedding_loader",

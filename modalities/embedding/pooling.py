@@ -17,15 +17,26 @@ from triptych.core.process.typed import decode_json
 from triptych.core.weights.layout import read_json, read_json_if_there
 from triptych.modalities.embedding.architecture import is_cross_encoder
 
-Pooling = Literal["mean", "mean_sqrt", "max", "cls", "last"]
+Pooling = Literal["mean", "mean_sqrt", "mean_weighted", "max", "cls", "last"]
 
 _MODES: Mapping[str, Pooling] = {
+    "cls": "cls",
+    "lasttoken": "last",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "mean_weighted",
+}
+_OLDER_MODES: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
     "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_weightedmean_tokens": "mean_weighted",
 }
+_LIBRARY = "sentence_transformers."
+_OF_TOKENS = "A ColBERT model compares texts token by token, which is not served."
 MODULES = "modules.json"
 
 
@@ -34,6 +45,7 @@ class PoolingSpec:
     """How the states of a text's tokens become its vector.
 
     `dense` has the folders of projections after pooling. `max_length` 0: that of the encoder.
+    `default_prompt` is the name of the prompt of texts for which none is chosen.
     """
 
     mode: Pooling = "mean"
@@ -41,6 +53,7 @@ class PoolingSpec:
     dense: tuple[str, ...] = ()
     max_length: int = 0
     prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
 
     @classmethod
     def of(cls, folder: Path, config: Mapping[str, Any], default: Pooling = "mean") -> PoolingSpec:
@@ -58,14 +71,16 @@ class PoolingSpec:
         """
         if not (folder / MODULES).is_file():
             return cls(mode=default)
-        mode, normalizes, dense = default, False, []
+        mode, normalizes, dense, is_pooled = default, False, [], False
         for module in _read_modules(folder / MODULES):
             kind, path = module["type"].rpartition(".")[2], module["path"]
+            if kind == "Dense" and not (is_pooled and module["type"].startswith(_LIBRARY)):
+                raise WeightsError(_OF_TOKENS)
             match kind:
                 case "Transformer":
                     continue
                 case "Pooling":
-                    mode = _read_mode(folder / path / "config.json")
+                    mode, is_pooled = _read_mode(folder / path / "config.json"), True
                 case "Dense":
                     dense.append(path)
                 case "Normalize":
@@ -81,6 +96,7 @@ class PoolingSpec:
             dense=tuple(dense),
             max_length=int(sizes.get("max_seq_length") or 0),
             prompts={str(name): str(text) for name, text in prompts.items() if text},
+            default_prompt=str(own.get("default_prompt_name") or ""),
         )
 
 
@@ -99,7 +115,11 @@ def _read_modules(file: Path) -> list[dict[str, str]]:
 
 def _read_mode(file: Path) -> Pooling:
     config = read_json(file)
-    modes: list[Pooling] = [mode for name, mode in _MODES.items() if config.get(name)]
+    named = config.get("pooling_mode")
+    if named is None:
+        modes = [mode for name, mode in _OLDER_MODES.items() if config.get(name)]
+    else:
+        modes = [_MODES[name] for name in (named,) if isinstance(name, str) and name in _MODES]
     if len(modes) != 1 or config.get("include_prompt") is False:
         raise WeightsError("The folder's pooling is not a single supported mode.")
     return modes[0]

@@ -31,8 +31,7 @@ from triptych.modalities.diffusion.engine.families.model import Batch, Condition
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.latents import decode_latents
 from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.encoder import Encoder
-from triptych.modalities.embedding.engine.loader import activation_bytes
+from triptych.modalities.embedding.engine.encoder import Encoder, activation_bytes
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from triptych.core.weights.resolve import ResolvedModel
 
 WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" for i in range(60)))
-_SIZES = {
+SIZES = {
     "vocab_size": len(WORDS),
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -23,7 +23,7 @@ _SIZES = {
     "max_position_embeddings": 64,
 }
 _MODERN: dict[str, Any] = {
-    **_SIZES,
+    **SIZES,
     "num_hidden_layers": 4,
     "local_attention": 16,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
@@ -31,12 +31,12 @@ _MODERN: dict[str, Any] = {
 }
 _DISTILLED = {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
 FAMILIES: dict[str, Any] = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**_SIZES)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
     "roberta": lambda: transformers.RobertaModel(
-        transformers.RobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+        transformers.RobertaConfig(**SIZES, pad_token_id=1, type_vocab_size=1)
     ),
     "xlm-roberta": lambda: transformers.XLMRobertaModel(
-        transformers.XLMRobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+        transformers.XLMRobertaConfig(**SIZES, pad_token_id=1, type_vocab_size=1)
     ),
     "distilbert": lambda: transformers.DistilBertModel(
         transformers.DistilBertConfig(
@@ -49,7 +49,7 @@ FAMILIES: dict[str, Any] = {
             **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True, global_rope_theta=500.0
         )
     ),
-    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_SIZES, pad_token_id=1)),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES, pad_token_id=1)),
 }
 
 
@@ -62,13 +62,13 @@ def build(kind: str) -> Any:
 _SCORER: dict[str, Any] = {"num_labels": 1, "id2label": {0: "LABEL_0"}}
 CROSS_ENCODERS: dict[str, Any] = {
     "bert": lambda: transformers.BertForSequenceClassification(
-        transformers.BertConfig(**_SIZES, **_SCORER)
+        transformers.BertConfig(**SIZES, **_SCORER)
     ),
     "roberta": lambda: transformers.RobertaForSequenceClassification(
-        transformers.RobertaConfig(**_SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
+        transformers.RobertaConfig(**SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
     ),
     "xlm-roberta": lambda: transformers.XLMRobertaForSequenceClassification(
-        transformers.XLMRobertaConfig(**_SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
+        transformers.XLMRobertaConfig(**SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
     ),
     "distilbert": lambda: transformers.DistilBertForSequenceClassification(
         transformers.DistilBertConfig(
@@ -84,7 +84,7 @@ CROSS_ENCODERS: dict[str, Any] = {
         )
     ),
     "mpnet": lambda: transformers.MPNetForSequenceClassification(
-        transformers.MPNetConfig(**_SIZES, **_SCORER, pad_token_id=1)
+        transformers.MPNetConfig(**SIZES, **_SCORER, pad_token_id=1)
     ),
 }
 
@@ -119,19 +119,24 @@ def save(folder: Path, kind: str = "bert", **pooling: bool) -> ResolvedModel:
     return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest=kind)
 
 
-def save_decoder(folder: Path, *, has_modules: bool) -> tuple[ResolvedModel, Any]:
+def save_decoder(
+    folder: Path, *, has_modules: bool, architecture: str = "Qwen3ForCausalLM"
+) -> tuple[ResolvedModel, Any]:
     """A tiny decoder, as a chat model or as an embedding model, and its trunk in transformers.
 
-    An embedding model is stored as Qwen3-Embedding is: as a chat model's trunk, without its name.
+    An embedding model is stored as Qwen3-Embedding is: as a chat model's trunk, without its name,
+    or by the name of the trunk, as others are.
     """
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        **_SIZES, head_dim=8, num_key_value_heads=2, tie_word_embeddings=has_modules
+        **SIZES, head_dim=8, num_key_value_heads=2, tie_word_embeddings=has_modules
     )
     model = transformers.Qwen3ForCausalLM(config).eval()
     model.save_pretrained(folder)
     if has_modules:
         save_file(model.model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+        file = folder / "config.json"
+        file.write_text(file.read_text().replace("Qwen3ForCausalLM", architecture))
     save_tokenizer(folder)
     if has_modules:
         write_modules(folder, ["Transformer", "Pooling", "Normalize"])

@@ -9,12 +9,14 @@ Shapes: T tokens of the step, R rows of logits, E rows that end, C hidden, V voc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from triptych.core.engine_api.plan import TokenRow
@@ -78,7 +80,8 @@ class TextHead:
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._prompts: dict[int, TokenRow] = {}  # slots that need prompt log-probabilities
-        self._stateful: set[int] = set()  # slots that return their hidden state instead of a token
+        self._stateful: dict[int, tuple[int, ...]] = {}
+        """By slot: the ids whose scores the row returns in place of a token; none: its state."""
 
     def bind(self, row: TokenRow) -> None:
         """Bind the slot's sampling state, and its prompt if that is scored."""
@@ -87,9 +90,9 @@ class TextHead:
         self._prompts.pop(row.slot, None)
         if row.sampling.prompt_logprobs:
             self._prompts[row.slot] = row
-        self._stateful.discard(row.slot)
+        self._stateful.pop(row.slot, None)
         if row.sampling.returns_state:
-            self._stateful.add(row.slot)
+            self._stateful[row.slot] = row.sampling.state_token_ids
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """The prompt ids, as the head's only extra."""
@@ -119,12 +122,13 @@ class TextHead:
         ]
         index_R, slots_R = step.sampled_index_R, step.sampled_slots_R
         ending = {row.slot for row, _ in places if row.slot in self._stateful}
-        states_EC: HostCopy | None = None
+        states: _States | None = None
         if ending:
             # By index: a mask on the device would block.
             ended = [n for n, (row, _) in enumerate(places) if row.slot in ending]
             index_E = index_R.index_select(0, self._numbers(ended))
-            states_EC = HostCopy(hidden_TC.index_select(0, index_E).float())
+            hidden_EC = hidden_TC.index_select(0, index_E)
+            states = self._states([places[n][0].slot for n in ended], hidden_EC)
             others = [n for n, (row, _) in enumerate(places) if row.slot not in ending]
             places, of_others = [places[n] for n in others], self._numbers(others)
             index_R, slots_R = (x.index_select(0, of_others) for x in (index_R, slots_R))
@@ -139,7 +143,21 @@ class TextHead:
             )
             # A row with drafts brings its next input itself.
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
-        return partial(_results, step.rows, sampled, ending, states_EC, scores)
+        return partial(_results, step.rows, sampled, ending, states, scores)
+
+    def _states(self, slots: Sequence[int], hidden_EC: torch.Tensor) -> _States:
+        """The states of rows that end, or their scores of the ids that they ask for."""
+        wanted = [self._stateful[slot] for slot in slots]
+        if any(wanted):
+            logits_EV = self._model.logits(hidden_EC)
+            parts = [
+                logits_EV[row].index_select(0, self._numbers(ids)) if ids else hidden_EC[row]
+                for row, ids in enumerate(wanted)
+            ]
+        else:
+            parts = list(hidden_EC)
+        values = HostCopy(torch.cat([part.float() for part in parts]))
+        return _States(values, [len(part) for part in parts])
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:
         """Fill in each decode row's last sample as its input."""
@@ -165,11 +183,24 @@ class TextHead:
         return scores
 
 
+@dataclass(frozen=True, slots=True)
+class _States:
+    """What some rows return in place of a token: values one after the other, on their way."""
+
+    values: HostCopy
+    sizes: Sequence[int]
+
+    def read(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Wait for the values of each row."""
+        ends = np.cumsum(self.sizes)[:-1]
+        yield from np.split(self.values.get().numpy(), ends)
+
+
 def _results(
     rows: Sequence[TokenRow],
     sampled: TokenSamples | None,
     ending: Collection[int],
-    states_EC: HostCopy | None,
+    states: _States | None,
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenDelta, ...]:
     """One entry per row, after waiting for the device; rows in `ending` slots yield states."""
@@ -177,12 +208,12 @@ def _results(
     if len(found) == len(rows) and all(row.is_sampled for row in rows) and not (ending or scores):
         return found
     tokens = iter(found)
-    states = iter(() if states_EC is None else states_EC.get().numpy())
+    returned = iter(() if states is None else states.read())
     results = []
     for row in rows:
         result = TokenDelta()
         if row.is_sampled and row.slot in ending:
-            state_C = next(states)
+            state_C = next(returned)
             is_finite = bool(np.isfinite(state_C).all())
             result = TokenDelta(state=state_C.astype("<f4").tobytes(), is_finite=is_finite)
         elif row.is_sampled:

@@ -133,7 +133,7 @@ def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
     return [
         ModelCard(
             id=model.name,
-            task="rerank" if model.is_cross_encoder else "embedding",
+            task="rerank" if model.scores_pairs else "embedding",
             max_model_len=model.max_length,
         )
         for model in service.models.values()

@@ -25,7 +25,7 @@ from triptych.core.http.fields import (
     Refusing,
     Strict,
 )
-from triptych.core.limits import MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
+from triptych.core.limits import MAX_INSTRUCTION_CHARS, MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
 from triptych.modalities.embedding.api.protocol import OF_TEXTS, SCORES, TextFields
 from triptych.modalities.embedding.api.service import EmbeddingService, ScoreCall
 from triptych.modalities.embedding.api.tei import TeiRankedText, TeiRerankRequest, rank_texts
@@ -34,7 +34,6 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
         **OF_TEXTS,
         "chat_template_kwargs": RefusedField("write the texts as the model reads them.", ({},)),
-        "instruction": RefusedField("put it before the query.", ("",)),
         "max_chunks_per_doc": RefusedField("a document is not divided: send its parts.", (1,)),
         "max_tokens_per_query": RefusedField("shorten the query.", (0,)),
         "rank_fields": RefusedField("a document is a text, or has one.", ([], ["text"])),
@@ -79,6 +78,11 @@ class _ScoreFields(TextFields, Refusing):
 
     use_activation: bool = Field(
         default=True, description="`false`: a cross-encoder's scores before the sigmoid."
+    )
+    instruction: str = Field(
+        default="",
+        max_length=MAX_INSTRUCTION_CHARS,
+        description="What makes a document relevant, for a model that judges by a prompt.",
     )
     max_tokens_per_doc: int = Field(
         default=0,
@@ -278,6 +282,7 @@ def _call(
         max_document_tokens=body.max_tokens_per_doc,
         keeps_end=body.truncation_side == "left",
         has_activation=body.use_activation,
+        instruction=body.instruction,
         param=documents.name,
         caller=context.caller,
     )

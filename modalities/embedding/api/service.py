@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from triptych.core.engine_api.caller import Caller
 from triptych.core.engine_api.client import EngineClient
@@ -25,6 +26,7 @@ from triptych.core.errors import InvalidRequest, RequestError, UnknownModel, Uns
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.kinds import Kind
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.modalities.service import ModelService
 from triptych.schedulers.admission import Admission
@@ -60,8 +62,8 @@ class ScoreCall:
 
     `max_tokens` and `keeps_end` as in `EmbeddingModel.encode` or `encode_pairs`; documents are
     first truncated to `max_document_tokens`, 0: not at all. Without `has_activation` a
-    cross-encoder's scores are its logits, before the sigmoid. Errors about texts name the field
-    `param`.
+    cross-encoder's scores are its logits, before the sigmoid. `instruction` is for models that
+    judge by a prompt. Errors about texts name the field `param`.
     """
 
     model: str
@@ -71,6 +73,7 @@ class ScoreCall:
     max_document_tokens: int = 0
     keeps_end: bool = False
     has_activation: bool = True
+    instruction: str = ""
     param: str = "documents"
     caller: Caller = field(default_factory=Caller)
 
@@ -139,8 +142,8 @@ class EmbeddingService(ModelService[EmbeddingModel]):
     async def embed(self, call: EmbedCall) -> EmbedResult:
         """Embed the texts of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
-        if model.is_cross_encoder:
-            able = [each.name for each in self.models.values() if not each.is_cross_encoder]
+        if model.scores_pairs:
+            able = [each.name for each in self.models.values() if not each.scores_pairs]
             raise UnknownModel.among(able, call.model, self.kind)
         self._check(model, call)
         ids = await on_text_thread(sum(map(len, call.inputs)), _token_ids, model, call)
@@ -149,8 +152,10 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
-            ask = self._run_decoder if model.is_causal else self._run_encoder
-            given = await ask(call, ids)
+            if model.is_causal:
+                given = await self._run_decoder(call, ids, _STATE)
+            else:
+                given = await self._run_encoder(call, ids)
         vectors = [self._read(data, model, call) for data in given]
         return EmbedResult(vectors=vectors, num_tokens=num_tokens)
 
@@ -161,6 +166,13 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         """
         model = self.model(call.model)
         try:
+            if call.instruction and model.kind is not Kind.JUDGE:
+                raise UnsupportedOption(
+                    f"{call.model} takes no instruction: put it before the query.",
+                    param="instruction",
+                )
+            if model.kind is Kind.JUDGE:
+                return await self._judge_pairs(model, call)
             return await (
                 self._score_pairs(model, call)
                 if model.is_cross_encoder
@@ -191,9 +203,31 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             deltas = await self._run(call, request, call.caller.call_id)
         given = b"".join(delta.vectors for delta in deltas)
         scores = np.frombuffer(given, "<f4").astype(np.float64)
-        if call.has_activation and model.has_sigmoid:
-            scores = 1 / (1 + np.exp(-scores))
-        return ScoreResult(scores=scores.tolist(), num_tokens=num_tokens)
+        has_sigmoid = call.has_activation and model.has_sigmoid
+        return ScoreResult(scores=_scores(scores, has_sigmoid), num_tokens=num_tokens)
+
+    async def _judge_pairs(self, model: EmbeddingModel, call: ScoreCall) -> ScoreResult:
+        """The scores of "yes" less those of "no", after a prompt that asks for one of them."""
+        if call.max_tokens:
+            raise UnsupportedOption(
+                f"The prompts of {call.model} are not truncated: set max_tokens_per_doc.",
+                param="truncate_prompt_tokens",
+            )
+        ids = await on_text_thread(
+            sum(map(len, (*call.queries, *call.documents))),
+            model.encode_judged,
+            call.pairs,
+            call.instruction,
+            max_document_tokens=call.max_document_tokens,
+        )
+        num_tokens = sum(map(len, ids))
+        call.caller.record.add_prompt(call.model, num_tokens)
+        key, num_jobs = call.caller.principal.key, min(len(ids), _MAX_TOGETHER)
+        with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
+            sampling = structs.replace(_STATE, state_token_ids=model.judge.answers)
+            given = await self._run_decoder(call, ids, sampling)
+        yes_N, no_N = np.frombuffer(b"".join(given), "<f4").astype(np.float64).reshape(-1, 2).T
+        return ScoreResult(scores=_scores(yes_N - no_N, call.has_activation), num_tokens=num_tokens)
 
     async def _score_cosine(self, model: EmbeddingModel, call: ScoreCall) -> ScoreResult:
         if not self._pools:
@@ -225,13 +259,15 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         deltas = await self._run(call, request, call.caller.call_id)
         return [delta.vectors for delta in deltas if delta.vectors]
 
-    async def _run_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
-        """The last hidden states of all texts: one job per text, whose prefix may be cached."""
+    async def _run_decoder(
+        self, call: EmbedCall | ScoreCall, ids: Sequence[TextIds], sampling: SamplingParams
+    ) -> list[bytes]:
+        """The last states of all texts: one job per text, whose prefix may be cached."""
         places = asyncio.Semaphore(_MAX_TOGETHER)
         call_id, tenant = call.caller.call_id, call.caller.principal.tenant
 
         async def ask(index: int) -> bytes:
-            request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=tenant)
+            request = TokenRequest(prompt_ids=ids[index], sampling=sampling, tenant=tenant)
             async with places:
                 deltas = await self._run(call, request, f"{call_id}.{index}")
             return b"".join(delta.state for delta in deltas)
@@ -291,6 +327,11 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         if normalizes and not is_done:
             vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
         return vectors
+
+
+def _scores(logits_N: npt.NDArray[np.float64], has_sigmoid: bool) -> list[float]:
+    scores_N = 1 / (1 + np.exp(-logits_N)) if has_sigmoid else logits_N
+    return [float(score) for score in scores_N]
 
 
 def _side(call: ScoreCall, name: str, max_tokens: int) -> EmbedCall:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -22,12 +22,10 @@ from triptych.core.text.tokenizer import MinTokens, encode, read_tokenizer
 from triptych.core.text.unicode import check_text
 from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.embedding.architecture import (
-    EncoderSizes,
-    is_cross_encoder,
-    is_encoder,
-)
-from triptych.modalities.embedding.pooling import Pooling, PoolingSpec
+from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
+from triptych.modalities.embedding.judge import JudgePrompt
+from triptych.modalities.embedding.kinds import ClassSizes, Kind, kind_of
+from triptych.modalities.embedding.pooling import PoolingSpec
 
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """Names of a decoder's hidden size in config.json."""
@@ -60,12 +58,12 @@ class TokenPairs:
 class EmbeddingModel:
     """The API process's view of one model. `prompts` are instructions by name.
 
-    A model that `is_causal` is a decoder: a text's vector is the state of its last token. A
-    cross-encoder scores pairs of texts; `has_sigmoid`: with a sigmoid, to numbers from 0 to 1.
+    `default_prompt` names that of texts for which none is chosen. A cross-encoder scores pairs of
+    texts; `has_sigmoid`: with a sigmoid, to numbers from 0 to 1.
     """
 
     name: str
-    is_causal: bool
+    kind: Kind
     max_length: int
     num_dimensions: int
     vocab_size: int
@@ -75,29 +73,40 @@ class EmbeddingModel:
     reader: Callable[[], TextReader]
     """The tokenizer, read on first use. Raises `WeightsError`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it runs in the token engine."""
+        return self.kind in (Kind.DECODER, Kind.JUDGE)
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether it has scores of pairs, and no vectors."""
+        return self.is_cross_encoder or self.kind is Kind.JUDGE
+
+    @cached_property
+    def judge(self) -> JudgePrompt:
+        """The prompt of a model that judges. Raises `WeightsError` for another tokenizer."""
+        return JudgePrompt.of(self.reader().tokenizer)
 
     @classmethod
     def open(cls, resolved: ResolvedModel, options: ModelOptions) -> EmbeddingModel:
         """Read a resolved model's folder. Raises `WeightsError` if it is incomplete."""
         folder = Path(resolved.folder)
         config = read_json(folder / "config.json")
-        is_causal = not is_encoder(config)
+        kind = kind_of(folder, config)
         scores = is_cross_encoder(config)
-        pooling: Pooling = "last" if is_causal else "mean"
-        spec = PoolingSpec.of(folder, config, pooling)
-        sizes = _causal_sizes(config, options) if is_causal else EncoderSizes.read(config)
-        if is_causal and (spec.mode != "last" or spec.dense):
-            raise WeightsError(
-                f"{resolved.name} has unsupported pooling: of decoders only the last token's state"
-                " is used, without projections."
-            )
+        is_causal = kind in (Kind.DECODER, Kind.JUDGE)
+        spec = PoolingSpec.of(folder, config, "last" if is_causal else "mean")
+        sizes = _sizes(kind, config, options)
         num_dimensions = sizes.hidden_size
         if spec.dense:
             last = read_json(folder / spec.dense[-1] / "config.json")
             num_dimensions = int(last["out_features"])
         model = cls(
             name=resolved.name,
-            is_causal=is_causal,
+            kind=kind,
             max_length=min(spec.max_length or sizes.max_length, sizes.max_length),
             num_dimensions=num_dimensions,
             vocab_size=sizes.vocab_size,
@@ -106,6 +115,7 @@ class EmbeddingModel:
             has_sigmoid=_has_sigmoid(config),
             reader=once(lambda: TextReader.open(folder, resolved.name)),
             prompts=spec.prompts,
+            default_prompt=spec.default_prompt if spec.default_prompt in spec.prompts else "",
         )
         if not is_causal:  # a decoder's tokenizer is read by chat; embeddings of it are rare
             model.reader()
@@ -129,7 +139,7 @@ class EmbeddingModel:
             raise InvalidRequest("A text is empty: omit it.", param="input")
         for text in texts:
             check_text(text, "input")
-        prompt = self._prompt(prompt_name)
+        prompt = self._prompt(prompt_name or self.default_prompt)
         reader = self.reader()
         most = self.max_length if max_tokens < 0 else max_tokens
         num_marks = reader.tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -188,6 +198,26 @@ class EmbeddingModel:
             starts.append(len(whole) - marks.num_of_second(len(first), len(second)))
         return TokenPairs(tuple(ids), tuple(starts))
 
+    def encode_judged(
+        self, pairs: Sequence[tuple[str, str]], instruction: str, *, max_document_tokens: int = 0
+    ) -> tuple[tuple[int, ...], ...]:
+        """Token ids of the prompts by which a model judges pairs of query and document.
+
+        Documents are truncated to `max_document_tokens`; 0 truncates nothing.
+        """
+        tokenizer, judge = self.reader().tokenizer, self.judge
+        for text in {text for pair in pairs for text in pair} | {instruction}:
+            check_text(text, "input")
+        if max_document_tokens:
+            found = encode(tokenizer, [document for _, document in pairs], add_special_tokens=False)
+            for each in found:
+                each.truncate(max_document_tokens)
+            cut = tokenizer.decode_batch([each.ids for each in found])
+            pairs = [(query, text) for (query, _), text in zip(pairs, cut, strict=True)]
+        texts = [judge.text(query, document, instruction) for query, document in pairs]
+        between = encode(tokenizer, texts, add_special_tokens=False)
+        return tuple(self.check((*judge.before, *each.ids, *judge.after)) for each in between)
+
     def check(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Check token ids against the model. Raises `InvalidRequest`."""
         if not token_ids:
@@ -217,7 +247,7 @@ class EmbeddingModel:
 
     def _check_length(self, num_tokens: int, bound: str = "") -> None:
         if num_tokens > self.max_length:
-            what = "pair of texts" if self.is_cross_encoder else "text"
+            what = "pair of texts" if self.scores_pairs else "text"
             raise ContextLengthExceeded(
                 f"A {what} has {bound}{num_tokens} tokens; {self.name} takes 1 to"
                 f" {self.max_length}. Shorten it, split it, or set truncate_prompt_tokens to -1 to"
@@ -306,6 +336,13 @@ class _CausalSizes:
     max_length: int
     hidden_size: int
     vocab_size: int
+
+
+def _sizes(kind: Kind, config: Mapping[str, Any], options: ModelOptions) -> Any:
+    """The bounds of a text, by the kind of the model."""
+    if kind is Kind.PACKED:
+        return EncoderSizes.read(config)
+    return ClassSizes.read(config) if kind is Kind.CLASS else _causal_sizes(config, options)
 
 
 def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:

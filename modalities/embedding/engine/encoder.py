@@ -21,7 +21,8 @@ from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.library_errors import library_errors
-from triptych.modalities.embedding.architecture import EncoderSizes
+from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
+from triptych.modalities.embedding.engine.blueprint import Blueprint
 from triptych.modalities.embedding.engine.packed_texts import (
     ACTIVATION_FUNCTIONS,
     Bools,
@@ -32,6 +33,7 @@ from triptych.modalities.embedding.engine.packed_texts import (
     layer_targets,
 )
 from triptych.modalities.embedding.engine.rotary_encoder import RotaryEncoder
+from triptych.modalities.embedding.engine.score_head import load_score_head
 
 _GPU_PADDING = 1.2
 _NUM_EXACT_BUCKETS = 2  # one half of each direction's buckets counts single positions
@@ -158,10 +160,39 @@ def load_encoder(
     return encoder.eval().requires_grad_(False)
 
 
-def encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes needed for the weights."""
-    sketch = _sketch(checkpoint)
-    return sum(value.numel() for value in sketch.parameters()) * dtype.itemsize
+class PackedBlueprint(Blueprint):
+    """An encoder of our own families."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        super().__init__(checkpoint, dtype)
+        self.sizes: EncoderSizes = EncoderSizes.read(checkpoint.config)
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights."""
+        sketch = _sketch(self._checkpoint)
+        return sum(value.numel() for value in sketch.parameters()) * self._dtype.itemsize
+
+    def activation_bytes(self, num_tokens: int) -> int:
+        """Bytes of one layer's activations."""
+        return activation_bytes(self.sizes, num_tokens, self._dtype)
+
+    def build(self, device: torch.device, report: Callable[[float], None]) -> PackedEncoder:
+        """Load the encoder."""
+        return load_encoder(self._checkpoint, dtype=self._dtype, device=device, report=report)
+
+    def build_head(self, device: torch.device) -> nn.Module | None:
+        """Load the head of a cross-encoder."""
+        if not is_cross_encoder(self._checkpoint.config):
+            return None
+        return load_score_head(self._checkpoint, self.sizes, device)
+
+
+def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of one layer's activations in a step of `num_tokens`, or for the longest text."""
+    most = max(num_tokens, sizes.max_length)
+    values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
+    scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0
+    return (values + scores) * dtype.itemsize
 
 
 def _sketch(checkpoint: Checkpoint, *, max_padding: float = 1.0) -> PackedEncoder:

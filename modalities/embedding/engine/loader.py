@@ -6,13 +6,13 @@ Owns the order of these steps. Knows no HTTP.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
-
-import torch
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from triptych.core.engine_api.job import Job
 from triptych.core.errors import InvalidRequest
@@ -20,23 +20,19 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.loader import DeviceLoader
+from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.staged_runner import StagedRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.embedding.architecture import (
-    EncoderSizes,
-    is_cross_encoder,
-    is_encoder,
-)
-from triptych.modalities.embedding.engine.encoder import encoder_bytes, load_encoder
-from triptych.modalities.embedding.engine.runner import (
-    STAGE,
-    Embedder,
-    load_dense,
-    load_score_head,
-)
+from triptych.modalities.embedding.architecture import is_cross_encoder
+from triptych.modalities.embedding.engine.blueprint import Blueprint, Sizes
+from triptych.modalities.embedding.engine.class_encoder import ClassBlueprint
+from triptych.modalities.embedding.engine.encoder import PackedBlueprint
+from triptych.modalities.embedding.engine.runner import STAGE, Embedder, load_dense
+from triptych.modalities.embedding.kinds import Kind, kind_of
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.scheduling import BatchPace
 from triptych.modalities.embedding.wire import EmbedRequest
@@ -47,6 +43,10 @@ from triptych.schedulers.staged import StagedScheduler, StageLimits
 _log = logging.getLogger(__name__)
 
 MAX_STEP_TEXTS = 256
+_BLUEPRINTS: Mapping[Kind, type[Blueprint]] = MappingProxyType(
+    {Kind.PACKED: PackedBlueprint, Kind.CLASS: ClassBlueprint}
+)
+_TRUNK, _HEAD = re.compile("Model$"), "lm_head."
 _CPU_STEP_TOKENS = 768
 """Larger steps are no faster on a CPU, because they exceed its caches."""
 
@@ -54,8 +54,9 @@ _CPU_STEP_TOKENS = 768
 def open_embedding_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
-    """The loader of an embedding model: an encoder, or a decoder whose last state is used."""
-    if is_encoder(read_json(Path(resolved.folder) / "config.json")):
+    """The loader of an embedding model: an encoder, or a decoder in the token engine."""
+    folder = Path(resolved.folder)
+    if kind_of(folder, read_json(folder / "config.json")) in _BLUEPRINTS:
         if config.device.tensor_parallel_size > 1:
             _log.warning("%s is an encoder: it runs on one device", resolved.name)
         return EmbeddingLoader(resolved, config, device, ledger)
@@ -63,9 +64,23 @@ def open_embedding_loader(
 
 
 class DecoderLoader(LlmLoader):
-    """The loader of decoders, which read texts and generate none."""
+    """The loader of decoders, which read texts and generate none.
+
+    Many are stored without a head, and by their trunk's name.
+    """
 
     generates: ClassVar[bool] = False
+
+    def _blueprint(
+        self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
+    ) -> Any:
+        config = checkpoint.config
+        names = [str(name) for name in config.get("architectures") or ()]
+        named = [_TRUNK.sub("ForCausalLM", name) for name in names]
+        has_head = any(name.startswith(_HEAD) for name in checkpoint.tensors)
+        tied = {} if has_head else {"tie_word_embeddings": True}
+        checkpoint.config = {**config, "architectures": named, **tied}
+        return super()._blueprint(checkpoint, memory, native)
 
 
 class EmbeddingLoader(DeviceLoader):
@@ -82,25 +97,24 @@ class EmbeddingLoader(DeviceLoader):
         with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
-            sizes = EncoderSizes.read(checkpoint.config)
-            scores = is_cross_encoder(checkpoint.config)
+            kind = kind_of(self._folder, checkpoint.config)
+            blueprint: Blueprint = _BLUEPRINTS[kind](checkpoint, dtype)
             spec = PoolingSpec.of(self._folder, checkpoint.config)
             step_tokens = self._config.schedule.max_batch_input_tokens
             if self._device.is_cpu:
                 step_tokens = min(step_tokens, _CPU_STEP_TOKENS)
-            memory.reserve("weights", encoder_bytes(checkpoint, dtype))
-            memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
+            memory.reserve("weights", blueprint.weight_bytes())
+            memory.reserve("activations", blueprint.activation_bytes(step_tokens))
             memory.show()
-            encoder = load_encoder(checkpoint, dtype=dtype, device=device, report=report)
-            if scores:
-                dense = load_score_head(checkpoint, sizes, device)
-            else:
-                dense = load_dense(self._folder, spec, device)
+            encoder = blueprint.build(device, report)
+            dense = blueprint.build_head(device) or load_dense(self._folder, spec, device)
             native = memory.native_kernels()
             pack_linears(encoder, native)
             pack_linears(dense, native)
+            scores = is_cross_encoder(checkpoint.config)
             pools = scores or self._config.models.pool_embeddings
             embedder = Embedder(encoder, spec, dense, pools=pools)
+            sizes = blueprint.sizes
             runner = StagedRunner(embedder, device)
             stack.callback(runner.close)
             close = stack.pop_all().close
@@ -118,7 +132,7 @@ class EmbeddingLoader(DeviceLoader):
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
 
-def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
+def _open_pace(sizes: Sizes, job: Job) -> BatchPace:
     """Texts have no deadline: speech and chat go first. Raises `InvalidRequest`."""
     request: EmbedRequest = job.request
     lengths = [len(text) for text in request.texts]
@@ -129,11 +143,3 @@ def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
     if len(request.second_starts) not in (0, len(lengths)):
         raise InvalidRequest("Either all texts are pairs, or none is.")
     return BatchPace(STAGE, lengths)
-
-
-def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of one layer's activations in a step of `num_tokens`, or for the longest text."""
-    most = max(num_tokens, sizes.max_length)
-    values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
-    scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0
-    return (values + scores) * dtype.itemsize

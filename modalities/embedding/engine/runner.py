@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,11 @@ from triptych.core.runtime.engine.staged_runner import Yield
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
-from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, layer_targets
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
 
 STAGE = "embed"
-_PROJECTIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
+PROJECTIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
 
 
 @dataclass(slots=True)
@@ -46,11 +45,20 @@ class TextWork:
         return None if self.is_done else Stage(STAGE, len(self.token_ids))
 
 
+class TextEncoder(Protocol):
+    """An encoder, as `packed_texts.PackedEncoder`."""
+
+    def __call__(
+        self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] = ()
+    ) -> list[Tensor]:
+        """The states of each text's tokens, `[T, C]`, in the order of the texts."""
+
+
 class Embedder:
     """An encoder with pooling and projections. Without `pools` a text yields a vector per token."""
 
     def __init__(
-        self, encoder: PackedEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
+        self, encoder: TextEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
     ) -> None:
         self._encoder = encoder
         self._spec = spec
@@ -90,6 +98,9 @@ class Embedder:
                 return states_TC.float().mean(0)
             case "mean_sqrt":
                 return states_TC.float().sum(0) / float(len(states_TC) ** 0.5)
+            case "mean_weighted":
+                weights_T1 = torch.arange(1.0, len(states_TC) + 1, device=states_TC.device)[:, None]
+                return (states_TC.float() * weights_T1).sum(0) / weights_T1.sum()
 
     def _vectors(self, pooled_NC: Tensor) -> Tensor:
         vectors_ND: Tensor = self._dense(pooled_NC)
@@ -116,29 +127,14 @@ class _Fetch:
         return fetch
 
 
-def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.device) -> nn.Module:
-    """A cross-encoder's projections from a pair's state to a score, in float32."""
-    names, hidden = sizes.names, sizes.hidden_size
-    dense = nn.Linear(hidden, hidden, bias=sizes.has_score_bias, device=device)
-    output = nn.Linear(hidden, 1, device=device)
-    named: list[tuple[str, nn.Linear | nn.LayerNorm]] = [(names.score_dense, dense)]
-    layers: list[nn.Module] = [dense, _PROJECTIONS[sizes.score_activation]()]
-    if names.score_norm:
-        norm = nn.LayerNorm(hidden, sizes.norm_eps, bias=sizes.has_norm_bias, device=device)
-        named.append((names.score_norm, norm))
-        layers.append(norm)
-    named.append((names.score_output, output))
-    targets = [target for name, layer in named for target in layer_targets(name, layer)]
-    load_tensors(checkpoint, targets, ignored=lambda name: True)
-    return nn.Sequential(*layers, output).requires_grad_(False)
-
-
 def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Module:
     """The projections after pooling, in float32. Raises `WeightsError` if damaged."""
     layers: list[nn.Module] = []
     for place in spec.dense:
         with Checkpoint.open(folder / place) as checkpoint:
             config = checkpoint.config
+            if config.get("use_residual"):
+                raise WeightsError("A projection adds its input, which is not supported.")
             linear = nn.Linear(
                 int(config["in_features"]),
                 int(config["out_features"]),
@@ -148,7 +144,7 @@ def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Modu
             targets = [TensorTarget(f"linear.{n}", value) for n, value in linear.named_parameters()]
             load_tensors(checkpoint, targets)
         name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-        if name not in _PROJECTIONS:
+        if name not in PROJECTIONS:
             raise WeightsError(f"The projection's activation {name[:40]!r} is not supported.")
-        layers += [linear.requires_grad_(False), _PROJECTIONS[name]()]
+        layers += [linear.requires_grad_(False), PROJECTIONS[name]()]
     return nn.Sequential(*layers)

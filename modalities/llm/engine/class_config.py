@@ -85,19 +85,27 @@ def read_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The class of a causal language model, and its configuration. Raises `WeightsError`."""
     family = config.get("model_type")
     kind = _class_of(family)
-    config_kind = CONFIG_MAPPING[family]
+    _check_architecture(config, kind)
+    _check_parts(kind, CONFIG_MAPPING[family])
+    parsed = parse_config(config)
+    check_text(kind, parsed)
+    return kind, parsed
+
+
+def parse_config(config: Mapping[str, Any]) -> Any:
+    """A `config.json` as transformers' class, reduced to its fields. Raises `WeightsError`."""
+    family = config.get("model_type")
+    if family not in CONFIG_MAPPING:
+        raise WeightsError(f"model_type {family!r} in config.json is not known to transformers.")
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
-    _check_architecture(config, kind)
-    _check_parts(kind, config_kind)
-    known = _known_fields(config_kind)
+    kind = CONFIG_MAPPING[family]
+    known = _known_fields(kind)
     fields = {k: v for k, v in config.items() if k in known and k[0] != "_"}
     with library_errors(f"config.json is not usable as {family}"):
         if layers := fields.get(_PER_LAYER):
             fields[_PER_LAYER] = _known_per_layer(layers, known)
-        parsed = config_kind(**config_kind._decode_special_floats(fields))
-    check_text(kind, parsed)
-    return kind, parsed
+        return kind(**fields)
 
 
 def _class_of(family: object) -> Any:

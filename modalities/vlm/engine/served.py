@@ -21,7 +21,7 @@ def implementation_of(config: Mapping[str, Any]) -> Literal["native", "transform
     """The implementation of a `config.json`. Raises `WeightsError` with the reason if none."""
     if is_native(config):
         return "native"
-    checkpoint = Checkpoint(Path(), {}, config)
+    checkpoint = Checkpoint(Path(), {}, dict(config))
     device = torch.device("cpu")
     blueprint = FallbackVisionBlueprint(
         checkpoint, max_length=0, dtype=torch.bfloat16, device=device

@@ -16,7 +16,6 @@ import torch
 from support.embedding_models import build, save, save_decoder, write
 from support.http import live
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
 from triptych.core.options.config import Config, DeviceOptions, ModelOptions
 from triptych.core.runtime.devices.device import open_device
@@ -196,9 +195,13 @@ def test_without_pooling_every_token_has_a_vector(tmp_path: Path) -> None:
         assert "--no-pool-embeddings" in short.text
 
 
-@pytest.mark.parametrize("has_modules", [False, True])
-def test_a_decoder_gives_the_state_of_its_last_token(has_modules: bool, tmp_path: Path) -> None:
-    resolved, model = save_decoder(tmp_path, has_modules=has_modules)
+@pytest.mark.parametrize(
+    ("has_modules", "architecture"), [(False, "Qwen3ForCausalLM"), (True, "Qwen3Model")]
+)
+def test_a_decoder_gives_the_state_of_its_last_token(
+    has_modules: bool, architecture: str, tmp_path: Path
+) -> None:
+    resolved, model = save_decoder(tmp_path, has_modules=has_modules, architecture=architecture)
     start = " ".join(f"w{i}" for i in range(40))
     texts = ["w1 w2", start, f"{start} w7", "w3"]
 
@@ -218,11 +221,16 @@ def test_a_decoder_gives_the_state_of_its_last_token(has_modules: bool, tmp_path
                 connection.embeddings.create(model="tiny", input="w1 " * 62)
 
 
-def test_a_decoder_that_would_average_is_refused(tmp_path: Path) -> None:
-    resolved, _ = save_decoder(tmp_path, has_modules=True)
+def test_a_decoder_that_averages_runs_as_its_class(tmp_path: Path) -> None:
+    resolved, model = save_decoder(tmp_path, has_modules=True)
     write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-    with pytest.raises(WeightsError, match="only the last token"):
-        EmbeddingModel.open(resolved, ModelOptions())
+    with torch.inference_mode():
+        state = model(torch.tensor([[1, 5, 6, 2]])).last_hidden_state[0].mean(0)
+    wanted = torch.nn.functional.normalize(state, dim=0).numpy()
+    for url in serve(resolved, dtype="float32"):
+        body = {"model": "tiny", "input": "w1 w2"}
+        (entry,) = httpx.post(f"{url}/embeddings", json=body).json()["data"]
+        np.testing.assert_allclose(entry["embedding"], wanted, atol=1e-5)
 
 
 def test_a_conversation_has_the_vector_of_its_tokens(tmp_path: Path) -> None:

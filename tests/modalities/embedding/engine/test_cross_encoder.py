@@ -13,7 +13,8 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
 from triptych.modalities.embedding.engine.encoder import load_encoder
-from triptych.modalities.embedding.engine.runner import Embedder, load_score_head
+from triptych.modalities.embedding.engine.runner import Embedder
+from triptych.modalities.embedding.engine.score_head import load_score_head
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedRequest
 
@@ -88,7 +89,7 @@ def test_a_head_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"num_labels": 1}, True),
         ({"id2label": {"0": "no", "1": "yes"}}, False),
         ({}, False),
-        ({"model_type": "t5", "num_labels": 1}, False),
+        ({"model_type": "t5", "num_labels": 1}, True),
         ({"architectures": ["BertModel"], "num_labels": 1}, False),
     ],
 )
