@@ -185,7 +185,7 @@ class TextHead:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """What some rows return in place of a token: values one after the other, on their way."""
+    """The values that some rows return in place of a token, one row after the other."""
 
     values: HostCopy
     sizes: Sequence[int]
