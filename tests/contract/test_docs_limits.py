@@ -11,7 +11,7 @@ from triptych.core import limits
 from triptych.core.http.batches.gate import PATIENCE_S
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, VOICE_LIMITS
 from triptych.core.media.images import ImageLimits
-from triptych.core.runtime.layers.attention import KvLayout, KvShape
+from triptych.core.runtime.layers.attention import KvLayout, KvShape, LatentShape
 from triptych.core.store.space import RESERVE_BYTES
 from triptych.modalities.asr.api.service import MIN_SECONDS
 from triptych.modalities.diffusion.api.service import MAX_PROMPT_CHARS
@@ -46,6 +46,28 @@ SENTENCES = [
 @pytest.mark.parametrize(("page", "sentence"), SENTENCES)
 def test_limit(page: str, sentence: str) -> None:
     assert sentence in " ".join((DOCS / page).read_text("utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers", "num_heads", "sizes"),
+    [
+        ("GLM-4.7-Flash", 47, 20, (512, 64, 192, 256)),
+        ("DeepSeek V3 and R1", 61, 128, (512, 64, 128, 128)),
+        ("Kimi K2", 61, 64, (512, 64, 128, 128)),
+        ("DeepSeek V2-Lite", 27, 16, (512, 64, 128, 128)),
+        ("MiniCPM3-4B", 62, 40, (256, 32, 64, 64)),
+        ("Youtu-LLM-2B", 32, 16, (512, 64, 128, 128)),
+    ],
+)
+def test_bytes_of_a_token_of_latent_attention(
+    name: str, num_layers: int, num_heads: int, sizes: tuple[int, int, int, int]
+) -> None:
+    rank, rope_dim, nope_dim, value_dim = sizes
+    shape = LatentShape(num_heads=num_heads, head_dim=rank + rope_dim, value_dim=rank)
+    half, small = (num_layers * shape.token_bytes(d) for d in (torch.bfloat16, torch.int8))
+    whole = 2 * num_layers * num_heads * (nope_dim + rope_dim + value_dim)
+    row = f"| {name} | {num_layers} x {rank + rope_dim} | {half:,} | {small:,} | {whole:,} |"
+    assert f"{row} 1 / {whole / half:.1f} |" in (DOCS / "kv_cache.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
