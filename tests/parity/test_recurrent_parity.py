@@ -15,11 +15,14 @@ import torch
 import transformers
 
 from support.batch_driver import CPU, BatchDriver, is_same
+from support.captured import verified_steps
 from support.kernel_levels import LEVELS
 from support.recurrent_models import ALL, RECURRENT, recurrent_model
 from support.token_world import token_request
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.graphs.buckets import DecodeBuckets
+from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -170,3 +173,28 @@ def check(
     )
     torch.testing.assert_close(found_TV, expected_TV[len(ids) - 1 :], atol=2e-4, rtol=2e-4)
     assert expected_TV[len(ids) - 1 :].argmax(1).tolist() == list(tokens[len(ids) :])
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("name", NATIVE)
+def test_captured_steps_follow_the_slots_of_their_rows(
+    tmp_path: Path, name: str, one_kernel: NativeKernels, *, has_kernels: bool
+) -> None:
+    recurrent_model(name).save_pretrained(tmp_path)
+    native = one_kernel if has_kernels else None
+    model, layout = build(tmp_path, NativeBlueprint, torch.float32, native=native)
+    steps, backend = verified_steps()
+    graphs = DecodeGraphs(steps, DecodeBuckets.choose(3, 512 // PAGE_SIZE))
+    engines = [
+        BatchDriver(model, layout, native, num_pages=30, graphs=each, **OPTIONS)
+        for each in (graphs, None)
+    ]
+    for engine in engines:
+        for job in range(7):
+            ids = prompt(job, 20 + 9 * job)
+            engine.submit(f"{job}", token_request(ids, max_tokens=5 + 7 * job, temperature=0.0))
+        engine.run()
+    assert backend.num_replays > 20
+    captured, eager = engines
+    for job in range(7):
+        assert answer(captured, f"{job}") == answer(eager, f"{job}")

@@ -40,11 +40,17 @@ class StepStates:
             for position, line in self._saved(row)
             if position < row.start + row.num_tokens
         ]
-        return StateBatch(slots_B, self.lines(rows), cuts)
+        # On a CPU a captured step is called again, with other rows in the same memory.
+        lines = slots_B.tolist() if slots_B.is_cpu else self.lines(rows)
+        return StateBatch(slots_B, lines, cuts)
 
     def lines(self, rows: Sequence[TokenRow]) -> list[int]:
         """The line of each row."""
         return [row.slot if row.slot >= 0 else self._padding_line for row in rows]
+
+    def views(self, rows: Sequence[TokenRow]) -> list[torch.Tensor]:
+        """The states of rows, as bytes: what a step changes that is run once more."""
+        return [self._states.line(row.slot) for row in rows]
 
     def end(self, rows: Sequence[TokenRow]) -> None:
         """Copy the states that rows end with to their snapshots."""

@@ -231,7 +231,8 @@ class TokenRunner:
             step.contexts_B *= is_real_B
         ends = np.cumsum([array.size for array in host])[:-1].tolist()
         body = partial(self._forward_static, step, bucket, ends)
-        outputs = self._graphs.steps.run(bucket, body, [self._uploads.pack(host)])
+        states = () if self._states is None else self._states.views(rows)
+        outputs = self._graphs.steps.run(bucket, body, [self._uploads.pack(host)], states)
         if outputs is None:
             return None
         hidden_TC, step.positions_T, index_R, slots_R = outputs

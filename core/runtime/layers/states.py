@@ -85,6 +85,10 @@ class RowStates:
         """The distance between lines."""
         return self._lines.stride(0)
 
+    def line(self, line: int) -> torch.Tensor:
+        """The bytes of a line."""
+        return self._lines[line]
+
     def snapshot_line(self, snapshot: int) -> int:
         """The line of a snapshot."""
         return self.num_slots + snapshot
