@@ -32,7 +32,7 @@ _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd", "emb_dim")
 _SEES_ALL = ("use_bidirectional_attention", "is_bidirectional")
 
 
-class Kind(Enum):
+class ModelKind(Enum):
     """The implementation of a model."""
 
     PACKED = "packed"
@@ -52,18 +52,18 @@ def is_embedding_model(folder: Path, config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in CLASS_ENCODERS or (folder / MODULES).is_file()
 
 
-def kind_of(folder: Path, config: Mapping[str, Any]) -> Kind:
+def kind_of(folder: Path, config: Mapping[str, Any]) -> ModelKind:
     """The kind of a folder's model. Raises `WeightsError` for one that cannot be served."""
     _check_vectors(config)
     if is_encoder(config):
-        return Kind.PACKED
+        return ModelKind.PACKED
     if is_judge(folder, config):
-        return Kind.JUDGE
+        return ModelKind.JUDGE
     if is_cross_encoder(config) or config.get("model_type") in CLASS_ENCODERS:
-        return Kind.CLASS
+        return ModelKind.CLASS
     spec = PoolingSpec.of(folder, config, "last")
     is_plain = spec.mode == "last" and not spec.dense
-    return Kind.DECODER if is_plain and not _sees_all(config) else Kind.CLASS
+    return ModelKind.DECODER if is_plain and not _sees_all(config) else ModelKind.CLASS
 
 
 def _check_vectors(config: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from triptych.core.errors import InvalidRequest, RequestError, UnknownModel, Uns
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.embedding.kinds import Kind
+from triptych.modalities.embedding.kinds import ModelKind
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.modalities.service import ModelService
 from triptych.schedulers.admission import Admission
@@ -166,12 +166,12 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         """
         model = self.model(call.model)
         try:
-            if call.instruction and model.kind is not Kind.JUDGE:
+            if call.instruction and model.kind is not ModelKind.JUDGE:
                 raise UnsupportedOption(
                     f"{call.model} takes no instruction: put it before the query.",
                     param="instruction",
                 )
-            if model.kind is Kind.JUDGE:
+            if model.kind is ModelKind.JUDGE:
                 return await self._judge_pairs(model, call)
             return await (
                 self._score_pairs(model, call)

@@ -24,7 +24,7 @@ from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
 from triptych.modalities.embedding.judge import JudgePrompt
-from triptych.modalities.embedding.kinds import ClassSizes, Kind, kind_of
+from triptych.modalities.embedding.kinds import ClassSizes, ModelKind, kind_of
 from triptych.modalities.embedding.pooling import PoolingSpec
 
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
@@ -63,7 +63,7 @@ class EmbeddingModel:
     """
 
     name: str
-    kind: Kind
+    kind: ModelKind
     max_length: int
     num_dimensions: int
     vocab_size: int
@@ -78,12 +78,12 @@ class EmbeddingModel:
     @property
     def is_causal(self) -> bool:
         """Whether it runs in the token engine."""
-        return self.kind in (Kind.DECODER, Kind.JUDGE)
+        return self.kind in (ModelKind.DECODER, ModelKind.JUDGE)
 
     @property
     def scores_pairs(self) -> bool:
         """Whether it has scores of pairs, and no vectors."""
-        return self.is_cross_encoder or self.kind is Kind.JUDGE
+        return self.is_cross_encoder or self.kind is ModelKind.JUDGE
 
     @cached_property
     def judge(self) -> JudgePrompt:
@@ -97,7 +97,7 @@ class EmbeddingModel:
         config = read_json(folder / "config.json")
         kind = kind_of(folder, config)
         scores = is_cross_encoder(config)
-        is_causal = kind in (Kind.DECODER, Kind.JUDGE)
+        is_causal = kind in (ModelKind.DECODER, ModelKind.JUDGE)
         spec = PoolingSpec.of(folder, config, "last" if is_causal else "mean")
         sizes = _sizes(kind, config, options)
         num_dimensions = sizes.hidden_size
@@ -338,11 +338,11 @@ class _CausalSizes:
     vocab_size: int
 
 
-def _sizes(kind: Kind, config: Mapping[str, Any], options: ModelOptions) -> Any:
+def _sizes(kind: ModelKind, config: Mapping[str, Any], options: ModelOptions) -> Any:
     """The bounds of a text, by the kind of the model."""
-    if kind is Kind.PACKED:
+    if kind is ModelKind.PACKED:
         return EncoderSizes.read(config)
-    return ClassSizes.read(config) if kind is Kind.CLASS else _causal_sizes(config, options)
+    return ClassSizes.read(config) if kind is ModelKind.CLASS else _causal_sizes(config, options)
 
 
 def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:

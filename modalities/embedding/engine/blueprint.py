@@ -27,7 +27,7 @@ class Sizes(Protocol):
         """The number of tokens that the model knows."""
 
 
-class Blueprint(ABC):
+class EncoderBlueprint(ABC):
     """An encoder in a checkpoint. Raises `WeightsError` if it is unfit."""
 
     sizes: Sizes
@@ -46,7 +46,7 @@ class Blueprint(ABC):
 
     @abstractmethod
     def build(self, device: torch.device, report: Callable[[float], None]) -> Any:
-        """Load the encoder; see `runner.TextEncoder`."""
+        """Load the encoder; see `runner.StateEncoder`."""
 
     def build_head(self, device: torch.device) -> nn.Module | None:
         """Load the projections from a pair's state to a score, if they are not in the encoder."""

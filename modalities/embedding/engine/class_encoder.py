@@ -27,7 +27,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.whole import load_whole
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.embedding.architecture import is_cross_encoder
-from triptych.modalities.embedding.engine.blueprint import Blueprint
+from triptych.modalities.embedding.engine.blueprint import EncoderBlueprint
 from triptych.modalities.embedding.kinds import ClassSizes
 from triptych.modalities.llm.engine.class_config import parse_config
 from triptych.modalities.llm.engine.fallback import sketch
@@ -78,7 +78,7 @@ class ClassEncoder(torch.nn.Module):
         return int(getattr(self.model.config, "type_vocab_size", 1))
 
 
-class ClassBlueprint(Blueprint):
+class ClassBlueprint(EncoderBlueprint):
     """An encoder that runs as transformers' class."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:

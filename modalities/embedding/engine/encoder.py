@@ -22,7 +22,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
-from triptych.modalities.embedding.engine.blueprint import Blueprint
+from triptych.modalities.embedding.engine.blueprint import EncoderBlueprint
 from triptych.modalities.embedding.engine.packed_texts import (
     ACTIVATION_FUNCTIONS,
     Bools,
@@ -160,7 +160,7 @@ def load_encoder(
     return encoder.eval().requires_grad_(False)
 
 
-class PackedBlueprint(Blueprint):
+class PackedBlueprint(EncoderBlueprint):
     """An encoder of our own families."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:

@@ -28,11 +28,11 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.architecture import is_cross_encoder
-from triptych.modalities.embedding.engine.blueprint import Blueprint, Sizes
+from triptych.modalities.embedding.engine.blueprint import EncoderBlueprint, Sizes
 from triptych.modalities.embedding.engine.class_encoder import ClassBlueprint
 from triptych.modalities.embedding.engine.encoder import PackedBlueprint
 from triptych.modalities.embedding.engine.runner import STAGE, Embedder, load_dense
-from triptych.modalities.embedding.kinds import Kind, kind_of
+from triptych.modalities.embedding.kinds import ModelKind, kind_of
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.scheduling import BatchPace
 from triptych.modalities.embedding.wire import EmbedRequest
@@ -43,8 +43,8 @@ from triptych.schedulers.staged import StagedScheduler, StageLimits
 _log = logging.getLogger(__name__)
 
 MAX_STEP_TEXTS = 256
-_BLUEPRINTS: Mapping[Kind, type[Blueprint]] = MappingProxyType(
-    {Kind.PACKED: PackedBlueprint, Kind.CLASS: ClassBlueprint}
+_BLUEPRINTS: Mapping[ModelKind, type[EncoderBlueprint]] = MappingProxyType(
+    {ModelKind.PACKED: PackedBlueprint, ModelKind.CLASS: ClassBlueprint}
 )
 _TRUNK, _HEAD = re.compile("Model$"), "lm_head."
 _CPU_STEP_TOKENS = 768
@@ -98,7 +98,7 @@ class EmbeddingLoader(DeviceLoader):
             memory = self._memory(stack)
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             kind = kind_of(self._folder, checkpoint.config)
-            blueprint: Blueprint = _BLUEPRINTS[kind](checkpoint, dtype)
+            blueprint: EncoderBlueprint = _BLUEPRINTS[kind](checkpoint, dtype)
             spec = PoolingSpec.of(self._folder, checkpoint.config)
             step_tokens = self._config.schedule.max_batch_input_tokens
             if self._device.is_cpu:

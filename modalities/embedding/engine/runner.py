@@ -45,7 +45,7 @@ class TextWork:
         return None if self.is_done else Stage(STAGE, len(self.token_ids))
 
 
-class TextEncoder(Protocol):
+class StateEncoder(Protocol):
     """An encoder, as `packed_texts.PackedEncoder`."""
 
     def __call__(
@@ -58,7 +58,7 @@ class Embedder:
     """An encoder with pooling and projections. Without `pools` a text yields a vector per token."""
 
     def __init__(
-        self, encoder: TextEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
+        self, encoder: StateEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
     ) -> None:
         self._encoder = encoder
         self._spec = spec

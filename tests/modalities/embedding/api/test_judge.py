@@ -24,7 +24,7 @@ from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
-from triptych.modalities.embedding.kinds import Kind, kind_of
+from triptych.modalities.embedding.kinds import ModelKind, kind_of
 from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
 
@@ -111,6 +111,6 @@ def test_what_a_judge_does_not_do_is_refused_by_name(client: httpx.Client) -> No
 
 def test_other_models_of_the_family_chat(tmp_path: Path, folder: Path) -> None:
     config = read_json(folder / "config.json")
-    assert kind_of(folder, config) is Kind.JUDGE
-    assert kind_of(tmp_path, config) is Kind.DECODER
-    assert kind_of(tmp_path, {**config, "is_original_qwen3_reranker": True}) is Kind.JUDGE
+    assert kind_of(folder, config) is ModelKind.JUDGE
+    assert kind_of(tmp_path, config) is ModelKind.DECODER
+    assert kind_of(tmp_path, {**config, "is_original_qwen3_reranker": True}) is ModelKind.JUDGE

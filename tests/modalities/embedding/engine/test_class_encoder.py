@@ -19,7 +19,7 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
-from triptych.modalities.embedding.kinds import CLASS_ENCODERS, Kind, kind_of
+from triptych.modalities.embedding.kinds import CLASS_ENCODERS, ModelKind, kind_of
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
@@ -107,7 +107,7 @@ def run(resolved: ResolvedModel, request: EmbedRequest) -> list[np.ndarray]:
 def test_vectors_are_those_of_the_class(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     resolved = save(model, tmp_path, "Normalize")
-    assert kind_of(tmp_path, read_json(tmp_path / "config.json")) is Kind.CLASS
+    assert kind_of(tmp_path, read_json(tmp_path / "config.json")) is ModelKind.CLASS
     with torch.inference_mode():
         states = [model(torch.tensor([text])).last_hidden_state[0] for text in TEXTS]
     wanted = [torch.nn.functional.normalize(state.mean(0), dim=0).numpy() for state in states]
