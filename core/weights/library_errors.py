@@ -17,6 +17,7 @@ _UNFIT = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    ImportError,
     LookupError,
     NotImplementedError,
     RuntimeError,

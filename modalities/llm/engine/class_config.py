@@ -62,6 +62,7 @@ _PARTS = {
     "audio_config": "sound",
     "audio_encoder": "sound",
     "text_encoder": "an encoder",
+    "patcher_config": "patches of bytes",
     "text_config": "another model around its text",
 }
 """Parts of a model by their configuration, and what they are for."""
