@@ -51,6 +51,8 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
             BlockFormat("q5_k", 256, 176, 8, fallback="q5_1"),
             BlockFormat("q6_k", 256, 210, 9, fallback="q8_0"),
             BlockFormat("mxfp4", 32, 17, 10),
+            BlockFormat("iq4_nl", 32, 18, 11),
+            BlockFormat("iq4_xs", 256, 136, 12, fallback="iq4_nl"),
         )
     }
 )

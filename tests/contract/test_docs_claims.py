@@ -13,7 +13,7 @@ import pytest
 
 from support.doc_blocks import ROOT
 from triptych.core.runtime.kernels.triton.compile import TARGETS
-from triptych.core.weights.gguf.convert import SUPPORTED_KINDS
+from triptych.core.weights.gguf.convert import KEPT_KINDS, UNPACKED_KINDS
 from triptych.core.weights.gguf.describe import ARCHITECTURES
 from triptych.core.weights.packages import EMBEDDED
 from triptych.modalities.asr.source import BASE_BYTES, RANKS, WEIGHTS
@@ -90,10 +90,12 @@ def test_formats_of_tool_calls() -> None:
 
 
 def test_types_of_gguf_files() -> None:
-    (line,) = re.findall(
-        r"- \*\*GGUF\*\*: ([^.]*?), kept", page("docs/models.md").replace("\n  ", " ")
+    text = page("docs/models.md").replace("\n  ", " ")
+    ((kept, unpacked),) = re.findall(
+        r"- \*\*GGUF\*\*: ([^.;]*), kept [^.;]*; ([^.;]*), which become bfloat16\.", text
     )
-    assert sorted(re.split(", | and ", line)) == sorted(kind.name for kind in SUPPORTED_KINDS)
+    for line, kinds in ((kept, KEPT_KINDS), (unpacked, UNPACKED_KINDS)):
+        assert sorted(re.split(", | and ", line)) == sorted(kind.name for kind in kinds)
 
 
 def test_architectures_of_gguf_files() -> None:

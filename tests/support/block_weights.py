@@ -17,7 +17,10 @@ def random_blocks(name: str, num_outputs: int, num_inputs: int, *, seed: int) ->
     form, rng = FORMATS[name], np.random.default_rng(seed)
     size = num_outputs * form.row_bytes(num_inputs)
     blocks = rng.integers(0, 256, size, dtype=np.uint8).reshape(-1, form.num_bytes)
-    largest = {"q8_0": 128, "q6_k": 32 * 128, "q4_k": 16 * 64, "q5_k": 32 * 64}.get(name, 16)
+    largest = {
+        "q8_0": 128, "q6_k": 32 * 128, "q4_k": 16 * 64, "q5_k": 32 * 64,
+        "iq4_nl": 128, "iq4_xs": 32 * 128,
+    }.get(name, 16)  # fmt: skip
     if name == "mxfp4":
         blocks[:, 0] = rng.integers(120, 125, len(blocks))
         return PackedTensor(torch.from_numpy(blocks).view(num_outputs, -1), form)

@@ -19,6 +19,9 @@ from triptych.core.block_formats import BlockFormat
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the lower three bits of float4 (e2m1); the fourth is the sign."""
 
+UNEVEN4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Values of the codes of IQ4_NL and IQ4_XS."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
@@ -140,6 +143,24 @@ def _mxfp4(blocks_NS: torch.Tensor) -> torch.Tensor:
     return values[codes_NI.int()] * scales
 
 
+def _uneven(codes: torch.Tensor) -> torch.Tensor:
+    values = torch.tensor(UNEVEN4, dtype=torch.float32, device=codes.device)
+    return values[codes.int()]
+
+
+def _iq4_nl(blocks_NS: torch.Tensor) -> torch.Tensor:
+    return _uneven(_nibbles(blocks_NS[:, 2:]).flatten(1)) * _halves(blocks_NS, 0)
+
+
+def _iq4_xs(blocks_NS: torch.Tensor) -> torch.Tensor:
+    """Scales of six bits for 32 codes: the upper two of all, then the lower four."""
+    high = _bits(blocks_NS[:, 2:4], 2).transpose(1, 2).flatten(1)
+    low = _nibbles(blocks_NS[:, 4:8]).transpose(1, 2).flatten(1)
+    scales = ((low | high << 4) - 32.0) * _halves(blocks_NS, 0)
+    codes = _nibbles(blocks_NS[:, 8:].reshape(-1, 16)).view(-1, 8, 32)
+    return _uneven(codes) * scales[..., None]
+
+
 _READERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
         "q8_0": _q8_0,
@@ -151,5 +172,7 @@ _READERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyTyp
         "q5_k": _q5_k,
         "q6_k": _q6_k,
         "mxfp4": _mxfp4,
+        "iq4_nl": _iq4_nl,
+        "iq4_xs": _iq4_xs,
     }
 )

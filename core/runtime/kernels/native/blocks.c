@@ -18,10 +18,11 @@ INLINE int64_t raw_bytes(int format) {
     switch (format) {
         case Q8_0: return 34;
         case MXFP4: return 17;
-        case Q4_0: return 18;
+        case Q4_0: case IQ4_NL: return 18;
         case Q4_1: return 20;
         case Q5_0: return 22;
         case Q5_1: return 24;
+        case IQ4_XS: return 136;
         case Q4_K: return 144;
         case Q5_K: return 176;
         default: return 210;
@@ -82,6 +83,20 @@ static void read_six_bits(const uint8_t *raw, int64_t block, RawBlock *to) {
                                  (high[i] >> 2 * quarter & 3) << 4);
 }
 
+/* IQ4_XS: scales of four and two bits, then codes as in a simple block. */
+static void read_with_table(const uint8_t *raw, int64_t block, RawBlock *to) {
+    const uint8_t *codes = raw + 8 + BLOCK / 2 * block;
+    uint16_t high;
+    memcpy(to->header, raw, 2);
+    memcpy(&high, raw + 2, sizeof high);
+    int low = raw[4 + block / 2] >> (block % 2 ? 4 : 0) & 15;
+    to->small[0] = (uint8_t)((low | (high >> 2 * block & 3) << 4) - 32);
+    for (int i = 0; i < BLOCK / 2; i++) {
+        to->codes[i] = codes[i] & 15;
+        to->codes[BLOCK / 2 + i] = codes[i] >> 4;
+    }
+}
+
 /* Block `index` of a row. */
 static void read_raw(const uint8_t *row, int format, int64_t index, RawBlock *to) {
     const uint8_t *raw = row + index / blocks_per_header(format) * raw_bytes(format);
@@ -89,6 +104,8 @@ static void read_raw(const uint8_t *row, int format, int64_t index, RawBlock *to
         read_simple(raw, format, to);
     else if (format == Q6_K)
         read_six_bits(raw, index % SUPER_BLOCKS, to);
+    else if (format == IQ4_XS)
+        read_with_table(raw, index % SUPER_BLOCKS, to);
     else
         read_with_minima(raw, format, index % SUPER_BLOCKS, to);
 }
@@ -142,9 +159,8 @@ static void pack_blocks_of_panel(void *context, int64_t panel, int worker) {
             }
             memcpy(header + 2 * column, &raw.header[0], 2);
             if (has_minimum(format)) memcpy(header + 2 * (PANEL + column), &raw.header[1], 2);
-            if (!is_super(format)) continue;
-            block[column] = raw.small[0];
-            block[PANEL + column] = raw.small[1];
+            for (int64_t i = 0; i < small_bytes(format) / PANEL; i++)
+                block[i * PANEL + column] = raw.small[i];
         }
         write_codes(codes, format, (uint8_t *)codes_of(place, format));
     }
@@ -216,34 +232,31 @@ static float half_value(uint16_t bits) {
     return load_halves(lanes)[0];
 }
 
-/* MXFP4's own codes and scale. */
-static void table_values_of(const RawBlock *raw, float values[BLOCK]) {
+/* The power of two that is MXFP4's scale. */
+static float power_value(uint16_t header) {
     uint8_t exponents[REG] = {0};
-    memcpy(exponents, raw->header, 1);
-    for (int i = 0; i < BLOCK; i++) {
-        int code = (int)(look_up((ureg){0} + raw->codes[i])[0] & 255) - code_zero(MXFP4);
-        values[i] = (float)code * load_powers(exponents)[0];
-    }
+    memcpy(exponents, &header, 1);
+    return load_powers(exponents)[0];
 }
 
 /* Every product is exact in float32, so that only the sum is rounded. */
 static void values_of(const RawBlock *raw, int format, float values[BLOCK]) {
-    if (format == MXFP4) {
-        table_values_of(raw, values);
-        return;
-    }
-    float scale = half_value(raw->header[0]), minimum = -0.0f; /* keeps even the sign of zero */
+    float scale = format == MXFP4 ? power_value(raw->header[0]) : half_value(raw->header[0]);
+    float minimum = -0.0f; /* keeps even the sign of zero */
     float scales[2] = {scale, scale};
     if (has_minimum(format)) minimum = half_value(raw->header[1]);
     if (format == Q6_K) {
         for (int half = 0; half < 2; half++) scales[half] = scale * (float)(int8_t)raw->small[half];
+    } else if (format == IQ4_XS) {
+        scales[0] = scales[1] = scale * (float)(int8_t)raw->small[0];
     } else if (is_super(format)) {
         scales[0] = scales[1] = scale * (float)raw->small[0];
         minimum *= -(float)raw->small[1];
     }
-    for (int half = 0; half < 2; half++)
-        for (int i = half * BLOCK / 2; i < (half + 1) * BLOCK / 2; i++)
-            values[i] = (float)(raw->codes[i] - code_zero(format)) * scales[half] + minimum;
+    for (int i = 0; i < BLOCK; i++) {
+        int code = has_table(format) ? table_of(format)[raw->codes[i]] : raw->codes[i];
+        values[i] = (float)(code - code_zero(format)) * scales[i / (BLOCK / 2)] + minimum;
+    }
 }
 
 static void unpack_row(void *context, int64_t index, int worker) {

@@ -3,13 +3,14 @@
  * The formats are those of GGUF files (ggml's quants): a weight is scale * (code - zero), or
  * scale * code + minimum, with a scale for 32 inputs (Q6_K: 16). The K formats have scales of 6 or 8
  * bits below one in float16 for 256 inputs. MXFP4 (Rouhani et al. 2023, arXiv:2310.10537) has
- * exponents as scales, and numbers of a table as codes.
+ * exponents as scales, and numbers of a table as codes; IQ4_NL is Q4_0 with another table, and IQ4_XS
+ * the same with scales of 6 bits.
  *
  * As in linear.c a weight is cut into panels of PANEL outputs. A panel holds for each block of
  * inputs the outputs' scales, minima if there are any, and codes as [BLOCK / 4][PANEL][4] (a "group"
  * is four inputs of all outputs), with the upper bits stored apart: the lower four of group g and of
  * group g + 4 share bytes, the fifth of all eight groups, and the fifth and sixth of four. Only the
- * 6-bit scales of Q4_K and Q5_K are larger than in the file; they take a byte each.
+ * 6-bit scales of Q4_K, Q5_K and IQ4_XS are larger than in the file; they take a byte each.
  */
 #pragma once
 
@@ -26,11 +27,16 @@
 #define SUPER_BLOCKS 8 /* that share a scale in float16 */
 
 /* Format numbers follow those of dense types. `core.block_formats` repeats them. */
-enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 };
+enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS };
 
 INLINE int is_blocks(int format) { return format >= Q8_0; }
 
-INLINE int is_super(int format) { return format >= Q4_K && format <= Q6_K; }
+INLINE int is_super(int format) {
+    return (format >= Q4_K && format <= Q6_K) || format == IQ4_XS;
+}
+
+/* Whether codes are places in a table. */
+INLINE int has_table(int format) { return format >= MXFP4; }
 
 INLINE int has_minimum(int format) {
     return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K;
@@ -48,6 +54,7 @@ INLINE int code_bits(int format) {
 INLINE int code_zero(int format) {
     switch (format) {
         case Q8_0: return 128;
+        case IQ4_NL: case IQ4_XS: return 127;
         case Q6_K: return 32;
         case Q5_0: return 16;
         case MXFP4: return 12;
@@ -66,8 +73,13 @@ INLINE int64_t header_bytes(int format) {
     return format == MXFP4 ? PANEL : (has_minimum(format) ? 2 : 1) * 2 * PANEL;
 }
 
+/* Bytes of a block that come before its codes: scales of 6 or 8 bits. */
+INLINE int64_t small_bytes(int format) {
+    return is_super(format) ? (format == IQ4_XS ? 1 : 2) * PANEL : 0;
+}
+
 INLINE int64_t block_bytes(int format) {
-    return code_bits(format) * GROUP_BYTES + (is_super(format) ? 2 * PANEL : 0);
+    return code_bits(format) * GROUP_BYTES + small_bytes(format);
 }
 
 INLINE int64_t blocks_per_header(int format) { return is_super(format) ? SUPER_BLOCKS : 1; }
@@ -90,9 +102,8 @@ INLINE BlockPlace place_of(const uint8_t *panel, int64_t index, int format) {
     return (BlockPlace){at, at + header + index % per_header * block_bytes(format)};
 }
 
-/* Bytes of a block that come before its codes: scales of 6 or 8 bits. */
 INLINE const uint8_t *codes_of(BlockPlace place, int format) {
-    return place.block + (is_super(format) ? 2 * PANEL : 0);
+    return place.block + small_bytes(format);
 }
 
 /* ---- reading scales and codes ------------------------------------------------------------------ */
@@ -173,6 +184,7 @@ INLINE reg scales_at(BlockPlace place, int column, int half, const int format) {
     if (format == MXFP4) return load_powers(place.header + column);
     reg scale = load_halves(place.header + 2 * column);
     if (format == Q6_K) return scale * load_signed_bytes(place.block + half * PANEL + column);
+    if (format == IQ4_XS) return scale * load_signed_bytes(place.block + column);
     return is_super(format) ? scale * load_bytes(place.block + column) : scale;
 }
 
@@ -187,24 +199,35 @@ INLINE ureg load_words_reg(const uint8_t *p) {
     return words;
 }
 
-/* Twice the numbers of MXFP4 plus 12, for indexes in bytes: a sign, and one of 0, 1, 2, 3, 4, 6, 8
- * and 12. */
-INLINE ureg look_up(ureg indexes) {
+/* By place: twice the numbers of MXFP4 plus 12, which are a sign and one of 0, 1, 2, 3, 4, 6, 8 and
+ * 12; and those of IQ4_NL plus 127. */
+static const uint8_t FLOAT4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+static const uint8_t UNEVEN[16] = {0,   23,  44,  62,  78,  92,  105, 117,
+                                   128, 140, 152, 165, 180, 196, 216, 240};
+
+INLINE const uint8_t *table_of(int format) { return format == MXFP4 ? FLOAT4 : UNEVEN; }
+
+/* The codes at places, which are in bytes. */
+INLINE ureg look_up(ureg places, const int format) {
 #if defined(__AVX512BW__)
-    const __m512i table = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    return (ureg)_mm512_shuffle_epi8(table, (__m512i)indexes);
+    const __m128i table = _mm_loadu_si128((const void *)table_of(format));
+    return (ureg)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
 #elif defined(__AVX2__)
-    const __m256i table = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    return (ureg)_mm256_shuffle_epi8(table, (__m256i)indexes);
+    const __m128i table = _mm_loadu_si128((const void *)table_of(format));
+    return (ureg)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
 #else
+    if (format != MXFP4) {
+        uint8_t bytes[4 * REG];
+        memcpy(bytes, &places, sizeof bytes);
+        for (int i = 0; i < 4 * REG; i++) bytes[i] = UNEVEN[bytes[i]];
+        return load_words_reg(bytes);
+    }
     const uint32_t ones = 0x01010101;
-    ureg is_wide = indexes >> 2 & ones, is_widest = is_wide & indexes >> 1;
-    ureg size = (indexes & 0x03030303) | is_wide << 1;
+    ureg is_wide = places >> 2 & ones, is_widest = is_wide & places >> 1;
+    ureg size = (places & 0x03030303) | is_wide << 1;
     size += size & is_wide * 255;
     size += size & is_widest * 255;
-    return size + 12 * ones - ((size & (indexes >> 3 & ones) * 255) << 1);
+    return size + 12 * ones - ((size & (places >> 3 & ones) * 255) << 1);
 #endif
 }
 
@@ -215,7 +238,7 @@ INLINE ureg codes_at(const uint8_t *codes, int group, int column, const int form
     int bits = code_bits(format);
     if (bits == 8) return load_words_reg(at + group * GROUP_BYTES);
     ureg low = load_words_reg(at + group % 4 * GROUP_BYTES) >> (group < 4 ? 0 : 4) & 0x0f0f0f0f;
-    if (bits == 4) return format == MXFP4 ? look_up(low) : low;
+    if (bits == 4) return has_table(format) ? look_up(low, format) : low;
     const uint8_t *high = at + 4 * GROUP_BYTES;
     if (bits == 5) {
         ureg word = load_words_reg(high);

@@ -237,7 +237,8 @@ INLINE ireg add_dot(ireg sums, ureg codes, Four x) {
 
 /* ---- blocks ------------------------------------------------------------------------------------ */
 
-#define EACH_FORMAT(X) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q4_K) X(Q5_K) X(Q6_K) X(MXFP4)
+#define EACH_FORMAT(X) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q4_K) X(Q5_K) X(Q6_K) X(MXFP4) \
+    X(IQ4_NL) X(IQ4_XS)
 
 /* The sum of a row's inputs that share scales of the weight. */
 INLINE int32_t sum_of(const int32_t *sums, int num, int half, int format) {

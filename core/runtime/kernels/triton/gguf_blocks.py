@@ -44,6 +44,8 @@ GROUPS = {
     "q5_k": _LARGE,
     "q6_k": BlockGroups(8, 16, 64),
     "mxfp4": _SMALL,
+    "iq4_nl": _SMALL,
+    "iq4_xs": BlockGroups(8, 16, 16),
 }
 
 
@@ -84,6 +86,11 @@ def weights_of_groups(
         low, high = _q8_0(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
     elif KIND == "mxfp4":
         low, high = _mxfp4(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
+    elif KIND == "iq4_nl":
+        low, high = _iq4_nl(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
+    elif KIND == "iq4_xs":
+        blocks_NG = first_blocks_N[:, None] + (groups_G // 8)[None, :]
+        low, high = _iq4_xs(blocks_ptr, blocks_NG, groups_G[None, :] % 8, mask_NG, L)
     else:
         blocks_NG = first_blocks_N[:, None] + groups_G[None, :]
         low, high = _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND, L)
@@ -148,6 +155,37 @@ def _doubled_float4(codes):
     is_wide = (codes >> 2) & 1
     size = ((codes & 3) | (is_wide << 1)) << (is_wide + (is_wide & (codes >> 1)))
     return tl.where(codes > 7, -size, size).to(tl.float32)
+
+
+@triton.jit
+def _iq4_nl(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
+    bytes_NG = blocks_NG * 18
+    scale = _load_half(blocks_ptr, bytes_NG, mask_NG)[:, :, None]
+    packed = _load_bytes(blocks_ptr, bytes_NG + 2, mask_NG, L).to(tl.int32)
+    return scale * _uneven(packed & 15), scale * _uneven(packed >> 4)
+
+
+@triton.jit
+def _iq4_xs(blocks_ptr, blocks_NG, group_1G, mask_NG, L: tl.constexpr):
+    """Scales of six bits, in two pieces, for the 32 inputs of a group."""
+    bytes_NG = blocks_NG * 136
+    high_ptrs = (blocks_ptr + bytes_NG + 2).to(tl.pointer_type(tl.uint16), bitcast=True)
+    high = tl.load(high_ptrs, mask=mask_NG, other=0).to(tl.int32) >> (2 * group_1G)
+    low_ptrs = blocks_ptr + bytes_NG + 4 + group_1G // 2
+    low = tl.load(low_ptrs, mask=mask_NG, other=0).to(tl.int32) >> (4 * (group_1G % 2))
+    small = ((low & 15) | ((high & 3) << 4)) - 32
+    scale = (_load_half(blocks_ptr, bytes_NG, mask_NG) * small.to(tl.float32))[:, :, None]
+    packed = _load_bytes(blocks_ptr, bytes_NG + 8 + 16 * group_1G, mask_NG, L).to(tl.int32)
+    return scale * _uneven(packed & 15), scale * _uneven(packed >> 4)
+
+
+@triton.jit
+def _uneven(codes):
+    """The codes' numbers, -127 to 113, which are the bytes of four words."""
+    low = tl.where(codes < 4, -0x4052677F, -0x9152231)
+    high = tl.where(codes < 12, 0x26190D01, 0x71594535)
+    words = tl.where(codes < 8, low, high)
+    return (words >> (8 * (codes & 3))).to(tl.int8).to(tl.float32)
 
 
 @triton.jit

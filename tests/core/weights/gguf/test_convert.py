@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from support.weight_files import HEADS, HIDDEN, KV_HEADS, tiny_tensors, write_gguf
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.weights.gguf.convert import convert_gguf
+from triptych.core.weights.gguf.convert import UNPACKED_KINDS, block_format, convert_gguf
 from triptych.core.weights.gguf.describe import describe
 from triptych.core.weights.gguf.header import open_gguf
 from triptych.core.weights.progress import Action, SilentProgress
@@ -162,6 +163,44 @@ def test_k_quants_by_hand(
     assert torch.allclose(value.float(), torch.tensor(expected), rtol=2**-8, atol=1e-6)
 
 
+_FLOATS_AT = {
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.TQ1_0: (52,),
+    Kind.TQ2_0: (64,),
+    Kind.IQ1_M: (),
+}
+"""Where blocks have floats, if not only in the first place."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted(UNPACKED_KINDS | {Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4}),
+    ids=lambda kind: kind.name,
+)
+def test_rarer_types_are_what_the_library_reads(kind: Kind, tmp_path: Path) -> None:
+    num_inputs, num_bytes = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(4)
+    blocks = rng.integers(0, 256, (4 * 256 // num_inputs, num_bytes), dtype=np.uint8)
+    for at in _FLOATS_AT.get(kind, (0,)):
+        floats = rng.uniform(0.01, 1, (len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = floats.view(np.uint8)
+    if kind == Kind.IQ1_M:
+        blocks[:, 55] &= 0x3F  # the float's upper half byte
+    if kind == Kind.MXFP4:
+        blocks[:, 0] = rng.integers(120, 125, len(blocks))
+    rows = blocks.reshape(4, -1)
+    file = write_gguf(tmp_path / "rare.gguf", blocks={"blk.0.ffn_up.weight": (kind, rows)})
+    value = read_all(convert(file))["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(value, torch.from_numpy(dequantize(rows, kind)).to(torch.bfloat16))
+    assert (block_format_of(file) == kind.name.lower()) is (kind not in UNPACKED_KINDS)
+
+
+def block_format_of(file: Path) -> str:
+    with open_gguf(file) as opened:
+        return block_format(opened.tensors["blk.0.ffn_up.weight"])
+
+
 def config_of(file: Path) -> dict[str, Any]:
     with open_gguf(file) as opened:
         return dict(describe(opened, "BF16").config)
@@ -261,8 +300,8 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
-    blocks = {"blk.0.ffn_up.weight": (Kind.Q2_K, np.zeros((4, 84), np.uint8))}
-    with pytest.raises(WeightsError, match=r"ffn_up.* type Q2_K; supported are .*Q4_K"):
+    blocks = {"blk.0.ffn_up.weight": (Kind.Q8_K, np.zeros((4, 292), np.uint8))}
+    with pytest.raises(WeightsError, match=r"ffn_up.* type Q8_K; supported are .*Q4_K"):
         convert(write_gguf(tmp_path / "tiny.gguf", blocks=blocks))
 
 

@@ -121,4 +121,4 @@ def test_takes_no_more_memory_than_the_file(kernels: NativeKernels) -> None:
     for name, form in FORMATS.items():
         weight = random_blocks(name, 64, NUM_INPUTS, seed=8)
         grown = kernels.pack(weight).num_bytes / weight.blocks_OB.nbytes
-        assert grown <= (1.03 if name in ("q4_k", "q5_k") else 1.0), form
+        assert grown <= (1.03 if name in ("q4_k", "q5_k", "iq4_xs") else 1.0), form
