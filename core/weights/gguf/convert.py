@@ -30,16 +30,10 @@ from triptych.core.weights.gguf.tokenizer import tokenizer_files
 from triptych.core.weights.layout import DTYPE_BYTES, SINGLE_NAME
 from triptych.core.weights.progress import Progress
 
-<<<<<<< HEAD
-SUPPORTED_KINDS = frozenset({
-    Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
-    Kind.MXFP4, Kind.Q5_0, Kind.Q5_1,  # used by K-quantized files for rows not a multiple of 256
-=======
 KEPT_KINDS = frozenset({Kind.F32, Kind.F16, Kind.BF16} | {Kind[name.upper()] for name in FORMATS})
 UNPACKED_KINDS = frozenset({
     Kind.Q2_K, Kind.Q3_K, Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S,
     Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0,
->>>>>>> a5da2d2b (Read every block type of GGUF that has a reader; keep IQ4 and MXFP4)
 })  # fmt: skip
 SUPPORTED_KINDS = KEPT_KINDS | UNPACKED_KINDS
 CHUNK_VALUES = 1 << 21
