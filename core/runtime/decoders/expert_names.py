@@ -57,6 +57,17 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
             down="w2",
         ),
         "qwen2": ExpertNames(shared="mlp.shared_expert"),
+        "qwen3_next": ExpertNames(
+            shared="mlp.shared_expert", stacked=StackedNames(is_transposed=False)
+        ),
+        "lfm2": ExpertNames(
+            module="feed_forward",
+            router="feed_forward.gate",
+            correction="feed_forward.expert_bias",
+            gate="w1",
+            up="w3",
+            down="w2",
+        ),
         "exaone": ExpertNames(correction="mlp.e_score_correction_bias"),
         "ernie": ExpertNames(
             correction="mlp.moe_statics.e_score_correction_bias", has_correction_row=True

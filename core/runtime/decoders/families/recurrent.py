@@ -1,4 +1,4 @@
-"""Attention in some layers, recurrent ones in the others: Qwen3.5, LFM2."""
+"""Attention in some layers, recurrent ones in the others: Qwen3-Next, Qwen3.5, LFM2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.families.mixtures import with_experts
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
@@ -19,9 +20,11 @@ from triptych.core.runtime.decoders.hf_config import (
     decoder_of,
     parse,
 )
+from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.attention import HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig
+from triptych.core.runtime.layers.moe import MoeConfig
 from triptych.core.runtime.layers.short_convolution import ShortConvConfig
 
 
@@ -85,6 +88,49 @@ def _qwen3_5(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return replace(decoder, has_centred_norms=True)
 
 
+class _DeltaNetExperts(DeltaNetFields, frozen=True, kw_only=True):
+    num_key_value_heads: Count | None = 2
+    intermediate_size: Count = 5632
+    num_experts: Count = 256
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 512
+    shared_expert_intermediate_size: Count = 512
+    norm_topk_prob: bool = True
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+
+def _qwen3_5_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Qwen3.5 with experts in every layer, always with weights whose sum is 1."""
+    shared = config.get("shared_expert_intermediate_size", 512)
+    own = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": None}
+    return _with_delta_experts({"intermediate_size": shared, **config, **own}, max_length)
+
+
+def _qwen3_next(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """The same layers as Qwen3.5, whose projections are stored in another order."""
+    defaults = {"num_experts": 512, "num_experts_per_tok": 10}
+    decoder = _with_delta_experts(defaults | dict(config), max_length)
+    return replace(decoder, naming="qwen3_next")
+
+
+def _with_delta_experts(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    fields = parse(config, _DeltaNetExperts)
+    layers, every = range(fields.num_hidden_layers), fields.decoder_sparse_step
+    dense = fields.mlp_only_layers or ()
+    moe = MoeConfig(
+        num_experts=fields.num_experts,
+        routing=Routing(num_chosen=fields.num_experts_per_tok, renormalizes=fields.norm_topk_prob),
+        intermediate_size=fields.moe_intermediate_size,
+        shared_size=fields.shared_expert_intermediate_size,
+        has_shared_gate=True,
+        dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
+        naming="qwen3_next",
+    )
+    decoder = decoder_of(fields, delta_net_layers(fields), max_length)
+    return replace(with_experts(decoder, moe), has_centred_norms=True)
+
+
 class _Lfm2Config(CausalLmConfig, frozen=True, kw_only=True):
     intermediate_size: Count = 12288
     num_key_value_heads: Count | None = 8
@@ -127,6 +173,38 @@ def _lfm2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     )
 
 
+class _Lfm2MoeConfig(_Lfm2Config, frozen=True, kw_only=True):
+    intermediate_size: Count = 7168
+    block_auto_adjust_ff_dim: bool = False
+    num_experts: Count = 32
+    num_experts_per_tok: Count = 4
+    moe_intermediate_size: Count = 1792
+    num_dense_layers: Annotated[int, msgspec.Meta(ge=0)] = 2
+    use_expert_bias: bool = True
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Positive = 1.0
+
+
+def _lfm2_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """LFM2 with experts by sigmoid scores after the first layers."""
+    fields = parse(config, _Lfm2MoeConfig)
+    moe = MoeConfig(
+        num_experts=fields.num_experts,
+        routing=Routing(
+            num_chosen=fields.num_experts_per_tok,
+            scoring="sigmoid",
+            renormalizes=fields.norm_topk_prob,
+            scale=fields.routed_scaling_factor,
+        ),
+        intermediate_size=fields.moe_intermediate_size,
+        has_correction=fields.use_expert_bias,
+        dense_layers=frozenset(range(min(fields.num_dense_layers, fields.num_hidden_layers))),
+        naming="lfm2",
+    )
+    plain = {**config, "block_auto_adjust_ff_dim": False}
+    return with_experts(_lfm2(plain, max_length), moe)
+
+
 def _lfm2_size(fields: _Lfm2Config) -> int:
     """The features of the MLP, which the configuration states before two thirds and rounding."""
     size = fields.block_ff_dim or fields.intermediate_size
@@ -139,6 +217,9 @@ def _lfm2_size(fields: _Lfm2Config) -> int:
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "Lfm2ForCausalLM": _lfm2,
+        "Lfm2MoeForCausalLM": _lfm2_moe,
+        "Qwen3NextForCausalLM": _qwen3_next,
         "Qwen3_5ForCausalLM": _qwen3_5,
+        "Qwen3_5MoeForCausalLM": _qwen3_5_moe,
     }
 )
