@@ -11,7 +11,7 @@ import pytest
 from support.samples import SAMPLES, importing_samples
 
 SERVED = (
-    *("llama", "lfm2", "mamba", "phimoe"),
+    *("llama", "exaone", "lfm2", "mamba", "phimoe", "sarvam_moe"),
     *("bloom", "deepseek_v32", "doge", "falcon", "rembert"),  # row by row
 )
 REFUSED = ("openai-gpt", "xlm")

@@ -46,6 +46,8 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
     }
 )
 """The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""
+_OTHER_NAMES = frozenset(("exaone", "sarvam_moe"))
+"""Types that declare an architecture here, but whose files have other names of tensors."""
 
 
 def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> DecoderConfig:
@@ -66,6 +68,8 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
 def is_native(config: Mapping[str, Any]) -> bool:
     """Whether our decoder knows this architecture, in the variant of the configuration."""
     reader = FAMILIES.get(architecture_of(config))
+    if config.get("model_type") in _OTHER_NAMES:
+        return False
     try:
         return reader is not None and bool(reader(config, 0))
     except NotNativeError:
