@@ -30,7 +30,7 @@ from triptych.modalities.llm.engine.fallback import FallbackBlueprint
 
 PAGE_SIZE = 16
 NUM_NEW = 64
-NATIVE = ("qwen3.5", "lfm2", "qwen3.5-moe", "qwen3-next", "lfm2-moe")
+NATIVE = ("qwen3.5", "lfm2", "qwen3.5-moe", "qwen3-next", "lfm2-moe", "granite-hybrid", "bamba")
 
 
 @pytest.fixture

@@ -66,6 +66,12 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
             mlp="feed_forward",
         ),
         "qwen3_next": LayerNames(),
+        "granite_hybrid": LayerNames(
+            gate_up="input_linear", down="output_linear", mlp="shared_mlp"
+        ),
+        "bamba": LayerNames(
+            attention_post_norm="pre_ff_layernorm", final_norm="final_layernorm", mlp="feed_forward"
+        ),
         "starcoder2": LayerNames(up="c_fc", down="c_proj"),
         "stablelm": LayerNames(
             query_norm="q_layernorm.norms.{head}", key_norm="k_layernorm.norms.{head}"

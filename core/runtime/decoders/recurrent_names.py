@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
+from triptych.core.runtime.layers.mamba2 import Mamba2
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
 from triptych.core.runtime.layers.shards import Shard
 
@@ -29,9 +30,12 @@ class RecurrentNames:
 
 def recurrent_names(layer: RecurrentLayer, naming: str) -> RecurrentNames:
     """The names of a layer of a family."""
+    whole = [("in_proj", Shard.whole(layer.config.num_inputs))]
+    if isinstance(layer, Mamba2):
+        scan = {"A_log": layer.decay_log_H, "dt_bias": layer.dt_bias_H, "D": layer.skip_H}
+        return RecurrentNames("mamba", whole, tensors=scan | {"norm.weight": layer.norm_O})
     if not isinstance(layer, GatedDeltaNet):
-        whole = Shard.whole(layer.config.num_inputs)
-        return RecurrentNames("conv", [("in_proj", whole)], convolution="conv")
+        return RecurrentNames("conv", whole, convolution="conv")
     tensors = {
         "A_log": layer.decay_log_H,
         "dt_bias": layer.dt_bias_H,

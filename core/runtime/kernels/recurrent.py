@@ -160,6 +160,48 @@ def _apply_delta_rule(
         y_THE[token_B] = (state_BHDE * (q_BHD1 * scale)).sum(2)
 
 
+@dataclass(frozen=True, slots=True)
+class ScanInputs:
+    """The inputs of Mamba 2's scan: of each token, and of all. A step lies within `limits`."""
+
+    x_THP: torch.Tensor
+    b_TGN: torch.Tensor
+    c_TGN: torch.Tensor
+    dt_TH: torch.Tensor
+    decay_H: torch.Tensor
+    dt_bias_H: torch.Tensor
+    skip_H: torch.Tensor
+    limits: tuple[float, float]
+
+
+def selective_scan(inputs: ScanInputs, state_LHPN: torch.Tensor, rows: StateRows) -> torch.Tensor:
+    """Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060): `y_THP`, in float32. States are float32.
+
+    P values of a head, N numbers for each; G groups of heads share B and C.
+    """
+    y_THP = inputs.x_THP.new_empty(inputs.x_THP.shape, dtype=torch.float32)
+    for wave in rows:
+        _scan(inputs, state_LHPN, wave, y_THP)
+        wave.close(state_LHPN)
+    return y_THP
+
+
+def _scan(
+    inputs: ScanInputs, state_LHPN: torch.Tensor, wave: StateWave, y_THP: torch.Tensor
+) -> None:
+    repeats = inputs.x_THP.shape[1] // inputs.b_TGN.shape[1]
+    for token_B, state_BHPN in wave.tokens(state_LHPN):
+        b_BH1N, c_BH1N = (
+            x_TGN[token_B].float().repeat_interleave(repeats, dim=1).unsqueeze(2)
+            for x_TGN in (inputs.b_TGN, inputs.c_TGN)
+        )
+        x_BHP = inputs.x_THP[token_B].float()
+        step_BH = softplus(inputs.dt_TH[token_B].float() + inputs.dt_bias_H).clamp(*inputs.limits)
+        state_BHPN.mul_(torch.exp(inputs.decay_H * step_BH)[..., None, None])
+        state_BHPN.add_((x_BHP * step_BH.unsqueeze(2)).unsqueeze(3) * b_BH1N)
+        y_THP[token_B] = (state_BHPN * c_BH1N).sum(3) + inputs.skip_H.unsqueeze(1) * x_BHP
+
+
 def _unit(x_TGD: torch.Tensor) -> torch.Tensor:
     x_TGD = x_TGD.float()
     return x_TGD * torch.rsqrt(x_TGD.square().sum(2, keepdim=True) + _UNIT_EPS)

@@ -28,6 +28,7 @@ from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from triptych.core.runtime.layers.latent_attention import LatentAttention, LatentConfig
 from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputConfig
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.mamba2 import Mamba2, Mamba2Config
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 from triptych.core.runtime.layers.norm import LayerNorm, Norm, NormKind, RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
@@ -38,10 +39,10 @@ from triptych.core.runtime.layers.short_convolution import ShortConvConfig, Shor
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
-RecurrentConfigs = DeltaNetConfig | ShortConvConfig
+RecurrentConfigs = DeltaNetConfig | Mamba2Config | ShortConvConfig
 MixerConfig = AttentionConfig | LatentConfig | RecurrentConfigs
 """What a layer has for tokens to read earlier ones: attention, or a recurrent layer."""
-Mixer = Attention | LatentAttention | GatedDeltaNet | ShortConvolution
+Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +271,8 @@ def _attention(
     own, cells = config.attention[layer], config.cells_of(layer)
     if isinstance(own, DeltaNetConfig):
         return GatedDeltaNet(own, cells=cells, dtype=dtype, device=device)
+    if isinstance(own, Mamba2Config):
+        return Mamba2(own, cells=cells, dtype=dtype, device=device)
     if isinstance(own, ShortConvConfig):
         return ShortConvolution(own, cells=cells, dtype=dtype, device=device)
     if isinstance(own, LatentConfig):

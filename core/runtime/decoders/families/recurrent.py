@@ -67,12 +67,13 @@ def delta_net_layers(fields: DeltaNetFields) -> tuple[MixerConfig, ...]:
         "full_attention": attention,
         "linear_attention": recurrent,
     }
-    return _layers(fields, fields.layer_types or default, kinds)
+    return layers_by_type(fields, fields.layer_types or default, kinds)
 
 
-def _layers(
+def layers_by_type(
     fields: CausalLmConfig, layer_types: tuple[str, ...], kinds: Mapping[str, MixerConfig]
 ) -> tuple[MixerConfig, ...]:
+    """The layers of these types. Raises `WeightsError` where none of them attends."""
     unknown = set(layer_types) - kinds.keys()
     if unknown:
         raise WeightsError(f"config.json: layer_types {sorted(unknown)} are not supported.")
@@ -162,7 +163,9 @@ def _lfm2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     indexes = layers if fields.full_attn_idxs is None else fields.full_attn_idxs
     default = tuple("full_attention" if layer in indexes else "conv" for layer in layers)
     kinds: dict[str, MixerConfig] = {"full_attention": attention, "conv": convolution}
-    decoder = decoder_of(fields, _layers(fields, fields.layer_types or default, kinds), max_length)
+    decoder = decoder_of(
+        fields, layers_by_type(fields, fields.layer_types or default, kinds), max_length
+    )
     is_tied = fields.tie_word_embeddings if fields.tie_embedding is None else fields.tie_embedding
     return replace(
         decoder,

@@ -69,7 +69,9 @@ INLINE void convolve_lanes(const Work *w, RowTask t, int64_t channel, int64_t nu
     const Convolution *c = &r->convolution;
     const int is_short = r->kind == SHORT_CONV;
     int64_t size = c->num_channels;
-    int64_t x_place = (is_short ? 2 * size : 0) + channel, y_stride = is_short ? r->out_width : r->in_width;
+    int64_t first = is_short ? 2 * size : r->kind == MAMBA_2 ? r->out_width : 0;
+    int64_t x_place = first + channel, y_place = is_short ? channel : x_place;
+    int64_t y_stride = is_short ? r->out_width : r->in_width;
     void *slot = line_of(t.rows, c->state, t.rows->slots[t.row]);
     vec window[MAX_WIDTH - 1], weight[MAX_WIDTH], bias = splat(0.0f);
     if (c->bias) bias = load_some(c->bias, channel, num, FLOAT32);
@@ -85,7 +87,7 @@ INLINE void convolve_lanes(const Work *w, RowTask t, int64_t channel, int64_t nu
         if (width > 1) window[width - 2] = x;
         if (c->activates) sum = sum / (1.0f + exp_vec(-sum));
         if (is_short) sum = rounded(sum, dtype) * load_some(in, size + channel, num, dtype);
-        store_some(value_at(is_short ? w->out : w->in, token * y_stride, dtype), channel, sum, num, dtype);
+        store_some(value_at(is_short ? w->out : w->in, token * y_stride, dtype), y_place, sum, num, dtype);
         int64_t line = next_line(&t, token);
         if (line >= 0)
             for (int k = 0; k < width - 1; k++)
@@ -224,6 +226,88 @@ static void delta_head(void *context, int64_t index, int worker) {
     }
 }
 
+/* ---- Mamba 2 ----------------------------------------------------------------------------------- */
+
+static void scan_head(void *context, int64_t index, int worker) {
+    const Work *w = context;
+    const Recurrent *r = w->r;
+    const Scan *s = &r->scan;
+    RowTask t = row_task(w->rows, index / w->num_parts);
+    int64_t head = index % w->num_parts, head_dim = s->head_dim, size = s->state_dim, dtype = r->dtype;
+    int64_t group = head / (s->num_heads / s->num_groups), x_place = r->out_width + head * head_dim;
+    int64_t b_place = 2 * r->out_width + group * size, c_place = b_place + s->num_groups * size;
+    int64_t dt_place = 2 * r->out_width + 2 * s->num_groups * size + head;
+    int64_t state_bytes = head_dim * size * (int64_t)sizeof(float);
+    float b[MAX_HEAD], c[MAX_HEAD];
+    char *states = (char *)s->state + head * state_bytes;
+    float *state = line_of(w->rows, states, w->rows->slots[t.row]);
+    (void)worker;
+    for (int64_t token = t.first; token < t.end; token++) {
+        void *in = value_at(w->in, token * r->in_width, dtype);
+        void *y = value_at(w->out, token * r->out_width + head * head_dim, dtype);
+        float step = softplus(read_as(in, dt_place, dtype) + s->dt_bias[head]);
+        step = step < s->least ? s->least : step > s->most ? s->most : step;
+        float decay = exp_vec(splat(s->decay[head] * step))[0];
+        convert(value_at(in, b_place, dtype), dtype, b, FLOAT32, size);
+        convert(value_at(in, c_place, dtype), dtype, c, FLOAT32, size);
+        for (int64_t i = 0; i < head_dim; i++) {
+            float *own = state + i * size, x = read_as(in, x_place + i, dtype), added = x * step;
+            vec sums = splat(0.0f);
+            float sum;
+            int64_t j = 0;
+            for (; j + LANES <= size; j += LANES) {
+                vec changed = load(own + j) * decay + load(b + j) * added;
+                store(own + j, changed);
+                sums += changed * load(c + j);
+            }
+            for (sum = sum_lanes(sums); j < size; j++) {
+                own[j] = own[j] * decay + b[j] * added;
+                sum += own[j] * c[j];
+            }
+            write_as(y, i, sum + s->skip[head] * x, dtype);
+        }
+        int64_t line = next_line(&t, token);
+        if (line >= 0) memcpy(line_of(w->rows, states, line), state, state_bytes);
+    }
+}
+
+INLINE vec gated_lanes(const void *y, const void *z, int64_t i, int dtype) {
+    vec gate = load_as(z, i, dtype);
+    return load_as(y, i, dtype) * (gate / (1.0f + exp_vec(-gate)));
+}
+
+static float gated_value(const void *y, const void *z, int64_t i, int dtype) {
+    float gate = read_as(z, i, dtype);
+    return read_as(y, i, dtype) * gate * sigmoid(gate);
+}
+
+/* A group of a token's results, in place: norm(y * silu(z)). */
+static void norm_group(void *context, int64_t index, int worker) {
+    const Work *w = context;
+    const Recurrent *r = w->r;
+    const Scan *s = &r->scan;
+    int64_t token = index / s->num_groups, group = index % s->num_groups, dtype = r->dtype;
+    int64_t size = r->out_width / s->num_groups, first = group * size, i = 0;
+    const void *z = value_at(w->in, token * r->in_width + first, dtype);
+    void *y = value_at(w->out, token * r->out_width + first, dtype);
+    const float *norm = s->norm + first;
+    vec squares = splat(0.0f);
+    float sum;
+    (void)worker;
+    for (; i + LANES <= size; i += LANES) {
+        vec value = gated_lanes(y, z, i, dtype);
+        squares += value * value;
+    }
+    for (sum = sum_lanes(squares); i < size; i++) {
+        float value = gated_value(y, z, i, dtype);
+        sum += value * value;
+    }
+    float factor = 1.0f / sqrtf(sum / (float)size + s->eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+        store_as(y, i, gated_lanes(y, z, i, dtype) * factor * load(norm + i), dtype);
+    for (; i < size; i++) write_as(y, i, gated_value(y, z, i, dtype) * factor * norm[i], dtype);
+}
+
 /* ------------------------------------------------------------------------------------------------ */
 
 static void for_parts(Work *w, int64_t num_parts, Task run) {
@@ -235,4 +319,9 @@ void recur(const Recurrent *r, const StateRows *rows, void *in, void *out) {
     Work w = {.r = r, .rows = rows, .in = in, .out = out};
     for_parts(&w, (r->convolution.num_channels + CHANNELS - 1) / CHANNELS, convolve_part);
     if (r->kind == DELTA_NET) for_parts(&w, r->delta.num_value_heads, delta_head);
+    if (r->kind == MAMBA_2) {
+        for_parts(&w, r->scan.num_heads, scan_head);
+        int64_t num_tokens = rows->starts[rows->num_rows];
+        run_tasks(num_tokens * r->scan.num_groups, rows->num_threads, norm_group, &w);
+    }
 }

@@ -46,12 +46,24 @@ class DeltaRuleArguments(ctypes.Structure):
     )
 
 
+class ScanArguments(ctypes.Structure):
+    """The structure `Scan`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("decay", "dt_bias", "skip", "norm", "state")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "num_groups")),
+        *((name, ctypes.c_int32) for name in ("head_dim", "state_dim")),
+        *((name, ctypes.c_float) for name in ("eps", "least", "most")),
+    )
+
+
 class RecurrentArguments(ctypes.Structure):
     """The structure `Recurrent`."""
 
     _fields_ = (
         ("convolution", ConvolutionArguments),
         ("delta", DeltaRuleArguments),
+        ("scan", ScanArguments),
         *((name, ctypes.c_int64) for name in ("in_width", "out_width")),
         *((name, ctypes.c_int32) for name in ("kind", "dtype")),
     )

@@ -40,16 +40,34 @@ typedef struct {
     float eps;
 } DeltaRule;
 
-enum { SHORT_CONV = 0, DELTA_NET = 1 };
+/* Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060). For each head, with b and c of its group and the
+ * state S [head_dim][state_dim] in float32:
+ *
+ *     step = min(max(softplus(dt + dt_bias), least), most)
+ *     S = exp(decay * step) * S + step * x b
+ *     y = S c + skip * x
+ *
+ * Then the values of each group are multiplied by silu(z), and normalized together. `decay`, `dt_bias`
+ * and `skip` are [num_heads], `norm` is [num_heads * head_dim]. */
+typedef struct {
+    const float *decay, *dt_bias, *skip, *norm;
+    void *state; /* of line 0: [num_heads][head_dim][state_dim] */
+    int32_t num_heads, num_groups, head_dim, state_dim;
+    float eps, least, most;
+} Scan;
+
+enum { SHORT_CONV = 0, DELTA_NET = 1, MAMBA_2 = 2 };
 
 /* The recurrent part of a layer, between two projections. A token's inputs are one row of `in_width`
  * values, those of its result `out_width`:
  *
  * SHORT_CONV: b, c, x of num_channels each; the result is c * convolution(b * x)
- * DELTA_NET: q, k, v, all of which pass through the convolution; z, b, a */
+ * DELTA_NET: q, k, v, all of which pass through the convolution; z, b, a
+ * MAMBA_2: z; x, b, c, all of which pass through the convolution; dt */
 typedef struct {
     Convolution convolution;
     DeltaRule delta;
+    Scan scan;
     int64_t in_width, out_width;
     int32_t kind, dtype;
 } Recurrent;

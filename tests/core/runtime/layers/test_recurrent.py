@@ -13,18 +13,28 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
+from triptych.core.runtime.layers.mamba2 import Mamba2, Mamba2Config
 from triptych.core.runtime.layers.short_convolution import ShortConvConfig, ShortConvolution
 from triptych.core.runtime.layers.states import StateBatch, StateCut
 
 CPU = torch.device("cpu")
 NO_POSITIONS: Any = None
 DELTA = {"hidden_size": 40, "num_key_heads": 2, "width": 4, "norm_eps": 1e-6}
+MAMBA = {"hidden_size": 40, "width": 4, "norm_eps": 1e-5}
 CONFIGS = {
     "delta net": DeltaNetConfig(**DELTA, num_value_heads=6, key_dim=16, value_dim=80),
     "delta net of odd sizes": DeltaNetConfig(**DELTA, num_value_heads=2, key_dim=11, value_dim=21),
+    "mamba 2": Mamba2Config(**MAMBA, num_heads=6, num_groups=2, head_dim=16, state_dim=32),
+    "mamba 2 of odd sizes": Mamba2Config(
+        **MAMBA, num_heads=3, num_groups=1, head_dim=7, state_dim=19, step_limits=(0.1, 0.9)
+    ),
     "short convolution": ShortConvConfig(hidden_size=40, width=3, has_bias=True),
 }
-LAYERS: dict[type, Any] = {DeltaNetConfig: GatedDeltaNet, ShortConvConfig: ShortConvolution}
+LAYERS: dict[type, Any] = {
+    DeltaNetConfig: GatedDeltaNet,
+    Mamba2Config: Mamba2,
+    ShortConvConfig: ShortConvolution,
+}
 LENGTHS = (1, 1, 13, 40)
 CUTS = (StateCut(2, 4, 6), StateCut(3, 8, 4), StateCut(3, 32, 5))
 
@@ -37,6 +47,8 @@ def make(name: str, dtype: torch.dtype, native: NativeKernels | None) -> Any:
     tensors += [x for linear in layer.linears() for x in (linear.weight_OI, linear.bias_O)]
     if isinstance(layer, GatedDeltaNet):
         tensors += [layer.decay_log_H, layer.dt_bias_H, layer.norm_E]
+    if isinstance(layer, Mamba2):
+        tensors += [layer.decay_log_H, layer.dt_bias_H, layer.skip_H, layer.norm_O]
     for tensor in tensors:
         if tensor is not None:
             tensor.copy_(torch.randn(tensor.shape, generator=source) * 0.3)

@@ -1,0 +1,131 @@
+"""Mamba 2's layers: the recurrent layers of Granite 4, Bamba and others.
+
+Owns the weights of one layer. A row's state has a matrix for each head, and the last inputs of the
+convolution.
+
+Shapes: T tokens, I inputs, O outputs, H heads, P values of a head, G groups, N numbers of a state
+for each value, X channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import silu
+
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.state_arguments import RecurrentArguments, ScanArguments
+from triptych.core.runtime.kernels.recurrent import ScanInputs, StateRows, convolve, selective_scan
+from triptych.core.runtime.layers.recurrent import RecurrentLayer, convolution_state
+from triptych.core.runtime.layers.states import LayerState, StateShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Config:
+    """One layer. Heads of a group share the vectors that write to the state and read from it."""
+
+    hidden_size: int
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_dim: int
+    width: int
+    norm_eps: float
+    step_limits: tuple[float, float] = (0.0, float("inf"))
+    has_bias: bool = False
+    has_convolution_bias: bool = True
+    activates: ClassVar[bool] = True
+    reads_layer: ClassVar[int | None] = None
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.has_bias
+
+    @property
+    def num_outputs(self) -> int:
+        """The values of a token's result."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """The values, and the two vectors of each group, which pass through the convolution."""
+        return self.num_outputs + 2 * self.num_groups * self.state_dim
+
+    @property
+    def num_inputs(self) -> int:
+        """The gate of the result, the channels, and a number for each head."""
+        return self.num_outputs + self.num_channels + self.num_heads
+
+    @property
+    def state(self) -> LayerState:
+        """The tensors that a row keeps."""
+        matrix = self.num_heads, self.head_dim, self.state_dim
+        return convolution_state(self), StateShape(matrix, torch.float32)
+
+    @property
+    def position_values(self) -> int:
+        """The most values that the layer holds for each position, beside the residual stream."""
+        return 2 * self.num_inputs + 4 * self.num_outputs
+
+
+class Mamba2(RecurrentLayer):
+    """Projection, convolution, scan, gate and norm of each group, projection."""
+
+    kind = 2
+
+    def __init__(
+        self, config: Mamba2Config, *, cells: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(config, cells=cells, dtype=dtype, device=device)
+        self.decay_log_H, self.dt_bias_H, self.skip_H = (
+            torch.empty(config.num_heads, dtype=torch.float32, device=device) for _ in range(3)
+        )
+        self.norm_O = torch.empty(config.num_outputs, dtype=torch.float32, device=device)
+        self._decay_H = self.decay_log_H
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        super().prepare(native)
+        self._decay_H = -self.decay_log_H.exp()
+
+    def mix(
+        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+    ) -> torch.Tensor:
+        """Compute what lies between the projections, `out_TO`."""
+        config: Mamba2Config = self.config
+        sizes = config.num_outputs, config.num_channels, config.num_heads
+        z_TO, x_TX, dt_TH = in_TI.split(sizes, dim=1)
+        x_TX = convolve(x_TX, self.convolution, states[0], rows)
+        vectors, groups = config.num_groups * config.state_dim, (config.num_groups, -1)
+        x_TO, b_TX, c_TX = x_TX.split((config.num_outputs, vectors, vectors), dim=1)
+        inputs = ScanInputs(
+            x_THP=x_TO.unflatten(1, (config.num_heads, -1)),
+            b_TGN=b_TX.unflatten(1, groups),
+            c_TGN=c_TX.unflatten(1, groups),
+            dt_TH=dt_TH,
+            decay_H=self._decay_H,
+            dt_bias_H=self.dt_bias_H,
+            skip_H=self.skip_H,
+            limits=config.step_limits,
+        )
+        y_TO = selective_scan(inputs, states[1], rows).flatten(1) * silu(z_TO.float())
+        groups_TGX = y_TO.unflatten(1, groups)
+        scale_TG1 = torch.rsqrt(groups_TGX.square().mean(2, keepdim=True) + config.norm_eps)
+        out_TO: torch.Tensor = ((groups_TGX * scale_TG1).flatten(1) * self.norm_O).to(in_TI.dtype)
+        return out_TO
+
+    def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
+        """The structure of the recurrent part, with its states."""
+        config: Mamba2Config = self.config
+        arguments = super().arguments(states)
+        tensors = (self._decay_H, self.dt_bias_H, self.skip_H, self.norm_O, states[1])
+        arguments.scan = ScanArguments(
+            *(tensor.data_ptr() for tensor in tensors),
+            *(config.num_heads, config.num_groups, config.head_dim, config.state_dim),
+            *(config.norm_eps, *config.step_limits),
+        )
+        return arguments
