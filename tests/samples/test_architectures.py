@@ -14,7 +14,7 @@ SERVED = (
     *("llama", "exaone", "lfm2", "mamba", "phimoe", "sarvam_moe"),
     *("bloom", "deepseek_v32", "doge", "falcon", "rembert"),  # row by row
 )
-REFUSED = ("openai-gpt", "xlm")
+REFUSED = ("cpmant", "openai-gpt")
 
 
 @pytest.fixture(scope="module")
