@@ -2,6 +2,7 @@
 
 python samples/architectures/check.py               # all; writes results.json, in ten minutes
 python samples/architectures/check.py olmo2 bloom   # these causal types; writes nothing
+python samples/architectures/page.py > docs/architectures.md
 
 Owns the loop over the catalog and the file of results.
 """
