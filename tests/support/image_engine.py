@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from support.hosts import hosted
 from support.scripted_engine import ScriptedEngine
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, ImageOptions
-from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.api.service import ImageService
@@ -79,7 +79,7 @@ def open_plain(engine: PlainEngine) -> ImagePipeline:
     )
     config = Config(images=adapters)
     service = ImageService(config, [MODEL], engine, reader=ImageReader(None))
-    return ImagePipeline(service, MODEL.name, LoopThread("test"))
+    return ImagePipeline(MODEL.name, hosted(service, MODEL.name))
 
 
 def _plain(width: int, height: int, image: int) -> Pixels:

@@ -6,12 +6,12 @@ Owns the processor's name, and whether transformers has it for Pillow or for tor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from triptych.core.errors import WeightsError
+from triptych.core.process.once import once
 from triptych.core.weights.layout import read_json
 
 
@@ -40,7 +40,7 @@ def needs_torch(folder: Path) -> bool:
     return f"{processor_name(processor_fields(folder))}Pil" not in _pillow_classes()
 
 
-@cache
+@once
 def _pillow_classes() -> frozenset[str]:
     """The image processors of transformers that need Pillow and numpy alone, from its files."""
     spec = find_spec("transformers")

@@ -18,6 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 3.0},
     "dynamic": {"factor": 3.0},
     "yarn": {"factor": 4.0},
+    "proportional": {"factor": 2.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "longrope": {"short_factor": SHORT, "long_factor": LONG, "factor": 4.0},
 }

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from support.hosts import hosted
 from support.text_models import ScriptedClient, write_text_folder
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.options.config import ModelOptions, ScheduleOptions
 from triptych.core.process import logs
-from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.llm.api import cli, generate_cli
 from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 from triptych.modalities.llm.api.service import LlmService
@@ -42,7 +42,7 @@ def pipeline(tmp_path: Path) -> Iterator[ChatPipeline]:
 
     admission = Admission(options=ScheduleOptions(max_batch_size=2, max_queue_size=6))
     service = LlmService(ScriptedClient(script), [model], admission)
-    with ChatPipeline(service, "tiny", LoopThread("test")) as opened:
+    with ChatPipeline("tiny", hosted(service, "tiny")) as opened:
         yield opened
 
 

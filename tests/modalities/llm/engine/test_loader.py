@@ -276,8 +276,10 @@ def test_auto_falls_back_for_what_our_decoder_does_not_know(tmp_path: Path) -> N
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    olmo = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes, **heads, **special))
-    olmo.save_pretrained(tmp_path)
+    other = transformers.Ernie4_5ForCausalLM(
+        transformers.Ernie4_5Config(**sizes, **heads, **special)
+    )
+    other.save_pretrained(tmp_path)
     loader(tmp_path, Ledger(64 * MIB), config()).load(lambda _: None).close()
     native = loader(tmp_path, Ledger(64 * MIB), config(models=ModelOptions(model_impl="native")))
     with pytest.raises(WeightsError, match="--model-impl transformers"):

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from support.audio_signals import decode_av
+from support.hosts import hosted
 from support.speech_app import FakeSpeechEngine, heard, make_speech_service, num_samples
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.media.audio.containers import FORMATS
-from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.tts.api import cli
 from triptych.modalities.tts.api.pipeline import SpeechPipeline
 
@@ -39,7 +39,7 @@ def speak(
 ) -> Run:
     def open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
         service = make_speech_service(engine, max_characters=100_000)
-        return SpeechPipeline(service, "hum", LoopThread("test"))
+        return SpeechPipeline("hum", hosted(service, "hum"))
 
     def run(*argv: str) -> int:
         parser = argparse.ArgumentParser()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from support.hosts import hosted
 from support.http import until
 from support.speech_app import (
     RATE,
@@ -26,7 +27,6 @@ from support.speech_app import (
 from triptych.core.errors import ConfigError, InvalidRequest, NotFound
 from triptych.core.http.auth import owners
 from triptych.core.options.config import Config, ModelOptions, ServerOptions
-from triptych.core.process.loop_thread import LoopThread
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api import pipeline
 from triptych.modalities.tts.api.pipeline import SpeechPipeline, format_of
@@ -45,7 +45,7 @@ def engine() -> FakeSpeechEngine:
 @pytest.fixture
 def speak(engine: FakeSpeechEngine) -> Iterator[SpeechPipeline]:
     service = make_speech_service(engine, max_characters=100_000)
-    with SpeechPipeline(service, "hum", LoopThread("test")) as pipeline:
+    with SpeechPipeline("hum", hosted(service, "hum")) as pipeline:
         yield pipeline
 
 
@@ -127,7 +127,7 @@ def test_voices_made_on_this_machine_are_spoken_with(
     made = store.add(owners(server)[-1], about, tone(RATE), RATE)
     resolved = ResolvedModel(name="hum", reference="hum", folder="", digest="")
     service = SpeechPipeline._open_service(resolved, config)(engine)
-    with SpeechPipeline(service, "hum", LoopThread("test")) as speak:
+    with SpeechPipeline("hum", hosted(service, "hum")) as speak:
         speak("Hi.", voice=made.id)
         with pytest.raises(NotFound, match="triptych voices"):
             speak("Hi.", voice="voice_" + 32 * "0")
