@@ -29,6 +29,7 @@ from triptych.core.options.config import Config, ModelOptions
 from triptych.core.process.lazy import load
 from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.devices.device import Device
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.spec import PIPELINES
@@ -91,7 +92,7 @@ def judge_chat(model_type: str) -> Verdict:
             check_answers(model, folder)
         except TriptychError as error:
             return Verdict(REFUSED, error.message)
-        return Verdict(_path_of(json.loads(Path(folder, "config.json").read_text("utf-8"))))
+        return Verdict(_path_of(read_json(Path(folder, "config.json"))))
 
 
 def check_answers(model: Any, folder: str) -> None:
