@@ -17,9 +17,9 @@ from triptych.core.errors import ConfigError, NonFinite, RequestError
 from triptych.core.options.table import declared, parse
 from triptych.modalities.diffusion.api import cli
 from triptych.modalities.diffusion.api.image_model import ImageModel
-from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.arguments import UNUSED
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
+from triptych.modalities.host import EngineHost
 
 Imagine = Callable[..., int]
 
@@ -205,7 +205,7 @@ def test_empty_prompt_is_refused_before_loading(
 def test_what_the_model_cannot_do_costs_no_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, message: str
 ) -> None:
-    monkeypatch.setattr(ImagePipeline, "_start", lambda *args: pytest.fail("it is loaded"))
+    monkeypatch.setattr(EngineHost, "start", lambda *args: pytest.fail("it is loaded"))
     monkeypatch.setattr(ImageModel, "open", lambda resolved: MODEL)
     with pytest.raises(RequestError, match=message):
         _run("a hen", "-o", str(tmp_path / "a.png"), *words.split())
