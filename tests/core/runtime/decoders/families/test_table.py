@@ -21,6 +21,8 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
 }
 
 
@@ -133,6 +135,9 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     """The views of all targets together are exactly the decoder's memory."""
     rope = {"mrope_section": sections_of(architecture), "partial_rotary_factor": 1.0}
     fields = {"attention_bias": True, "mlp_bias": True, "rope_parameters": rope}
+    if architecture in ("BambaForCausalLM", "GraniteMoeHybridForCausalLM"):
+        fields["layer_types"] = ["mamba", "attention", "mamba", "attention"]
+        fields["attn_layer_indices"] = [1, 3]
     decoder = Decoder(
         read_decoder_config(config(architecture, **fields)),
         dtype=torch.float32,
