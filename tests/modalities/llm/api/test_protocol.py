@@ -50,7 +50,7 @@ def test_every_field_openai_has_is_known_here() -> None:
 
 
 def test_every_sampling_parameter_can_be_asked_for() -> None:
-    internal = {"sample_index", "seed", "returns_state"}  # `seed` travels beside them
+    internal = {"sample_index", "seed", "returns_state", "state_token_ids"}
     given = {*chat().sampling(), *text().sampling()}
     assert given == set(SamplingParams.__struct_fields__) - internal
 
