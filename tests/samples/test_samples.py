@@ -50,6 +50,7 @@ PATHS = sorted(SAMPLES.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of diffusers
 def test_sample_imports_and_has_a_main_if_it_is_run(path: Path) -> None:
     folders = (path.parent, path.parent.parent)  # as when a script is run; a library's, by recipes
     try:
