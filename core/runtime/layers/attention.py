@@ -251,7 +251,7 @@ class AttentionConfig:
 
     @property
     def position_values(self) -> int:
-        """The most values that the layer holds for each position, apart from the residual stream."""
+        """The most values of a position that the layer holds, apart from the residual stream."""
         num_queries = (2 + 2 * self.has_output_gate) * self.num_heads
         return (num_queries + 4 * self.num_kv_heads) * self.head_dim
 

@@ -93,7 +93,7 @@ class LatentConfig:
 
     @property
     def position_values(self) -> int:
-        """The most values that the layer holds for each position, apart from the residual stream."""
+        """The most values of a position that the layer holds, apart from the residual stream."""
         absorbed = self.num_heads * (self.key_dim + self.row_dim + self.kv_rank)
         return self.query_inputs + 2 * self.row_dim + absorbed
 

@@ -68,7 +68,7 @@ class Mamba2Config:
 
     @property
     def position_values(self) -> int:
-        """The most values that the layer holds for each position, apart from the residual stream."""
+        """The most values of a position that the layer holds, apart from the residual stream."""
         return 2 * self.num_inputs + 4 * self.num_outputs
 
 

@@ -58,7 +58,7 @@ class ShortConvConfig:
 
     @property
     def position_values(self) -> int:
-        """The most values that the layer holds for each position, apart from the residual stream."""
+        """The most values of a position that the layer holds, apart from the residual stream."""
         return 6 * self.hidden_size
 
 

@@ -76,7 +76,7 @@ def new_cache() -> Cache:
 
 
 def row_values(plan: CachePlan, num_heads: int, max_length: int) -> int:
-    """The most values that attention holds in addition to a step: a layer's keys, and scores twice."""
+    """The most values that attention holds apart from a step: a layer's keys, and scores twice."""
     cells = max(shape.num_kv_heads * shape.head_dim for shape in plan.shapes)
     return max_length * (4 * cells + 4 * num_heads * MAX_TOKENS)
 

@@ -24,7 +24,7 @@ _OWN_NAMES = {"tl": "Filipino"}
 
 
 class Qwen3Asr(PromptedModel):
-    """Writes "language English<asr_text>" and the text, or the text alone where the language is given."""
+    """Writes "language English<asr_text>" and the text; the text alone with a given language."""
 
     network_class, processor_class = "Qwen3ASRForConditionalGeneration", "Qwen3ASRProcessor"
 
