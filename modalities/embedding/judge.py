@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from triptych.core.errors import WeightsError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _FAMILY, _NAME = "qwen3", "qwen3-reranker"
 _MARK = "is_original_qwen3_reranker"

@@ -99,7 +99,7 @@ def _names_read(kind: object) -> frozenset[str]:
 def _code_with_weights(method: Callable[..., object]) -> str:
     """The source of a method that names weights when it computes, if it can be read."""
     code = unwrap(method)
-    is_maker = getattr(code, "__name__", "").startswith(("__init", "_init", "init", "tie"))
+    is_maker = getattr(code, "__name__", "").startswith(("__init", "_init", "init", "tie", "fuse"))
     if isinstance(code, FunctionType) and "weight" in code.__code__.co_names and not is_maker:
         with suppress(OSError):
             return getsource(code)
