@@ -18,6 +18,7 @@ from triptych.core.engine_api.job import Job
 from triptych.core.errors import InvalidRequest
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
+from triptych.core.process.lazy import load
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.loader import DeviceLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
@@ -29,8 +30,6 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.architecture import is_cross_encoder
 from triptych.modalities.embedding.engine.blueprint import EncoderBlueprint, Sizes
-from triptych.modalities.embedding.engine.class_encoder import ClassBlueprint
-from triptych.modalities.embedding.engine.encoder import PackedBlueprint
 from triptych.modalities.embedding.engine.runner import STAGE, Embedder, load_dense
 from triptych.modalities.embedding.kinds import ModelKind, kind_of
 from triptych.modalities.embedding.pooling import PoolingSpec
@@ -43,8 +42,12 @@ from triptych.schedulers.staged import StagedScheduler, StageLimits
 _log = logging.getLogger(__name__)
 
 MAX_STEP_TEXTS = 256
-_BLUEPRINTS: Mapping[ModelKind, type[EncoderBlueprint]] = MappingProxyType(
-    {ModelKind.PACKED: PackedBlueprint, ModelKind.CLASS: ClassBlueprint}
+_ENGINE = "triptych.modalities.embedding.engine"
+_BLUEPRINTS: Mapping[ModelKind, str] = MappingProxyType(
+    {
+        ModelKind.PACKED: f"{_ENGINE}.encoder:PackedBlueprint",
+        ModelKind.CLASS: f"{_ENGINE}.class_encoder:ClassBlueprint",  # it loads transformers
+    }
 )
 _TRUNK, _HEAD = re.compile("Model$"), "lm_head."
 _CPU_STEP_TOKENS = 768
@@ -98,7 +101,7 @@ class EmbeddingLoader(DeviceLoader):
             memory = self._memory(stack)
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             kind = kind_of(self._folder, checkpoint.config)
-            blueprint: EncoderBlueprint = _BLUEPRINTS[kind](checkpoint, dtype)
+            blueprint: EncoderBlueprint = load(_BLUEPRINTS[kind])(checkpoint, dtype)
             spec = PoolingSpec.of(self._folder, checkpoint.config)
             step_tokens = self._config.schedule.max_batch_input_tokens
             if self._device.is_cpu:
