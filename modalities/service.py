@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -60,6 +68,7 @@ class ModelService(Generic[ModelT]):
         self._aliases = client.aliases if isinstance(client, AliasClient) else {}
         self._admission = admission
         self._default_seed = default_seed
+        self._ends: list[Callable[[], Awaitable[None]]] = []
 
     @property
     def max_jobs(self) -> int:
@@ -73,8 +82,14 @@ class ModelService(Generic[ModelT]):
             raise UnknownModel.among(self.models, name, self.kind)
         return self.models[own_name]
 
+    def at_close(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Call `end` when the service is closed: it ends what was started for it."""
+        self._ends.append(end)
+
     async def close(self) -> None:
-        """End what the service itself has started."""
+        """End what was started for the service."""
+        for end in self._ends:
+            await end()
 
     async def ready(self, name: str) -> float:
         """Load a model that is not in memory; returns the seconds that it took."""

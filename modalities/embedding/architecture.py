@@ -262,10 +262,12 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:
     """Whether a model scores pairs of texts: it is a classifier with a single label."""
-    architectures = config.get("architectures") or [""]
-    labels = config.get("id2label") or range(int(config.get("num_labels", 2)))
-    is_classifier = str(architectures[0]).endswith("ForSequenceClassification")
-    return is_classifier and len(labels) == 1
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else ""
+    labels, num_labels = config.get("id2label"), config.get("num_labels", 2)
+    if isinstance(labels, Mapping | list):
+        num_labels = len(labels)
+    return str(first).endswith("ForSequenceClassification") and num_labels == 1
 
 
 def family_of(config: Mapping[str, Any]) -> TensorNames:

@@ -9,7 +9,9 @@ from contextlib import suppress
 import psutil
 
 from triptych.modalities.llm.api import grammar_child, template_child
-from triptych.modalities.vlm.api import preparation
+
+WORKER = "triptych.modalities.vlm.processing.worker"
+"""Prepares images for chats; a parity test keeps some, since they start slowly."""
 
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:
@@ -23,8 +25,13 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
 
 def decoders() -> list[psutil.Process]:
     """Those that decode files, but for those that prepare images for chats."""
-    others = {template_child.__name__, grammar_child.__name__, preparation.__name__}
+    others = {template_child.__name__, grammar_child.__name__, WORKER}
     return [child for child, line in _workers() if others.isdisjoint(line)]
+
+
+def preparers() -> list[psutil.Process]:
+    """Those that prepare images for chats."""
+    return [child for child, line in _workers() if WORKER in line]
 
 
 def renderers() -> list[psutil.Process]:

@@ -83,6 +83,7 @@ class LlmService(ModelService[TextModel]):
         """End the processes that run chat templates."""
         for model in self.models.values():
             await model.close()
+        await super().close()
 
     def sees(self, model: str) -> bool:
         """Whether `model` takes images."""

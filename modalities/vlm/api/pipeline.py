@@ -60,9 +60,16 @@ class VisionChatPipeline(ChatPipeline):
         prepare, facts = _preparation(resolved, config)
         images = ImageProcessorCache.from_config(prepare, config)
         encoder = VisionPromptEncoder.open(resolved, facts, images, config)
-        return lambda client: LlmService.from_config(
-            config, [encoder.text], client, encoders={resolved.name: encoder}
-        )
+
+        def make(client: EngineClient) -> LlmService:
+            service = LlmService.from_config(
+                config, [encoder.text], client, encoders={resolved.name: encoder}
+            )
+            if isinstance(prepare, PooledPreparation):
+                service.at_close(prepare.close)
+            return service
+
+        return make
 
     def _part(self, part: Any) -> str | ImageSource:
         match part:

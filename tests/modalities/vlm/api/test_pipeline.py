@@ -14,13 +14,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from support.child_processes import preparers
 from support.images import image, saved
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
-from triptych.modalities.vlm.api import cli
+from triptych.modalities.vlm.api import cli, pipeline
 from triptych.modalities.vlm.api.pipeline import VisionPipeline, image_source
+from triptych.modalities.vlm.processing.probe import read_facts
 
 OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 
@@ -35,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def see(folder: Path) -> Iterator[VisionPipeline]:
-    with VisionPipeline.from_pretrained(str(folder), progress=False) as pipeline:
-        yield pipeline
+    with VisionPipeline.from_pretrained(str(folder), progress=False) as opened:
+        yield opened
 
 
 def test_an_image_is_the_same_in_every_form(see: VisionPipeline, folder: Path) -> None:
@@ -73,6 +75,19 @@ def test_what_is_no_image(see: VisionPipeline, tmp_path: Path) -> None:
         image_source(7)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="fetches nothing"):
         see("http://example.com/a.png", "What?")
+
+
+def test_the_child_of_a_processor_ends_with_the_pipeline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor that needs torch runs in a child process."""
+    monkeypatch.setattr(pipeline, "needs_torch", lambda folder: True)
+    monkeypatch.setattr(pipeline, "probe_facts", lambda folders: [read_facts(folders[0])])
+    others = preparers()
+    with VisionPipeline.from_pretrained(str(folder), progress=False) as see:
+        assert see(folder / "a.png", "What?", **OPTIONS).samples
+        assert len(preparers()) == len(others) + 1
+    assert len(preparers()) == len(others)
 
 
 def test_a_model_that_reads_text_alone_is_refused(tmp_path: Path) -> None:
