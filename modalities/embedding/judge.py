@@ -36,7 +36,14 @@ def is_judge(folder: Path, config: Mapping[str, Any]) -> bool:
     """
     architectures = config.get("architectures") or ()
     is_chat = config.get("model_type") == _FAMILY and "Qwen3ForCausalLM" in architectures
-    return is_chat and (bool(config.get(_MARK)) or _NAME in str(folder).lower())
+    return is_chat and (
+        bool(config.get(_MARK)) or any(_NAME in part.lower() for part in _names(folder))
+    )
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    """The folder's own name, and that of its repository in the hub's cache."""
+    return folder.name, *(part for part in folder.parts if part.startswith("models--"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,11 @@ class JudgePrompt:
         yes, no, start = map(tokenizer.token_to_id, (_YES, _NO, "<|im_start|>"))
         if yes is None or no is None or start is None:
             raise WeightsError("The tokenizer is not that of a Qwen3 reranker.")
-        was_plain, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, False
+        own = type(tokenizer).from_str(tokenizer.to_str())  # others read texts with that one
+        own.encode_special_tokens = False
         before, after = (
-            tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-            for text in (_BEFORE, _AFTER)
+            tuple(own.encode(text, add_special_tokens=False).ids) for text in (_BEFORE, _AFTER)
         )
-        tokenizer.encode_special_tokens = was_plain
         return cls(before, after, (yes, no))
 
     @staticmethod

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import ConfigError, UnknownModel
+from triptych.core.options.relevance import check_in_process
 from triptych.core.process.lazy import load
 from triptych.core.weights.progress import RichProgress, SilentProgress
 from triptych.modalities.host import EngineHost, config_in_process, read_keywords
@@ -66,6 +67,7 @@ class Engine:
         return engine
 
     def _start(self, options: Resolved, progress: Progress) -> None:
+        check_in_process(options)  # before anything is fetched
         found = resolve_models(options, progress)
         config = config_in_process(options, num_models=len(found))
         self._roles: dict[str, Role] = {

@@ -22,8 +22,10 @@ from typing import Any, Self
 import msgspec
 
 from triptych.core.errors import ConfigError, SetupError
+from triptych.core.http.listener import bind
 from triptych.core.http.tls import scheme_of
 from triptych.core.options.config import Config
+from triptych.core.options.server import ServerOptions
 from triptych.core.options.table import Resolved, declared, resolve_keywords, value_of
 
 _POLL_S = 0.1
@@ -33,7 +35,7 @@ _NUM_SHOWN_LINES = 5
 
 
 class Server:
-    """A server in processes of its own, which ends with the block, or with this process.
+    """A server in processes of its own, which ends with the block or with this process.
 
         with Server("embedded") as server:
             client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
@@ -53,8 +55,7 @@ class Server:
         named = [models] if isinstance(models, str) else list(models)
         given = {"port": _free_port(), "log_format": "text", **options}
         resolved = resolve_keywords({"model": tuple(named), **given})
-        if resolved.config.server.headless:
-            raise ConfigError("headless is for engines without HTTP; start them with the command.")
+        _check(resolved.config.server)
         self._config = resolved.config
         self._folder = TemporaryDirectory(prefix="triptych-server-")
         self.log = Path(self._folder.name) / "server.log"
@@ -117,7 +118,7 @@ class Server:
 
     def _wait_ready(self, timeout_s: float) -> None:
         give_up_s = time.monotonic() + timeout_s
-        while not self._is_ready():
+        while not (self._is_ready() and self.is_running):
             if not self.is_running:
                 raise SetupError(f"The server ended before it was ready. {self._last_words()}")
             if time.monotonic() > give_up_s:
@@ -144,6 +145,15 @@ class Server:
     def _last_words(self) -> str:
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         return " ".join(lines[-_NUM_SHOWN_LINES:])
+
+
+def _check(server: ServerOptions) -> None:
+    """Raise `ConfigError` for options by which readiness cannot be seen, or a port in use."""
+    if server.headless:
+        raise ConfigError("headless is for engines without HTTP; start them with the command.")
+    if server.ssl_cert_reqs:
+        raise ConfigError("ssl_cert_reqs asks for clients' certificates; start with the command.")
+    bind(server).close()  # another server may answer there
 
 
 def _address(config: Config) -> tuple[str, int]:

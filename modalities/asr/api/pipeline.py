@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
@@ -150,8 +151,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
         if isinstance(audio, np.ndarray):
             audio = (audio, SAMPLE_RATE)
         if isinstance(audio, tuple):
-            pcm_S, sample_rate = audio
-            _check_samples(pcm_S, sample_rate)
+            pcm_S, sample_rate = _checked(audio)
             if sample_rate != SAMPLE_RATE:
                 pcm_S = await asyncio.to_thread(resample, pcm_S, sample_rate)
             check_sound(pcm_S)
@@ -161,14 +161,17 @@ class TranscriptionPipeline(Pipeline[AsrService]):
         return await self._service.read(audio, OWN_LIMITS)
 
 
-def _check_samples(pcm_S: object, sample_rate: object) -> None:
+def _checked(audio: tuple[Any, ...]) -> tuple[Pcm, int]:
+    """Samples and their rate. Raises `InvalidRequest`."""
+    pcm_S, sample_rate = audio if len(audio) == 2 else (None, None)
     is_array = isinstance(pcm_S, np.ndarray) and pcm_S.ndim == 1 and pcm_S.dtype.kind == "f"
     if not is_array or not np.isfinite(np.asarray(pcm_S)).all():
         raise InvalidRequest("Samples must be finite floats, mono, in a one-dimensional array.")
-    if not isinstance(sample_rate, int) or not MIN_RATE <= sample_rate <= MAX_RATE:
+    if not isinstance(sample_rate, Integral) or not MIN_RATE <= int(sample_rate) <= MAX_RATE:
         raise InvalidRequest(
             f"The rate of samples must be a whole number of {MIN_RATE} to {MAX_RATE} Hz."
         )
+    return np.asarray(pcm_S), int(sample_rate)
 
 
 def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:

@@ -104,7 +104,7 @@ class ChatPipeline(Pipeline[LlmService]):
     `ignore_eos`; `tools` and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and the
     format of the answer: `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`,
     `guided_choice`, `guided_grammar`.
-    Every call has an async twin that may be awaited on any loop.
+    Calls, `stream` and `complete` have async twins that may be awaited on any loop.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (CHAT,)
@@ -223,8 +223,13 @@ class ChatPipeline(Pipeline[LlmService]):
             for each in prompts
         ]
         requests = [TokenRequest(prompt_ids=tuple(each)) for each in ids]
-        call = replace(call, tool_set=None)
-        answers = await self._answers(call, await self._service.prepare(call, requests))
+        call, size = replace(call, tool_set=None), self._num_at_once(options)
+        parts = [requests[at : at + size] for at in range(0, len(requests), size)]
+        answers = [
+            answer
+            for part in parts
+            for answer in await self._answers(call, await self._service.prepare(call, part))
+        ]
         return answers if is_batch else answers[0]
 
     async def _answers(self, call: TextCall, requests: Sequence[TokenRequest]) -> list[ChatAnswer]:
@@ -270,7 +275,7 @@ class ChatPipeline(Pipeline[LlmService]):
         return TextCall(
             model=self._model,
             n=own.n,
-            seed=own.seed if own.sampling is None else own.sampling.seed,
+            seed=own.sampling.seed if own.sampling and own.seed is None else own.seed,
             sampling={"max_tokens": None, **own.sampling_fields(), **given},
             ignore_eos=own.ignore_eos,
             stop=stop_strings(own.stop),
@@ -370,14 +375,19 @@ def _raw_prompts(prompt: Any) -> tuple[list[RawPrompt], bool]:
     """The prompts of a call without a template, and whether it has a batch of them."""
     if isinstance(prompt, str):
         return [prompt], False
-    entries = list(prompt) if isinstance(prompt, Sequence) else []
-    if entries and all(isinstance(each, int) for each in entries):
+    entries = list(prompt) if isinstance(prompt, list | tuple) else []
+    if _are_ids(entries):
         return [entries], False
-    if not entries or not all(isinstance(each, str | Sequence) and each for each in entries):
+    if not entries or not all(isinstance(each, str) or _are_ids(each) for each in entries):
         raise InvalidRequest(
             "A prompt is a text, or token ids; a batch is a list of them.", param="prompt"
         )
     return entries, True
+
+
+def _are_ids(prompt: Any) -> bool:
+    is_list = isinstance(prompt, list | tuple) and bool(prompt)
+    return is_list and all(isinstance(each, int) for each in prompt)
 
 
 def _no_message() -> InvalidRequest:
