@@ -87,6 +87,19 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in GROUPED.items() if k not in ("n_routed_experts", "n_shared_experts")}
         | {"num_experts": 8, "num_shared_experts": 1, "sliding_window": 64, "head_dim": 12},
     ),
+    "llama-4": (
+        "Llama4",
+        {
+            "intermediate_size_mlp": 56,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 2,
+            "attention_chunk_size": 64,
+            "floor_scale": 50,
+            "attn_scale": 0.4,
+        },
+    ),
     "hunyuan": ("HunYuanMoEV1", {"num_experts": 5, "moe_topk": 2}),
 }
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
@@ -97,7 +110,8 @@ def save_mixture(folder: Path, name: str, **more: Any) -> Any:
     """Save a tiny random model in `folder`; returns transformers' own."""
     family, extra = MIXTURES[name]
     fields = {key: value for key, value in (SMALL | extra | more).items() if value is not None}
-    config = getattr(transformers, f"{family}Config")(**fields, attn_implementation="eager")
+    kind = f"{family}TextConfig" if family == "Llama4" else f"{family}Config"
+    config = getattr(transformers, kind)(**fields, attn_implementation="eager")
     torch.manual_seed(11)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):

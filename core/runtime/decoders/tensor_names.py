@@ -349,7 +349,9 @@ def _recurrent_targets(
 def _head_norm_targets(
     prefix: str, norm: QueryKeyNorm, shards: HeadShards, names: LayerNames
 ) -> Iterator[Target]:
-    """The destinations of weights that heads share, or of a row for each head."""
+    """The destinations of weights that heads share, or of a row for each head, if any."""
+    if not norm.config.has_weights:
+        return
     parts = [(names.query_norm, norm.query, shards.queries)]
     if len(norm.key):
         parts.append((names.key_norm, norm.key, shards.keys))

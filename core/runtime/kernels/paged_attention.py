@@ -40,15 +40,17 @@ _MIN_GROUP_KEYS = 256
 class AttentionRule:
     """The rule by which a layer's tokens weigh the keys that they see.
 
-    `window` counts these keys, the token included; `None`: all. A score is `scale` times the
-    product of query and key; a `soft_cap` limits it: `cap * tanh(score / cap)`. `sinks_H` are the
-    scores of an additional key that every token sees and that has no value (Xiao et al. 2023,
+    `window` counts these keys, the token included; `None`: all. Where it is chunked, a token sees
+    the keys from the last position on that is a multiple of the window. A score is `scale` times
+    the product of query and key; a `soft_cap` limits it: `cap * tanh(score / cap)`. `sinks_H` are
+    the scores of an additional key that every token sees and that has no value (Xiao et al. 2023,
     arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`, in
     addition to the scales of cells.
     """
 
     scale: float
     window: int | None = None
+    is_chunked: bool = False
     soft_cap: float | None = None
     sinks_H: torch.Tensor | None = None
     k_scale: float = 1.0
@@ -56,9 +58,14 @@ class AttentionRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the rule consists of scale and window only."""
-        is_unscaled = self.k_scale == self.v_scale == 1.0
+        """Whether the rule consists of scale and a sliding window only."""
+        is_unscaled = self.k_scale == self.v_scale == 1.0 and not self.is_chunked
         return is_unscaled and self.soft_cap is None and self.sinks_H is None
+
+    @property
+    def span(self) -> int | None:
+        """The window as kernels take it: negative where it is chunked."""
+        return -self.window if self.is_chunked and self.window is not None else self.window
 
 
 class CpuPagedKernels(Protocol):
@@ -124,7 +131,7 @@ class AttentionBatch:
     prompt_keys: PromptKeys | None = None
     """Where a library finds the keys of prompts; made by the first layer that needs it."""
     groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
-    """The reference's plan of a step, by window; made by the first layer that uses it."""
+    """The reference's plan of a step, by span; made by the first layer that uses it."""
 
 
 def write_pages(
@@ -185,7 +192,7 @@ def _on_gpu(
 
     scales, num_decode = (pages.k_scale_NPK, pages.v_scale_NPK), batch.num_decode_rows
     cached = (as_stored(pages.k_NPKD), as_stored(pages.v_NPKD), *scales)
-    weighing = (rule.scale * rule.k_scale, rule.window, rule.soft_cap, rule.v_scale)
+    weighing = (rule.scale * rule.k_scale, rule.span, rule.soft_cap, rule.v_scale)
     out_THD = q_THD.new_empty(q_THD.shape)
     if num_decode:
         rows = slice(num_decode)
@@ -242,10 +249,9 @@ def reference(
 
     Values may have another width than keys.
     """
-    window = rule.window
-    if window not in batch.groups:
-        batch.groups[window] = _plan_groups(batch, pages.k_NPKD.shape[:2], window)
-    groups = batch.groups[window]
+    if rule.span not in batch.groups:
+        batch.groups[rule.span] = _plan_groups(batch, pages.k_NPKD.shape[:2], rule)
+    groups = batch.groups[rule.span]
     outs = [_attend_group(q_THD, pages, group, rule) for group in groups]
     if len(groups) == 1 and groups[0].query_index_L is None:
         return outs[0]
@@ -324,20 +330,20 @@ def _weigh(
 
 
 def _plan_groups(
-    batch: AttentionBatch, storage_NP: torch.Size, window: int | None
+    batch: AttentionBatch, storage_NP: torch.Size, rule: AttentionRule
 ) -> list[_RowGroup]:
     """Group rows whose query and key counts agree within a factor of two."""
     query_lengths, context_lengths = batch.host_query_lengths_B, batch.host_context_lengths_B
     num_keys_B = context_lengths
-    if window is not None and batch.blocks_2T is None:
-        num_keys_B = np.minimum(context_lengths, query_lengths + window - 1)
+    if rule.window is not None and batch.blocks_2T is None:
+        num_keys_B = np.minimum(context_lengths, query_lengths + rule.window - 1)
     rows_by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     sizes = zip(query_lengths.tolist(), num_keys_B.tolist(), strict=True)
     for row, (num_queries, num_keys) in enumerate(sizes):
         key = (num_queries - 1).bit_length(), max(num_keys - 1, _MIN_GROUP_KEYS).bit_length()
         rows_by_size[key].append(row)
     return [
-        _make_group(batch, np.array(rows), num_keys_B, storage_NP, window)
+        _make_group(batch, np.array(rows), num_keys_B, storage_NP, rule)
         for rows in rows_by_size.values()
     ]
 
@@ -347,7 +353,7 @@ def _make_group(
     rows: Int64s,
     num_keys_B: Int64s,
     storage_NP: torch.Size,
-    window: int | None,
+    rule: AttentionRule,
 ) -> _RowGroup:
     device = batch.page_table_BM.device
     num_pages, page_size = storage_NP
@@ -377,10 +383,11 @@ def _make_group(
     first_GQ = last_GQ = query_position_GQ
     if batch.blocks_2T is not None:
         first_GQ, last_GQ = batch.blocks_2T[:, token_GQ]
-    if window is not None:
-        first_GQ = torch.minimum(first_GQ, query_position_GQ - (window - 1))
+    if rule.window is not None:
+        to_first_GQ = query_position_GQ % rule.window if rule.is_chunked else rule.window - 1
+        first_GQ = torch.minimum(first_GQ, query_position_GQ - to_first_GQ)
     mask_GQS = key_position_GS.unsqueeze(1) <= last_GQ.unsqueeze(2)
-    if window is not None:
+    if rule.window is not None:
         mask_GQS &= key_position_GS.unsqueeze(1) >= first_GQ.unsqueeze(2)
     is_whole_batch = len(rows) == len(batch.host_query_lengths_B)
     is_padded = (batch.host_query_lengths_B[rows] != max_queries).any()

@@ -184,12 +184,13 @@ class HeadNormConfig:
     """The norm of query and key heads, before their rotation or after it.
 
     Each head is normalized by the same weights, by its own (`own_weights`), or all query heads as
-    one row and all key heads as another (`is_joint`). Weights may be centred (see
+    one row and all key heads as another (`is_joint`). There may be no weights, or centred ones (see
     `core.runtime.layers.norm`).
     """
 
     eps: float
     kind: NormKind = "rms"
+    has_weights: bool = True
     has_own_weights: bool = False
     is_joint: bool = False
     is_after_rotation: bool = False
@@ -200,14 +201,14 @@ class HeadNormConfig:
 class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
-    `scale` is that of the scores, 1 / sqrt(head_dim) unless given; `soft_cap` and sinks are those
-    of `AttentionRule`. A layer with `reads_layer` stores no keys: it reads those of that earlier
-    layer. `value_norm_eps` normalizes values without weights; `values_are_keys`: they are the keys
-    before norm and rotation. With a `has_output_gate` the result of a head is multiplied by the
-    sigmoid of as many more outputs of the first projection. `uses_local_rope` and `scales_queries`:
-    see `DecoderConfig`. In a
-    model that is divided over ranks, head counts are this rank's, and `shards` says which heads of
-    all they are.
+    `is_chunked`, `soft_cap` and sinks are those of `AttentionRule`. `scale` is that of the
+    scores, 1 / sqrt(head_dim) unless given. A layer with `reads_layer` stores no keys: it reads
+    those of that earlier layer. `value_norm_eps` normalizes values without weights;
+    `values_are_keys`: they are the keys before norm and rotation. With a `has_output_gate` the
+    result of a head is multiplied by the sigmoid of as many more outputs of the first
+    projection. `uses_local_rope` and `scales_queries`: see `DecoderConfig`. In a model that is
+    divided over ranks, head counts are this rank's, and `shards` says which heads of all they
+    are.
     """
 
     hidden_size: int
@@ -220,6 +221,7 @@ class AttentionConfig:
     value_norm_eps: float | None = None
     values_are_keys: bool = False
     window: int | None = None
+    is_chunked: bool = False
     uses_rope: bool = True
     uses_local_rope: bool = False
     has_interleaved_rope: bool = False
@@ -284,7 +286,7 @@ class QueryKeyNorm:
                 dtype=kept,
                 device=device,
             )
-            for count in self._counts
+            for count in (self._counts if self.config.has_weights else (0, 0))
         )
 
     @property
@@ -294,9 +296,12 @@ class QueryKeyNorm:
 
     def prepare(self) -> HeadNorm:
         """The norm with a row of weights for each head."""
-        pairs = zip((self.query, self.key), self._counts, strict=True)
-        rows = [weight.expand(count, weight.shape[-1]) for weight, count in pairs]
-        weight_XD = torch.cat(rows) + self.config.is_centred
+        if self.config.has_weights:
+            pairs = zip((self.query, self.key), self._counts, strict=True)
+            rows = [weight.expand(count, weight.shape[-1]) for weight, count in pairs]
+            weight_XD = torch.cat(rows) + self.config.is_centred
+        else:
+            weight_XD = self.query.new_ones(sum(self._counts), self.query.shape[1])
         kind, eps = self.config.kind, self.config.eps
         return HeadNorm(weight_XD, eps, kind, self.is_joint, self.config.is_after_rotation)
 
@@ -359,6 +364,7 @@ class Attention:
         self.rule = AttentionRule(
             scale=head_dim**-0.5 if config.scale is None else config.scale,
             window=config.window,
+            is_chunked=config.is_chunked,
             soft_cap=config.soft_cap,
             sinks_H=self.sinks_H,
         )

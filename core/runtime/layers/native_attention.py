@@ -85,7 +85,7 @@ class _Heads:
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
-            "window": config.window or 0,
+            "window": rule.span or 0,
             "rotation": -1 if not config.uses_rope else int(config.uses_local_rope),
             "flags": self._flags(),
             "scale": rule.scale,

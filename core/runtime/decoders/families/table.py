@@ -19,6 +19,7 @@ from triptych.core.runtime.decoders.families import (
     gemma,
     gpt_oss,
     llama,
+    llama4,
     mamba,
     mixtures,
     olmo,
@@ -44,6 +45,7 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         **relatives.READERS,
         **corrected_mixtures.READERS,
         **gpt_oss.READERS,
+        **llama4.READERS,
         **deepseek.READERS,
     }
 )

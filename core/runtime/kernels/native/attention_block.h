@@ -198,7 +198,7 @@ INLINE KeyRange range_of(const Attention *a, int64_t token, int64_t position) {
     KeyRange s = {0, position};
     if (a->blocks) s.last = a->blocks[a->num_tokens + token];
     if (!a->window) return s;
-    s.first = position - a->window + 1;
+    s.first = a->window > 0 ? position - a->window + 1 : position - position % -a->window;
     if (a->blocks && a->blocks[token] < s.first) s.first = a->blocks[token];
     if (s.first < 0) s.first = 0;
     return s;

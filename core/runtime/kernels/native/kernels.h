@@ -7,10 +7,11 @@
 
 /* Pages have the layout of pages.h, those of latents without `v_pages`: their first `value_dim` values
  * are also the value, and the result has as many for each head. Scales are those of INT8 pages, otherwise
- * NULL. `blocks`, if given, are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
- * window of 0 is unlimited. Scores are multiplied by `scale`, then limited to +-`soft_cap` by tanh; 0
- * is no cap. `sinks`, if given, are [num_heads]: scores of an additional key without a value. The
- * result is multiplied by `out_scale`. */
+ * NULL. `blocks`, if given, are [2][num_tokens]: the first and the last position of the block that a
+ * token sees as a whole. A window of 0 is unlimited; a negative one is a chunk, which begins at a
+ * multiple of its size. Scores are multiplied by `scale`, then limited to +-`soft_cap` by tanh; 0 is no
+ * cap. `sinks`, if given, are [num_heads]: scores of an additional key without a value. The result is
+ * multiplied by `out_scale`. */
 typedef struct {
     const void *q;
     void *k_pages, *v_pages;

@@ -177,7 +177,7 @@ class NativeKernels:
         arguments.out = out_THD.data_ptr()
         arguments.q_stride = q_THD.stride(0)
         sinks_H = None if rule.sinks_H is None else rule.sinks_H.float().contiguous()
-        arguments.window = rule.window or 0
+        arguments.window = rule.span or 0
         arguments.scale = rule.scale * rule.k_scale
         arguments.soft_cap = rule.soft_cap or 0.0
         arguments.sinks = pointer(sinks_H)

@@ -54,7 +54,7 @@ class DecodeSplits:
         """Divide rows that may be as long as `max_keys`; without `num_wanted` in fixed splits."""
         max_units = -(-max_keys // UNIT)
         if window is not None:  # it need not begin at a unit, so it may touch one more
-            max_units = min(max_units, -(-(window - 1) // UNIT) + 1)
+            max_units = min(max_units, -(-(abs(window) - 1) // UNIT) + 1)
         if num_wanted is None:
             limit = -(-max_units // FIXED_UNITS)
             return cls(num_rows * limit, limit, is_fixed=True)
@@ -146,5 +146,12 @@ def _units_of(length, window, HAS_WINDOW: tl.constexpr):
     """The unit of the first key that a row sees, and the number of units up to its end."""
     first_unit = length * 0
     if HAS_WINDOW:
-        first_unit = tl.maximum(length - window, 0) // _UNIT
+        first_unit = first_of_window(length, window) // _UNIT
     return first_unit, tl.cdiv(length, _UNIT) - first_unit
+
+
+@triton.jit
+def first_of_window(length, window):
+    """The first key that the last token of a row sees; a negative window is a chunk."""
+    last = tl.maximum(length - 1, 0)
+    return tl.where(window > 0, tl.maximum(length - window, 0), last - last % tl.abs(window))

@@ -22,6 +22,7 @@ from triptych.core.runtime.kernels.triton.attention_tiles import tile_on
 from triptych.core.runtime.kernels.triton.decode_splits import (
     DecodeSplits,
     divided_rows,
+    first_of_window,
     keys_of_part,
     num_wanted_splits,
     parts_of_row,
@@ -114,7 +115,7 @@ def _launch(
         "NUM_HEADS": num_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
-        "HAS_WINDOW": window > 0,
+        "HAS_WINDOW": window != 0,
         "HAS_SINKS": sinks_H is not None,
         "IS_FIXED": splits.is_fixed,
         "num_warps": tile.num_warps,
@@ -199,7 +200,7 @@ def _attend_split(
     is_held_HD = is_head_H[:, None] & (dim_D < HEAD_DIM)
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(tl.load(lengths_ptr + row).to(tl.int32) - window, 0)
+        first = first_of_window(tl.load(lengths_ptr + row).to(tl.int32), window)
     start = tl.maximum(begin, first // BLOCK_N * BLOCK_N)
     q_ptrs_HD = q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D
     q_HD = tl.load(q_ptrs_HD, mask=is_held_HD, other=0.0)

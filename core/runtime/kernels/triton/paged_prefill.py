@@ -171,7 +171,8 @@ def _attend_tile(
         last_M = tl.load(blocks_ptr + blocks_stride + token_M).to(tl.int32)
     end_key = tl.max(last_M, 0) + 1
     if HAS_WINDOW:  # most of its blocks are cut at one end or the other: all are masked
-        first_M = tl.minimum(first_M, position_M - window + 1)
+        to_first_M = tl.where(window > 0, window - 1, position_M % tl.abs(window))
+        first_M = tl.minimum(first_M, position_M - to_first_M)
         first_cut = tl.min(first_M, 0)
     else:
         first_cut = tl.min(last_M, 0) + 1

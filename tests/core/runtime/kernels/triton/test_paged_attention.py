@@ -73,6 +73,14 @@ def test_decode_rows_and_chunks_of_one_step(
     check(case, AttentionRule(scale=0.2, window=window), is_deterministic=is_deterministic)
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("chunk", [1, 48, 10**6])
+def test_chunks(chunk: int, is_deterministic: bool) -> None:
+    case = make_case([*DECODE, *CHUNKS], PagedShape(6, 2, 32, 16), (FLOAT, FLOAT), 1)
+    rule = AttentionRule(scale=0.2, window=chunk, is_chunked=True)
+    check(case, rule, is_deterministic=is_deterministic)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
