@@ -281,7 +281,7 @@ class TokenBatch:
         """
         row = piece.unit
         num_accepted = piece.num_accepted(result.token_ids)
-        row.num_committed = num_committed = piece.known_end + num_accepted
+        row.num_committed = piece.known_end + num_accepted
         row.num_unknown -= piece.is_sampled
         row.has_restarted = False
         lease = row.lease
@@ -296,7 +296,7 @@ class TokenBatch:
         if piece.is_sampled:
             row.last_token_s = now_s
             delta = self._answer(piece, result, num_accepted)
-        if num_committed >= (lease.num_published + 1) * self.pool.page_size:
+        if row.num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
         publish_saves(self.pool, piece)
         return delta
@@ -319,6 +319,7 @@ class TokenBatch:
             if is_end and self._may_end(row):
                 logprobs = result.logprobs[: len(taken) + 1]
                 end = TokenDelta(token_ids=tuple(taken), logprobs=logprobs)
+                row.num_committed = min(row.num_committed, row.num_known)  # no drafts after it
                 return self.delta(row, end, finish_reason="stop", stop_token_id=token_id)
             row.append((token_id,))
             taken.append(token_id)

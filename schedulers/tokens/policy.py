@@ -165,9 +165,10 @@ class _TokenPolicy:
             assert row.lease is not None, "a running row holds a lease"
             num_held = len(row.lease.page_ids) * page_size - start
             drafts = row.drafts
-            if drafts:
-                num_free = max(num_held, 1) + budget.num_pages * page_size
-                drafts = drafts[: min(num_spare, num_free - num_tokens)]
+            if drafts:  # beyond the page of its token only where others lack none
+                num_free = num_held or page_size
+                num_free += page_size * max(0, budget.num_pages - len(rows))
+                drafts = drafts[: max(0, min(num_spare, num_free - num_tokens))]
                 num_tokens += len(drafts)
             if num_tokens <= num_held or self._find_pages(row, num_tokens, victims):
                 piece = ScheduledRow(row, start, num_tokens, is_sampled, drafts)

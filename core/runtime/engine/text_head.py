@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Protocol
 
 import numpy as np
@@ -219,7 +219,7 @@ def _results(
         elif row.is_sampled:
             result = next(tokens)
             if row.num_drafts:
-                result = _joined([result, *islice(tokens, row.num_drafts)])
+                result = _verified(row, [result, *islice(tokens, row.num_drafts)])
         if row.slot in scores:
             entries = chain.from_iterable(entries() for entries in scores[row.slot])
             result.prompt_logprobs = tuple(entries)
@@ -227,10 +227,17 @@ def _results(
     return tuple(results)
 
 
-def _joined(results: Sequence[TokenDelta]) -> TokenDelta:
-    """The result of a row that was sampled at several positions."""
+def _verified(row: TokenRow, results: Sequence[TokenDelta]) -> TokenDelta:
+    """The result of a row with drafts: its tokens up to the first that was not drafted.
+
+    What was computed after a wrong draft is of no use, nor is it wrong that it is not finite.
+    """
+    drafts = row.token_ids[-row.num_drafts :]
+    pairs = zip(results, drafts, strict=False)
+    num_right = sum(1 for _ in takewhile(lambda pair: pair[0].token_ids == (pair[1],), pairs))
+    results = results[: num_right + 1]
     return TokenDelta(
         token_ids=tuple(chain.from_iterable(result.token_ids for result in results)),
         logprobs=tuple(chain.from_iterable(result.logprobs for result in results)),
-        is_finite=all(result.is_finite for result in results),
+        is_finite=results[-1].is_finite,
     )
