@@ -22,7 +22,6 @@ class SnapshotIndex:
 
     def __init__(self, num_snapshots: int) -> None:
         self.num_snapshots = num_snapshots
-        self.num_hits = 0
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._index: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._pending: set[int] = set()
@@ -33,6 +32,11 @@ class SnapshotIndex:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def has_free(self) -> bool:
+        """Whether `take` overwrites none that is indexed."""
+        return bool(self._free)
 
     @property
     def num_pending(self) -> int:
@@ -50,7 +54,6 @@ class SnapshotIndex:
         """The snapshot of `key`, which is indexed; it becomes the most recently used one."""
         self._index.move_to_end(key)
         self._found.add(key)
-        self.num_hits += 1
         return self._index[key]
 
     def is_found(self, key: bytes) -> bool:
@@ -69,13 +72,14 @@ class SnapshotIndex:
         self._pending.add(snapshot)
         return snapshot
 
-    def publish(self, snapshot: int, key: bytes) -> None:
-        """Index a pending snapshot: its step is over. One with the same key is kept instead."""
+    def publish(self, snapshot: int, key: bytes) -> bool:
+        """Index a pending snapshot: its step is over; false if one with its key is kept instead."""
         self._pending.remove(snapshot)
         if key in self._index:
             self._free.append(snapshot)
-        else:
-            self._index[key] = snapshot
+            return False
+        self._index[key] = snapshot
+        return True
 
     def give_back(self, snapshot: int) -> None:
         """Free a pending snapshot that was not written, or is not trusted."""

@@ -7,7 +7,8 @@ Owns the choice. A row saves its state
   stay until they are the least recently used ones;
 - where another row waits for its pages;
 - at the last page's end of every step: its progress, where it goes on if it is preempted, and where
-  the next turn of a conversation begins. A row keeps one of these, unless another row found it.
+  the next turn of a conversation begins. A row keeps one of these, unless another row found it. The
+  last one is overwritten before the next one is known only where no other is free.
 
 A snapshot can be found once its step is over, as a page. Knows no tensors.
 """
@@ -38,7 +39,8 @@ def book_saves(pool: PagePool, piece: ScheduledRow, num_rows: int) -> None:
         return
     taken = [(page, snapshots.take()) for page in sorted(row.saved_pages) if first < page <= last]
     if last not in row.saved_pages and 2 * num_rows <= snapshots.num_snapshots:
-        _drop_progress(snapshots, row)
+        if not snapshots.has_free:
+            _drop_progress(snapshots, row)
         taken.append((last, snapshots.take()))
     piece.saves = tuple(
         [(page * size, snapshot) for page, snapshot in taken if snapshot is not None]
@@ -60,10 +62,10 @@ def publish_saves(pool: PagePool, piece: ScheduledRow) -> None:
         assert pool.snapshots is not None, "only rows with states save them"
         page = position // pool.page_size
         key = row.keys[page - 1]
-        if page not in row.saved_pages:
+        is_own = pool.snapshots.publish(snapshot, key)
+        if is_own and page not in row.saved_pages:
             _drop_progress(pool.snapshots, row)
             row.progress_key = key
-        pool.snapshots.publish(snapshot, key)
         row.pending_pages.discard(page)
     piece.saves = ()
 

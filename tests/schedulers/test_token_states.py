@@ -82,6 +82,16 @@ def test_progress_leaves_the_snapshots_of_prompts_alone_where_they_are_few() -> 
     assert ask(at, "b", SYSTEM) == 8
 
 
+def test_equal_rows_keep_the_snapshot_that_one_of_them_saved() -> None:
+    """The progress of both is the same; it is not dropped with that of the other."""
+    at = world(max_length=40)
+    for name, num in (("a", 9), ("b", 13)):
+        at.submit(name, token_request(SYSTEM, max_tokens=num, prompt_logprobs=True))
+    at.run()
+    turn = SYSTEM + at.output_ids("a")
+    assert ask(at, "c", turn) == 20
+
+
 def test_a_preempted_row_goes_on_at_its_last_snapshot() -> None:
     at = world(num_pages=9, max_batch_size=2)
     for name in "ab":

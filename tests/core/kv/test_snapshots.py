@@ -43,10 +43,10 @@ def test_a_pending_snapshot_is_not_found_until_it_is_published() -> None:
     assert snapshot is not None
     assert index.depth(KEYS[:1]) == 0
     index.check()
-    index.publish(snapshot, KEYS[0])
+    assert index.publish(snapshot, KEYS[0])
     again = index.take()
     assert again is not None
-    index.publish(again, KEYS[0])  # the first is kept
+    assert not index.publish(again, KEYS[0])  # the first is kept
     assert index.find(KEYS[0]) == snapshot
     assert index.take() == again
     index.give_back(again)
