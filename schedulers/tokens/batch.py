@@ -230,7 +230,7 @@ class TokenBatch:
         Cached pages are acquired before new ones are taken, which could otherwise evict them.
         """
         if step.is_retry:
-            self.state.retries.popleft()
+            self.state.retries.groups.popleft()
         for victim in step.victims:
             self._preempt(victim)
         for row, num_pages in step.awaited:
@@ -283,7 +283,6 @@ class TokenBatch:
         num_accepted = piece.num_accepted(result.token_ids)
         row.num_committed = piece.known_end + num_accepted
         row.num_unknown -= piece.is_sampled
-        row.has_restarted = False
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
         if not result.is_finite:
@@ -299,6 +298,8 @@ class TokenBatch:
         if row.num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
         publish_saves(self.pool, piece)
+        if self.state.retries.restarts:
+            self.state.retries.settle(row)
         return delta
 
     def _answer(self, piece: ScheduledRow, result: TokenDelta, num_accepted: int) -> TokenDelta:
@@ -399,21 +400,19 @@ class TokenBatch:
         return delta
 
     def retry(self, live: list[ScheduledRow], later: Iterable[Any]) -> None:
-        """Undo a step that ran out of memory, and retry it in two halves.
+        """Undo a step that ran out of memory, and retry it in smaller ones (`Retries`).
 
-        Results of its rows in `later` steps are void, since they depend on this step. Rows with
-        states begin again instead, from their last snapshots.
+        Results of its rows in `later` steps are void, since they depend on this step.
         """
         for piece in live:
             piece.roll_back()
-            piece.unit.is_spoiled = piece.unit.has_restarted = self.pool.snapshots is not None
         rows = {piece.unit for piece in live}
         for piece in later:
             if isinstance(piece, ScheduledRow) and piece.unit in rows and not piece.is_stale:
                 piece.is_stale = True
                 piece.unit.num_unknown -= piece.is_sampled
-        if self.pool.snapshots is None:
-            self.state.retry(live)
+        retries = self.state.retries
+        (retries.halve if self.pool.snapshots is None else retries.restart)(live)
 
     def missing_for_next(self) -> str:
         """The resource that the next waiting sequence lacks to begin; empty if there is none."""

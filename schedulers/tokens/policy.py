@@ -3,6 +3,8 @@
 Owns the choice. Reads the scheduler's state and changes nothing: a `TokenStep` says what booking
 would do, and booking does exactly that. The rules, in the order they are applied:
 
+0. Rows whose step ran out of memory come first; prompts that wait do not begin meanwhile
+   (`_retry_step`, `restart`).
 1. Where clients compete, rows of the clients that hold the most are preempted for the first waiting
    prompts of clients that hold less (`preempt_for_clients`).
 2. Every row that is being answered takes one token, oldest first, or the tokens that its grammar
@@ -12,8 +14,7 @@ would do, and booking does exactly that. The rules, in the order they are applie
 3. Where the pool has no page for such a row, rows of slow readers and then the newest row are
    preempted: they are computed again later. A row never preempts an older one, and waits instead. A
    row with a step in flight frees its pages only when that step is over, so it sits this step out;
-   likewise no row is preempted while rows that have ended are about to free pages (`_find_pages`,
-   `_preempt_for`).
+   likewise no row is preempted while rows that have ended are about to free pages (`preemption`).
 4. A row that was preempted `max_preemptions` times takes all the pages it can ever need when it
    starts again. It never lacks one, so only rule 1 preempts it again (`_num_pages_to_start`).
 5. Prompts fill what the token budget leaves, those begun first, then waiting ones. While rows are
@@ -31,13 +32,14 @@ would do, and booking does exactly that. The rules, in the order they are applie
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 from triptych.schedulers.shares import none_running, round_robin
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
 from triptych.schedulers.tokens.coming_pages import ComingPages
+from triptych.schedulers.tokens.preemption import Preemption
 from triptych.schedulers.tokens.prompt_order import split_by_work
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
 from triptych.schedulers.tokens.step import UNLIMITED, AdmittedRow, TokenLimits, TokenStep
@@ -50,9 +52,11 @@ _MAX_LOOKAHEAD = 128  # waiting prompts considered for one step
 
 def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep:
     """The next step. Without rows there is nothing to do before another event."""
-    if state.retries:
+    if state.retries.groups:
         return _retry_step(state)
     policy = _TokenPolicy(state, limits)
+    if state.retries.restarts and policy.restart():
+        return policy.step
     policy.preempt_for_clients()
     policy.fill()
     if not policy.admits_all_prioritized:
@@ -63,7 +67,7 @@ def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep
 
 def _retry_step(state: TokenState) -> TokenStep:
     """Half of a step that ran out of memory, once none of its rows is in flight any more."""
-    group = state.retries[0]
+    group = state.retries.groups[0]
     if any(piece.unit.num_in_flight for piece in group):
         return TokenStep(is_retry=True)
     pieces = [ScheduledRow(p.unit, p.start, p.known_end - p.start, p.is_sampled) for p in group]
@@ -93,6 +97,7 @@ class _TokenPolicy:
             if row.is_drafting and not row.is_paused:
                 self._waits_for_tokens = True
         self._has_held_back = bool(limits.names or limits.clients)
+        self._may_begin = not state.retries.restarts
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
         self._num_prompts = 0
@@ -101,7 +106,19 @@ class _TokenPolicy:
         self._half = 0
         self._deferred: list[SequenceState] = []
         self._passed: dict[SequenceState, list[SequenceState]] = {}
-        self._idle = (row for row in reversed(state.running) if self._is_idle(row))
+        self._preemption = Preemption(state, self._budget)
+        self.step.victims = self._preemption.victims
+
+    def restart(self) -> bool:
+        """Add a part of the first row that begins again; if it has to wait, only others may run."""
+        retries, budget = self._state.retries, self._budget
+        row, num_tokens = next(iter(retries.restarts)), budget.num_tokens
+        budget.num_tokens, self._half = min(num_tokens, retries.max_tokens), sys.maxsize
+        if not row.is_answering:
+            self._add(row, [])
+        budget.num_tokens = num_tokens
+        self._excluded.update(retries.restarts)
+        return bool(self.step.rows)
 
     def preempt_for_clients(self) -> None:
         """Preempt rows of clients that hold the most for the first prompts of those that hold less.
@@ -109,7 +126,8 @@ class _TokenPolicy:
         A row in flight is excluded from this step, so that it can be preempted before the next.
         """
         shares, budget = self._state.shares, self._budget
-        if not (shares.is_contended and self._limits.max_prompt_tokens and self._state.waiting):
+        may_begin = self._may_begin and self._limits.max_prompt_tokens
+        if not (shares.is_contended and may_begin and self._state.waiting):
             return
         usage = ClientUsage(
             self._state.running, self._pool, budget.num_rows, budget.num_prompt_pages
@@ -131,7 +149,7 @@ class _TokenPolicy:
             if victims and not any(victim.num_in_flight for victim in victims):
                 self._prioritized.append(row)
                 for victim in victims:
-                    self._preempt(victim)
+                    self._preemption.preempt(victim)
 
     @property
     def admits_all_prioritized(self) -> bool:
@@ -151,7 +169,7 @@ class _TokenPolicy:
 
     def add_decodes(self) -> None:
         """Add a token, or the forced tokens, of every row being answered, as far as pages go."""
-        budget, victims, rows = self._budget, self._victims(), self._decoding()
+        budget, rows = self._budget, self._decoding()
         page_size, has_limit = self._pool.page_size, self._options.max_batch_total_tokens > 0
         num_spare = max(0, budget.num_tokens - len(rows))
         decodes, forced = self.step.rows, list[ScheduledRow]()
@@ -170,7 +188,7 @@ class _TokenPolicy:
                 num_free += page_size * max(0, budget.num_pages - len(rows))
                 drafts = drafts[: max(0, min(num_spare, num_free - num_tokens))]
                 num_tokens += len(drafts)
-            if num_tokens <= num_held or self._find_pages(row, num_tokens, victims):
+            if num_tokens <= num_held or self._preemption.find_pages(row, num_tokens):
                 piece = ScheduledRow(row, start, num_tokens, is_sampled, drafts)
                 (decodes if piece.is_decode else forced).append(piece)
                 num_spare -= num_tokens - 1
@@ -207,7 +225,7 @@ class _TokenPolicy:
         blocked: list[SequenceState] = []
         if not self._add_in_turn(self._state.shares.in_turn(self._begun), blocked):
             return
-        if self._state.waiting and not budget.is_short and self._has_rows():
+        if self._state.waiting and self._may_begin and not budget.is_short and self._has_rows():
             waiting = self._state.shares.in_turn(self._state.waiting)
             prioritized = set(self._prioritized)
             rows = (row for row in waiting if row not in prioritized)
@@ -217,7 +235,7 @@ class _TokenPolicy:
 
     def _has_rows(self) -> bool:
         """Whether a waiting prompt can get a slot."""
-        return self._budget.num_rows > 0 or any(map(self._is_idle, self._state.running))
+        return self._budget.num_rows > 0 or any(map(self._preemption.is_idle, self._state.running))
 
     def _add_in_turn(self, rows: Iterable[SequenceState], blocked: list[SequenceState]) -> bool:
         """Add chunks of prompts up to a long one, and defer the rest; false if the step is full."""
@@ -307,62 +325,6 @@ class _TokenPolicy:
             return False
         return self._can_step(row)
 
-    def _is_idle(self, row: SequenceState) -> bool:
-        """Whether `row` only holds its slot for a slow reader, and may be preempted."""
-        is_kept = row.num_in_flight or self._state.is_protected(row)
-        return row.is_paused and row not in self._excluded and not is_kept
-
-    def _victims(self) -> Iterator[SequenceState]:
-        """Rows that may be preempted, in order: slow readers, then the newest."""
-        newest = list(reversed(self._state.running))
-        for row in (*(row for row in newest if row.is_paused), *newest):
-            is_kept = self._state.is_protected(row) and not row.is_paused
-            if not is_kept and row not in self.step.victims:
-                yield row
-
-    def _find_pages(
-        self, row: SequenceState, num_positions: int, victims: Iterator[SequenceState]
-    ) -> bool:
-        """Take pages for the next positions of `row`; false if it must sit this step out."""
-        assert row.lease is not None, "a running row holds a lease"
-        num_pages = self._pool.num_pages_for(row.num_booked + num_positions) - len(row.lease)
-        if num_pages <= 0:
-            return True
-        budget = self._budget
-        if budget.num_pages < num_pages:
-            budget.is_short = True
-            self._preempt_for(row, num_pages, victims)
-        if budget.num_pages < num_pages:
-            return False
-        budget.num_pages -= num_pages
-        return True
-
-    def _preempt_for(
-        self, row: SequenceState, num_pages: int, victims: Iterator[SequenceState]
-    ) -> None:
-        """Preempt rows until `num_pages` are free."""
-        budget = self._budget
-        while budget.num_pages < num_pages and not budget.waits_for_pages:
-            victim = next(victims, None)
-            if victim is None or not (victim.is_paused or victim.rank > row.rank):
-                return
-            if victim.num_in_flight:
-                self._excluded.add(victim)
-                budget.waits_for_pages = True
-            else:
-                self._preempt(victim)
-
-    def _preempt(self, victim: SequenceState) -> None:
-        self.step.victims.append(victim)
-        self._budget.preempt(victim)
-
-    def _preempt_idle(self) -> bool:
-        """Preempt the next row with a slow reader for a prompt; false if there is none."""
-        victim = next(self._idle, None)
-        if victim is not None:
-            self._preempt(victim)
-        return victim is not None
-
     def _begin(self, row: SequenceState, blocked: list[SequenceState]) -> bool:
         """Begin a waiting prompt if it can; false if no other may begin after it."""
         if len(blocked) == _MAX_BLOCKED:
@@ -387,7 +349,7 @@ class _TokenPolicy:
             return False
         if not self._may_begin_with(self._chunk_size(row, start), num_left):
             return True
-        if not self._budget.num_rows and not self._preempt_idle():
+        if not self._budget.num_rows and not self._preemption.preempt_idle():
             return False
         if self._has_context(row) and self._try_admit(row, found):
             passed = self._passed.get(row, blocked)
@@ -448,7 +410,7 @@ class _TokenPolicy:
             num_missing = self._budget.num_missing(num_pages, found)
             if self._has_room(num_missing):
                 break
-            if not self._preempt_idle():
+            if not self._preemption.preempt_idle():
                 return False
         self._budget.admit(row, found, num_missing)
         self.step.admissions.append(AdmittedRow(row, len(found), num_pages))

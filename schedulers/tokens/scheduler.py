@@ -279,7 +279,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
                 self._send_delta(opened, delta)
 
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
-        if step.is_retry or any(piece.unit.has_restarted for piece in live):
+        if step.is_retry:
             return False
         self.tokens.retry(live, later)
         return True

@@ -6,7 +6,6 @@ Owns the data and its invariants. Decides nothing: `policy` reads it, `batch` ch
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
@@ -26,6 +25,7 @@ from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.prompt_lookup import PromptLookup
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
+from triptych.schedulers.tokens.retries import Retries
 from triptych.schedulers.tokens.row_order import RankedRows
 
 
@@ -44,8 +44,7 @@ class SequenceState(Unit):
 
     In a model with recurrent layers its state is saved after `saved_pages`, in steps in flight
     after `pending_pages`; `progress_key` is that of its latest snapshot. A row that `is_spoiled`
-    was in a step that ran out of memory, which may have changed its state: it begins again, and
-    `has_restarted` until a step of it succeeds.
+    was in a step that ran out of memory, which may have changed its state: it begins again.
     """
 
     name: str
@@ -81,7 +80,6 @@ class SequenceState(Unit):
     pending_pages: set[int] = field(default_factory=set)
     progress_key: bytes | None = None
     is_spoiled: bool = False
-    has_restarted: bool = False
     lookup: PromptLookup | None = None
     drafts: tuple[int, ...] = ()
     is_verifying: bool = False
@@ -335,7 +333,7 @@ class TokenState:
         self.held_back: set[SequenceState] = set()
         self.running = RankedRows[SequenceState]()
         self.leaving: set[SequenceState] = set()
-        self.retries: deque[list[ScheduledRow]] = deque()
+        self.retries = Retries()
         self.computing: dict[bytes, SequenceState] = {}
         self.arriving: set[bytes] = set()
         """Keys of pages that another engine sends (`schedulers.roles.page_exchange`)."""
@@ -379,8 +377,8 @@ class TokenState:
         row.is_paused = is_paused
         if row.lease is None:
             self.enqueue(row)
-        elif is_paused:
-            self.drop_retry(row)
+        if is_paused:
+            self.retries.drop(row)
 
     def admit(self, row: SequenceState, num_pages: int) -> None:
         """Start a waiting row on its cached pages, with blank pages and a slot."""
@@ -433,25 +431,13 @@ class TokenState:
     def leave(self, row: SequenceState) -> None:
         """Remove an ended row from every queue; it keeps its resources until released."""
         self.rows.remove(row)
+        self.retries.drop(row)
         if row.lease is None:
             self.dequeue(row)
             return
         self.running.remove(row)
         self.unclaim(row)
-        self.drop_retry(row)
         self.leaving.add(row)
-
-    def retry(self, pieces: list[ScheduledRow]) -> None:
-        """Retry `pieces` before all other work, in two steps."""
-        pieces = [piece for piece in pieces if not piece.unit.is_paused]
-        half = -(-len(pieces) // 2)
-        self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
-
-    def drop_retry(self, row: SequenceState) -> None:
-        """Remove `row` from the steps to be retried."""
-        for group in self.retries:
-            group[:] = [piece for piece in group if piece.unit is not row]
-        self.retries = deque(group for group in self.retries if group)
 
     def unclaim(self, row: SequenceState) -> None:
         """Withdraw the pages that `row` was going to compute: no row waits for them any more."""
@@ -469,6 +455,7 @@ class TokenState:
         assert not waiting & self.held_back
         assert waiting | self.held_back | running == self.rows
         assert not any(row.is_over for row in self.rows)
+        assert self.retries.restarts.keys() <= self.rows, "a row that is over begins again"
         assert all(row.lease is None and not row.num_in_flight for row in waiting | self.held_back)
         assert all(row.is_paused for row in self.held_back)
         assert not any(row.is_paused for row in waiting)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from support.token_world import World, token_request
 from triptych.core.errors import OutOfMemory
 
@@ -103,20 +105,44 @@ def test_a_preempted_row_goes_on_at_its_last_snapshot() -> None:
         at.check_answer(name)
 
 
-def test_rows_that_ran_out_of_memory_begin_again_once() -> None:
-    at = world(depth=2)
-    for name in "ab":
-        at.submit(name, token_request(SYSTEM + (int(name, 16),) * 4, max_tokens=20))
-    for _ in range(6):
-        at.turn()
-    at.fail(OutOfMemory("full"))
-    at.check()
+def run_on_a_device_for(at: World, num_tokens: int) -> None:
+    """Run all jobs on a device that has no room for steps of more tokens."""
+    for _ in range(1000):
+        while len(at.in_flight) < at.depth and at.book():
+            pass
+        if not at.in_flight:
+            return
+        plan = at.in_flight[0][0]
+        if sum(row.num_tokens for row in plan.rows) > num_tokens:
+            at.fail(OutOfMemory("full"))
+        else:
+            at.commit()
+        at.check()
+    raise AssertionError("the steps do not end")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_snapshots", [0, 16])
+def test_rows_begin_again_one_at_a_time_until_all_are_done(depth: int, num_snapshots: int) -> None:
+    at = world(depth=depth, num_snapshots=num_snapshots, max_batch_input_tokens=24)
+    for name in "abc":
+        at.submit(name, token_request((int(name, 16),) * 16, max_tokens=9))
+    run_on_a_device_for(at, 16)
     at.finish_all()
-    assert at.deltas("a")[-1].num_preemptions == 1
-    again = world()
-    for name in "ab":
-        again.submit(name, token_request(SYSTEM + (int(name, 16),) * 4, max_tokens=20))
-    for _ in range(2):
-        again.book()
-        again.fail(OutOfMemory("full"))
-    assert {again.outputs.final(name).error.code for name in "ab"} == {"out_of_memory"}
+    assert all(at.outputs.final(name).error is None for name in "abc")
+    assert at.scheduler.stats().counters["preemptions_total"] > 0
+
+
+def test_a_row_without_room_fails_alone() -> None:
+    """The first step fails as it is too large; half as many tokens are not."""
+    at = world()
+    at.submit("a", token_request((1,) * 16, max_tokens=4))
+    at.submit("b", token_request((2,) * 16, max_tokens=4))
+    at.book()
+    at.fail(OutOfMemory("full"))
+    at.submit("c", token_request((3,) * 16, max_tokens=4))
+    at.book()
+    at.fail(OutOfMemory("full"))  # of the first alone
+    at.finish_all()
+    errors = {name: at.outputs.final(name).error for name in "abc"}
+    assert [name for name, error in errors.items() if error] == ["a"]
