@@ -18,6 +18,9 @@ from typing import Any
 
 import llama_cpp  # type: ignore[import-not-found]
 
+SPARE = 512
+"""Tokens behind the context: steps of a model with recurrent states."""
+
 
 class Model:
     """A model and a context for some rows."""
@@ -62,13 +65,17 @@ def fill(model: Model, context: int, num_rows: int) -> None:
 def steps_s(
     model: Model, context: int, num_rows: int, num_steps: int, clock: Callable[[], float]
 ) -> float:
-    """Seconds of a step. The cache is rewound before each, so that all are equal."""
+    """Seconds of a step. The cache is rewound before each, so that all are equal.
+
+    Recurrent states cannot be: they go on, a token each.
+    """
     memory = llama_cpp.llama_get_memory(model.context)
     total = 0.0
     for step in range(num_steps):
         for row in range(num_rows):
             llama_cpp.llama_memory_seq_rm(memory, row, context, -1)
-        tokens = [(100 + 13 * row + step, context, row) for row in range(num_rows)]
+        places = [llama_cpp.llama_memory_seq_pos_max(memory, row) + 1 for row in range(num_rows)]
+        tokens = [(100 + 13 * row + step, place, row) for row, place in enumerate(places)]
         started = clock()
         model.run(tokens, all_logits=True)
         total += clock() - started
@@ -81,7 +88,7 @@ def main() -> None:
     num_threads, context, max_rows = map(int, numbers)
     silent: Any = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    model = Model(path, num_threads, context + 64, max_rows)
+    model = Model(path, num_threads, context + SPARE, max_rows)
     fill(model, context, max_rows)
     print("ready", flush=True)
     for line in sys.stdin:

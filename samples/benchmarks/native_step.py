@@ -36,6 +36,7 @@ from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, Pag
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.runtime.layers.states import StateBatch
 
 Float64s = npt.NDArray[np.float64]
 
@@ -102,9 +103,10 @@ def make_step(
         native=kv.native,
     )
     ids_T = torch.randint(0, decoder.vocab_size, positions_T.shape)
+    states = StateBatch(torch.arange(num_rows), range(num_rows)) if kv.states else None
 
     def step() -> torch.Tensor:
-        hidden_TC = decoder.forward(ids_T, positions_T, PagedStep(kv, batch))
+        hidden_TC = decoder.forward(ids_T, positions_T, PagedStep(kv, batch, states))
         return decoder.logits(hidden_TC[starts + num_tokens - 1])
 
     return step
