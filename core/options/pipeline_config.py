@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 import yaml
 
-from triptych.core.errors import UnsupportedOption
+from triptych.core.errors import ConfigError, UnsupportedOption
 from triptych.core.options.config import Config
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.table import (
@@ -23,6 +23,7 @@ from triptych.core.options.table import (
     Resolved,
     declared,
     describe,
+    option_name,
     resolve_keywords,
     value_of,
 )
@@ -50,8 +51,7 @@ class PipelineConfig:
     def __init__(self, *, config_file: str | Path | None = None, **options: Any) -> None:
         """Check the options. Raises `ConfigError`, naming the field and what to use instead."""
         from_file = read_config_file(str(config_file)) if config_file else {}
-        given = (*_flat(from_file), *_flat(options))
-        self.resolved: Resolved = resolve_keywords(dict(given))
+        self.resolved: Resolved = resolve_keywords({**_unique(from_file), **_unique(options)})
 
     @property
     def config(self) -> Config:
@@ -108,9 +108,33 @@ class AudioGenerationConfig(PipelineConfig):
 
     @classmethod
     def from_flags(cls, audio_flags: Mapping[str, str], **config_flags: Any) -> Self:
-        """Make a configuration from the texts of audio's flags, and from other fields."""
-        read = {name: yaml.safe_load(text) for name, text in audio_flags.items()}
+        """Make a configuration from the texts of audio's flags, and from other fields.
+
+        Raises `ConfigError`, also for a text that is no value.
+        """
+        read = {name: _value_of(name, text) for name, text in audio_flags.items()}
         return cls(**{"audio_decoder": "", **read, **config_flags})
+
+
+def _value_of(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{name}: invalid YAML ({reason}).") from error
+
+
+def _unique(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of one source by their options' names. Raises `ConfigError` if one is repeated."""
+    found: dict[str, tuple[str, Any]] = {}
+    for given, value in _flat(options):
+        name = option_name(given)
+        if name in found:
+            earlier, _ = found[name]
+            where = "in two groups" if earlier == given else f"as {earlier}, too"
+            raise ConfigError(f"{given} is given twice ({where}): leave one of them out.")
+        found[name] = given, value
+    return dict(found.values())
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ from typing import Any
 from triptych.core.errors import ConfigError
 from triptych.core.options import refused
 from triptych.core.options.command import SectionGroup
-from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
+from triptych.core.options.config import Config
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
-from triptych.core.options.served_names import ServedNames
 from triptych.core.options.service_links import is_service_link
+from triptych.core.options.together import check_together
 from triptych.core.options.values import MASK, SECRETS, convert_value, format_value
-from triptych.core.process.logs import module_levels
 from triptych.core.process.once import once
 from triptych.core.process.suggestions import nearest
 
@@ -65,6 +63,13 @@ def _read_field(section: str, cls: type, field: dataclasses.Field[Any]) -> Optio
 @once
 def _by_spelling() -> Mapping[str, Option]:
     return {_field_name(flag): option for option in declared().values() for flag in option.flags}
+
+
+def option_name(spelling: str) -> str:
+    """The name of an option that may be spelled otherwise; `spelling` if there is no such one."""
+    name = _field_name(spelling)
+    option = _by_spelling().get(name)
+    return name if option is None else option.name
 
 
 def _flag(name: str) -> str:
@@ -122,7 +127,6 @@ def add_model_operands(parser: argparse.ArgumentParser) -> None:
 
 
 _OPERANDS = "model_operands"
-_ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
 
 
 _METAVARS: Mapping[Any, str] = {
@@ -412,68 +416,8 @@ def _assemble(values: Mapping[str, Any]) -> Config:
         names = {field.name for field in dataclasses.fields(cls)}
         parts[section] = cls(**{name: values[name] for name in names & values.keys()})
     config = Config(**parts)
-    _check_together(config)
+    check_together(config)
     return config
-
-
-def _check_together(config: Config) -> None:
-    """Check options against each other."""
-    server, models = config.server, config.models
-    if server.headless and server.external_engine:
-        raise ConfigError(
-            "--headless (engine only) and --external-engine (API only) exclude each other;"
-            " start two processes with one each."
-        )
-    if (server.headless or server.external_engine) and not server.zmq_endpoint_base:
-        flag = "--headless" if server.headless else "--external-engine"
-        raise ConfigError(
-            f"{flag} needs --zmq-endpoint-base, the folder of the sockets between engine and API."
-        )
-    module_levels(server.log_module_level)
-    ServedNames.read(models)
-    _check_tls(server)
-    if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
-        raise ConfigError(
-            f"--root-path {server.root_path}: begin it with a slash and end it without, as in /llm."
-        )
-    _check_caches(config.images)
-    _check_chunks(config.schedule)
-
-
-def _check_chunks(schedule: ScheduleOptions) -> None:
-    """Check that limits of prompt chunks come with chunks."""
-    names = ("long_prefill_token_threshold", "max_num_partial_prefills")
-    idle = [name for name in names if getattr(schedule, name)]
-    if idle and not schedule.enable_chunked_prefill:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(
-            f"{flags} {'limit' if idle[1:] else 'limits'} prompt chunks, of which"
-            " --no-enable-chunked-prefill makes none: leave one of them out."
-        )
-
-
-def _check_tls(server: ServerOptions) -> None:
-    if not server.ssl_certfile and (server.ssl_keyfile or server.ssl_cert_reqs):
-        flag = "--ssl-keyfile" if server.ssl_keyfile else "--ssl-cert-reqs"
-        raise ConfigError(f"{flag} needs --ssl-certfile, the certificate of the server.")
-    if bool(server.ssl_ca_certs) != bool(server.ssl_cert_reqs):
-        raise ConfigError(
-            "--ssl-ca-certs, the authorities of client certificates, and --ssl-cert-reqs 1 or 2"
-            " take effect only together."
-        )
-
-
-def _check_caches(images: ImageOptions) -> None:
-    """Check that at most one step cache is chosen; FBCache can extrapolate with TaylorSeer."""
-    chosen = {images.step_cache} - {"auto"}
-    chosen |= {"teacache"} if images.teacache else set()
-    chosen |= {"first-block"} if images.first_block_caching else set()
-    chosen |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"only one step cache can be set, not {' and '.join(sorted(chosen))}: choose one with"
-            " --step-cache (--first-block-caching and --taylorseer can be combined)."
-        )
 
 
 # -- showing -----------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ class LlmLoader(TokenLoader):
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
         layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
-        self._check_role(layout)
+        self._check_states(layout)
         self._attention_backend = self._choose_backend(blueprint, layout)
         num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
         if self._attention_backend != TRITON:
@@ -233,10 +233,17 @@ class LlmLoader(TokenLoader):
         memory.reserve("activations", num_bytes)
         return layout
 
-    def _check_role(self, layout: KvLayout) -> None:
-        """Raise `ConfigError` for a role in which states would be sent."""
+    def _check_states(self, layout: KvLayout) -> None:
+        """Raise `ConfigError` for what the states of recurrent layers rule out."""
+        if not layout.states:
+            return
+        if self._lookup_rule() is not None:
+            raise ConfigError(
+                f"--speculative-algorithm {NGRAM}: the states of {self.name}'s recurrent layers"
+                " cannot go back to before a wrong draft; leave it out for this model."
+            )
         plan = PipelinePlan.checked(self._config)
-        if layout.states and (plan.sends_pages or plan.fetches_pages):
+        if plan.sends_pages or plan.fetches_pages:
             raise ConfigError(
                 f"--pipeline-role {plan.role}: the recurrent layers of {self.name} keep states, and"
                 " engines exchange pages alone; serve it without roles."

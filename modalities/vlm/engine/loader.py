@@ -219,7 +219,9 @@ class VisionLoader(LlmLoader):
             encoding_bytes = blueprint.encoder_activation_bytes(RESERVED_PATCHES)
             activation_bytes = max(activation_bytes, encoding_bytes)
         memory.reserve("activations", activation_bytes)
-        return blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+        layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+        self._check_states(layout)
+        return layout
 
     def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
         """Reserve and return the bytes of the feature cache."""

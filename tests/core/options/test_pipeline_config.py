@@ -112,6 +112,26 @@ def test_wrong_fields_are_named(options: dict[str, Any]) -> None:
         PipelineConfig(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_size": 16, "kv_cache": {"page_size": 32}}, "page_size is given twice"),
+        ({"max_length": 16, "model": {"max_model_len": 32}}, "max_model_len is .*as max_length"),
+        ({"speculative_ngram_min_match_window_size": 13}, "size 13 is above .*size 12: lower"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PipelineConfig(**options)
+
+
+def test_a_flag_of_audio_that_is_no_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="buffer: invalid YAML"):
+        AudioGenerationConfig.from_flags({"buffer": "["})
+
+
 def test_an_unknown_attribute_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no_such"):
         _ = PipelineConfig().no_such

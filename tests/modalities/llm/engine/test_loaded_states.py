@@ -9,6 +9,7 @@ from support.recurrent_models import recurrent_model
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import CacheOptions, DeviceOptions, PipelineOptions
+from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.layers.attention import KvLayout
 
@@ -43,6 +44,12 @@ def test_the_ledger_has_what_is_allocated(
 def test_roles_are_refused(folder: Path) -> None:
     options = config(pipeline=PipelineOptions(pipeline_role="prefill"))
     with pytest.raises(ConfigError, match="--pipeline-role prefill: the recurrent layers of tiny"):
+        loader(folder, Ledger(256 * MIB), options).load(lambda _: None)
+
+
+def test_drafts_are_refused(folder: Path) -> None:
+    options = config(speculation=SpeculationOptions(speculative_algorithm="ngram"))
+    with pytest.raises(ConfigError, match="--speculative-algorithm ngram: the states of tiny"):
         loader(folder, Ledger(256 * MIB), options).load(lambda _: None)
 
 

@@ -1,0 +1,88 @@
+"""Options that exclude or need each other.
+
+Owns the rules that no single option's declaration can state.
+"""
+
+from __future__ import annotations
+
+import re
+
+from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
+from triptych.core.options.served_names import ServedNames
+from triptych.core.options.speculation import SpeculationOptions
+from triptych.core.process.logs import module_levels
+
+_ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
+
+
+def check_together(config: Config) -> None:
+    """Check options against each other. Raises `ConfigError`."""
+    server, models = config.server, config.models
+    if server.headless and server.external_engine:
+        raise ConfigError(
+            "--headless (engine only) and --external-engine (API only) exclude each other;"
+            " start two processes with one each."
+        )
+    if (server.headless or server.external_engine) and not server.zmq_endpoint_base:
+        flag = "--headless" if server.headless else "--external-engine"
+        raise ConfigError(
+            f"{flag} needs --zmq-endpoint-base, the folder of the sockets between engine and API."
+        )
+    module_levels(server.log_module_level)
+    ServedNames.read(models)
+    _check_tls(server)
+    if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
+        raise ConfigError(
+            f"--root-path {server.root_path}: begin it with a slash and end it without, as in /llm."
+        )
+    _check_caches(config.images)
+    _check_chunks(config.schedule)
+    _check_matches(config.speculation)
+
+
+def _check_chunks(schedule: ScheduleOptions) -> None:
+    """Check that limits of prompt chunks come with chunks."""
+    names = ("long_prefill_token_threshold", "max_num_partial_prefills")
+    idle = [name for name in names if getattr(schedule, name)]
+    if idle and not schedule.enable_chunked_prefill:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise ConfigError(
+            f"{flags} {'limit' if idle[1:] else 'limits'} prompt chunks, of which"
+            " --no-enable-chunked-prefill makes none: leave one of them out."
+        )
+
+
+def _check_tls(server: ServerOptions) -> None:
+    if not server.ssl_certfile and (server.ssl_keyfile or server.ssl_cert_reqs):
+        flag = "--ssl-keyfile" if server.ssl_keyfile else "--ssl-cert-reqs"
+        raise ConfigError(f"{flag} needs --ssl-certfile, the certificate of the server.")
+    if bool(server.ssl_ca_certs) != bool(server.ssl_cert_reqs):
+        raise ConfigError(
+            "--ssl-ca-certs, the authorities of client certificates, and --ssl-cert-reqs 1 or 2"
+            " take effect only together."
+        )
+
+
+def _check_caches(images: ImageOptions) -> None:
+    """Check that at most one step cache is chosen; FBCache can extrapolate with TaylorSeer."""
+    chosen = {images.step_cache} - {"auto"}
+    chosen |= {"teacache"} if images.teacache else set()
+    chosen |= {"first-block"} if images.first_block_caching else set()
+    chosen |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"only one step cache can be set, not {' and '.join(sorted(chosen))}: choose one with"
+            " --step-cache (--first-block-caching and --taylorseer can be combined)."
+        )
+
+
+def _check_matches(speculation: SpeculationOptions) -> None:
+    """Check that the least match of a draft is no longer than the longest."""
+    least = speculation.speculative_ngram_min_match_window_size
+    most = speculation.speculative_ngram_max_match_window_size
+    if least > most:
+        raise ConfigError(
+            f"--speculative-ngram-min-match-window-size {least} is above"
+            f" --speculative-ngram-max-match-window-size {most}: lower the one, or raise the other."
+        )
