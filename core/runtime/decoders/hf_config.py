@@ -16,6 +16,7 @@ import msgspec
 from triptych.core.errors import WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.kernels.gated import Activation
+from triptych.core.runtime.kernels.native.state_arguments import MAX_HEAD, MAX_WIDTH
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
@@ -23,6 +24,9 @@ from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
 """Translates a `config.json` for the context served; 0 means the model's own."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+ConvolutionWidth = Annotated[int, msgspec.Meta(ge=2, le=MAX_WIDTH)]
+StateHead = Annotated[int, msgspec.Meta(ge=1, le=MAX_HEAD)]
+"""The sizes of a recurrent layer that native kernels take."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Factors = tuple[Positive, ...]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]

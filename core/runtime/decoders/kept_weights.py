@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +87,47 @@ class ExpertStack:
         return whole.mT if _is_transposed(self.module) and whole.dim() == 3 else whole
 
 
+@dataclass(frozen=True, slots=True)
+class ClassNames:
+    """A checkpoint's tensors as a class of transformers reads them.
+
+    `stored_of` has them by the names that the class has for them; tensors that it converts
+    otherwise than by their names keep what the renaming makes. It makes others of those that are
+    `converted`.
+    """
+
+    stored_of: Mapping[str, str]
+    converted: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Any, names: Collection[str]) -> Self:
+        """Find them; `model` may be on the meta device."""
+        mapping = get_model_conversion_mapping(model)
+        renamings, converters = (
+            _of_kind(mapping, kind) for kind in (WeightRenaming, WeightConverter)
+        )
+        weights, prefix = model.state_dict(), model.base_model_prefix
+        stored_of, converted = {}, set()
+        for name in names:
+            renamed, _ = rename_source_key(name, renamings, [], prefix, weights)
+            if renamed not in weights and name in weights:
+                renamed = name
+            stored_of[renamed] = name
+            if converters and rename_source_key(name, renamings, converters)[1] is not None:
+                converted.add(name)
+        return cls(stored_of, frozenset(converted))
+
+
 class KeptWeights:
     """The weights of `model` that `encoding` keeps; `model` may be on the meta device."""
 
-    def __init__(self, model: Any, encoding: WeightEncoding, names: Collection[str]) -> None:
-        stored_of = names_in_class(model, names)
+    def __init__(self, model: Any, encoding: WeightEncoding, names: ClassNames) -> None:
+        stored_of = names.stored_of
         stacks = list(_expert_stacks(model, stored_of))
-        own = _converted(model, names)
         self._model = model
         self._held = [each for each in stacks if _is_kept(each, encoding)]
-        self._stacks = [s for s in stacks if s in self._held or not own.issuperset(s.tensors)]
+        held, own = self._held, names.converted
+        self._stacks = [s for s in stacks if s in held or not own.issuperset(s.tensors)]
         kept = _without_shared(model, encoding, stored_of)
         self._places = [(place, stored_of[place.name]) for place in block_places(model, kept)]
         self._encoding = encoding
@@ -168,29 +199,6 @@ class KeptWeights:
             parent, _, name = stack.path.rpartition(".")
             held = HeldExperts(stack.module, inner, down, where)
             setattr(self._model.get_submodule(parent), name, held)
-
-
-def names_in_class(model: Any, names: Collection[str]) -> dict[str, str]:
-    """The checkpoint's tensors by the names that `model` has for them.
-
-    Tensors that a class converts otherwise than by their names keep what the renaming makes.
-    """
-    mapping = get_model_conversion_mapping(model)
-    renamings = _of_kind(mapping, WeightRenaming)
-    weights, prefix, found = model.state_dict(), model.base_model_prefix, {}
-    for name in names:
-        renamed, _ = rename_source_key(name, renamings, [], prefix, weights)
-        if renamed not in weights and name in weights:
-            renamed = name
-        found[renamed] = name
-    return found
-
-
-def _converted(model: Any, names: Collection[str]) -> set[str]:
-    """The tensors that the class's own conversion takes, of which it makes others."""
-    mapping = get_model_conversion_mapping(model)
-    renamings, converters = (_of_kind(mapping, kind) for kind in (WeightRenaming, WeightConverter))
-    return {name for name in names if rename_source_key(name, renamings, converters)[1] is not None}
 
 
 def _of_kind(mapping: list[WeightTransform], kind: type) -> list[Any]:
@@ -273,14 +281,15 @@ def load_kept(
 
     `sketch` is a model of class `kind` on the meta device.
     """
-    outline = KeptWeights(sketch, encoding, checkpoint.tensors)
+    names = ClassNames.of(sketch, checkpoint.tensors)
+    outline = KeptWeights(sketch, encoding, names)
     if outline.is_empty and not is_quantized(checkpoint):
         model, info = load_whole(kind, checkpoint, **given)
         return model.to(where.device), info
     found: list[KeptWeights] = []
 
     def drop(model: Any) -> None:
-        kept = KeptWeights(model, encoding, checkpoint.tensors)
+        kept = KeptWeights(model, encoding, names)
         kept.drop()
         found.append(kept)
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import silu
 
-from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.native.state_arguments import (
+    MAX_HEAD,
     DeltaRuleArguments,
     RecurrentArguments,
 )
@@ -27,8 +27,12 @@ from triptych.core.runtime.kernels.recurrent import (
     gated_delta_rule,
 )
 from triptych.core.runtime.kernels.rms_norm import rms_norm
-from triptych.core.runtime.layers.recurrent import RecurrentLayer, convolution_state
-from triptych.core.runtime.layers.states import LayerState, StateShape
+from triptych.core.runtime.layers.matrix_states import (
+    MatrixLayer,
+    matrix_position_values,
+    matrix_state,
+)
+from triptych.core.runtime.layers.states import LayerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +75,15 @@ class DeltaNetConfig:
     @property
     def state(self) -> LayerState:
         """The tensors that a row keeps."""
-        matrix = self.num_value_heads, self.key_dim, self.value_dim
-        return convolution_state(self), StateShape(matrix, torch.float32)
+        return matrix_state(self, (self.num_value_heads, self.key_dim, self.value_dim))
 
     @property
     def position_values(self) -> int:
         """The most values of a position that the layer holds, apart from the residual stream."""
-        return 2 * self.num_inputs + 4 * self.num_outputs
+        return matrix_position_values(self)
 
 
-class GatedDeltaNet(RecurrentLayer):
+class GatedDeltaNet(MatrixLayer):
     """Projection, convolution, gated delta rule, gated norm of each head, projection."""
 
     kind = 1
@@ -88,18 +91,9 @@ class GatedDeltaNet(RecurrentLayer):
     def __init__(
         self, config: DeltaNetConfig, *, cells: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(config, cells=cells, dtype=dtype, device=device)
         num_heads = config.num_value_heads
-        self.decay_log_H, self.dt_bias_H, self.norm_E = (
-            torch.empty(size, dtype=torch.float32, device=device)
-            for size in (num_heads, num_heads, config.value_dim)
-        )
-        self._decay_H = self.decay_log_H
-
-    def prepare(self, native: NativeKernels | None = None) -> None:
-        """Bring the loaded weights into the layout the step uses."""
-        super().prepare(native)
-        self._decay_H = -self.decay_log_H.exp()
+        super().__init__(config, num_heads, cells=cells, dtype=dtype, device=device)
+        self.norm_E = torch.empty(config.value_dim, dtype=torch.float32, device=device)
 
     def mix(
         self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
@@ -127,6 +121,7 @@ class GatedDeltaNet(RecurrentLayer):
         """The structure of the recurrent part, with its states."""
         config: DeltaNetConfig = self.config
         arguments = super().arguments(states)
+        assert max(config.key_dim, config.value_dim) <= MAX_HEAD, "configurations check it"
         arguments.delta = DeltaRuleArguments(
             *(each.data_ptr() for each in (self._decay_H, self.dt_bias_H, self.norm_E, states[1])),
             *(config.num_key_heads, config.num_value_heads, config.key_dim, config.value_dim),

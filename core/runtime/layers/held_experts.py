@@ -4,12 +4,12 @@ Owns the replacement of a module of transformers that holds all experts of a lay
 tensors: each expert gets two projections of ours. The class still routes, and its own functions
 still gate. Knows no model and no file.
 
-Shapes: T tokens, C hidden, E experts, F features of an expert, X chosen experts of a token.
+Shapes: T tokens, N tokens of an expert, C hidden, F features, X chosen experts of a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from triptych.core.runtime.kernels.packed_linear import HeldWeight
 from triptych.core.runtime.layers.block_layers import BlockDevice
+from triptych.core.runtime.layers.chosen_experts import chosen_experts
 from triptych.core.runtime.layers.linear import Linear
 
 
@@ -45,14 +46,13 @@ class HeldExperts(nn.Module):
         return sum(linear.num_bytes for linear in (*self._gate_up, *self._down))
 
     def forward(self, x_TC: Tensor, experts_TX: Tensor, weights_TX: Tensor) -> Tensor:
-        """Run the experts in the order of their numbers, with sums in float32.
-
-        A token's sum therefore does not depend on other tokens.
-        """
+        """Run the experts one after the other, with sums in float32."""
         total_TC = torch.zeros_like(x_TC, dtype=torch.float32)
-        for number, tokens, places in _chosen(experts_TX, len(self._down)):
-            y_NC = self._run(number, x_TC[tokens])
-            total_TC[tokens] += y_NC * weights_TX[tokens, places, None]
+        num_features = self._down[0].num_inputs
+        for number, tokens_N, places_N in chosen_experts(experts_TX, num_features):
+            if number < len(self._down):  # a class may mark places without an expert
+                y_NC = self._run(number, x_TC[tokens_N])
+                total_TC[tokens_N] += y_NC * weights_TX[tokens_N, places_N, None]
         return total_TC.to(x_TC.dtype)
 
     def _run(self, number: int, x_NC: Tensor) -> Tensor:
@@ -70,13 +70,6 @@ class HeldExperts(nn.Module):
         if experts.has_post_expert_norm:
             y_NC = experts.post_expert_norm(y_NC.to(x_NC.dtype)).float()
         return y_NC
-
-
-def _chosen(experts_TX: Tensor, num_experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The chosen experts in order, each with its tokens and their places for it."""
-    for number in experts_TX.unique().tolist():
-        if number < num_experts:  # a class may mark places without an expert
-            yield (number, *torch.where(experts_TX == number))
 
 
 def _held(weights: Sequence[HeldWeight], where: BlockDevice) -> Linear:

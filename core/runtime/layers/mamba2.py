@@ -16,11 +16,18 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import silu
 
-from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.native.state_arguments import RecurrentArguments, ScanArguments
+from triptych.core.runtime.kernels.native.state_arguments import (
+    MAX_HEAD,
+    RecurrentArguments,
+    ScanArguments,
+)
 from triptych.core.runtime.kernels.recurrent import ScanInputs, StateRows, convolve, selective_scan
-from triptych.core.runtime.layers.recurrent import RecurrentLayer, convolution_state
-from triptych.core.runtime.layers.states import LayerState, StateShape
+from triptych.core.runtime.layers.matrix_states import (
+    MatrixLayer,
+    matrix_position_values,
+    matrix_state,
+)
+from triptych.core.runtime.layers.states import LayerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +70,15 @@ class Mamba2Config:
     @property
     def state(self) -> LayerState:
         """The tensors that a row keeps."""
-        matrix = self.num_heads, self.head_dim, self.state_dim
-        return convolution_state(self), StateShape(matrix, torch.float32)
+        return matrix_state(self, (self.num_heads, self.head_dim, self.state_dim))
 
     @property
     def position_values(self) -> int:
         """The most values of a position that the layer holds, apart from the residual stream."""
-        return 2 * self.num_inputs + 4 * self.num_outputs
+        return matrix_position_values(self)
 
 
-class Mamba2(RecurrentLayer):
+class Mamba2(MatrixLayer):
     """Projection, convolution, scan, gate and norm of each group, projection."""
 
     kind = 2
@@ -80,17 +86,11 @@ class Mamba2(RecurrentLayer):
     def __init__(
         self, config: Mamba2Config, *, cells: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(config, cells=cells, dtype=dtype, device=device)
-        self.decay_log_H, self.dt_bias_H, self.skip_H = (
-            torch.empty(config.num_heads, dtype=torch.float32, device=device) for _ in range(3)
+        super().__init__(config, config.num_heads, cells=cells, dtype=dtype, device=device)
+        self.skip_H, self.norm_O = (
+            torch.empty(size, dtype=torch.float32, device=device)
+            for size in (config.num_heads, config.num_outputs)
         )
-        self.norm_O = torch.empty(config.num_outputs, dtype=torch.float32, device=device)
-        self._decay_H = self.decay_log_H
-
-    def prepare(self, native: NativeKernels | None = None) -> None:
-        """Bring the loaded weights into the layout the step uses."""
-        super().prepare(native)
-        self._decay_H = -self.decay_log_H.exp()
 
     def mix(
         self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
@@ -122,6 +122,7 @@ class Mamba2(RecurrentLayer):
         """The structure of the recurrent part, with its states."""
         config: Mamba2Config = self.config
         arguments = super().arguments(states)
+        assert config.state_dim <= MAX_HEAD, "configurations check it"
         tensors = (self._decay_H, self.dt_bias_H, self.skip_H, self.norm_O, states[1])
         arguments.scan = ScanArguments(
             *(tensor.data_ptr() for tensor in tensors),

@@ -23,6 +23,7 @@ from triptych.core.runtime.kernels.expert_products import moe_product
 from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.routing import Routing, route
+from triptych.core.runtime.layers.chosen_experts import chosen_experts
 from triptych.core.runtime.layers.expert_weights import ExpertWeights
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_mixture import NativeMixture, can_fuse_mixture
@@ -30,10 +31,6 @@ from triptych.core.runtime.layers.shards import Shard
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
-
-_WHOLE_VALUES = 2**15
-"""Up to this number of values torch computes on one thread, row by row; beyond it a row may be
-split anywhere, and its last bits depend on where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,18 +192,12 @@ class MoeMlp:
     def _one_by_one(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor
     ) -> torch.Tensor:
-        """Run the experts in the order of their numbers, with sums in float32.
-
-        A token's sum therefore does not depend on other tokens.
-        """
+        """Run the experts one after the other, with sums in float32."""
         total_TC = torch.zeros_like(x_TC, dtype=torch.float32)
-        rows = max(1, _WHOLE_VALUES // self.config.intermediate_size)
-        for number in experts_TX.unique().tolist():
-            if number not in self.shard:
-                continue
-            expert = self.experts[number - self.shard.first]
-            tokens, places = torch.where(experts_TX == number)
-            for tokens_N, places_N in zip(tokens.split(rows), places.split(rows), strict=True):
+        num_features = self.config.intermediate_size
+        for number, tokens_N, places_N in chosen_experts(experts_TX, num_features):
+            if number in self.shard:
+                expert = self.experts[number - self.shard.first]
                 weights_N1 = weights_TX[tokens_N, places_N, None]
                 total_TC[tokens_N] += self._of_expert(x_TC[tokens_N], weights_N1, expert)
         return total_TC

@@ -20,6 +20,7 @@ from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.native.arguments import DTYPES
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.native.state_arguments import (
+    MAX_WIDTH,
     ConvolutionArguments,
     NativeStateRows,
     RecurrentArguments,
@@ -112,6 +113,7 @@ class RecurrentLayer:
                 config.num_channels, dtype=torch.float32, device=device
             )
         self._convolution: Convolution | None = None
+        self._bound: tuple[Sequence[torch.Tensor], RecurrentArguments] | None = None
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -145,7 +147,7 @@ class RecurrentLayer:
         if native is None:
             return self.out(self.mix(in_TI, states, rows_of(step)), residual_TC)
         out_TO = in_TI.new_empty(len(in_TI), self.config.num_outputs)
-        native.recur(self.arguments(states), native_rows_of(step), in_TI, out_TO)
+        native.recur(self._bind(states), native_rows_of(step), in_TI, out_TO)
         return self.out(out_TO, residual_TC)
 
     def mix(
@@ -154,9 +156,16 @@ class RecurrentLayer:
         """Compute what lies between the projections, `out_TO`; `in_TI` may be overwritten."""
         raise NotImplementedError
 
+    def _bind(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
+        """The structure for a cache; usually that stays the same."""
+        if self._bound is None or self._bound[0] is not states:
+            self._bound = states, self.arguments(states)
+        return self._bound[1]
+
     def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
         """The structure of the recurrent part, with its states."""
         by = self.convolution
+        assert self.config.width <= MAX_WIDTH, "configurations check it"
         return RecurrentArguments(
             convolution=ConvolutionArguments(
                 by.weight_KX.data_ptr(),
@@ -209,12 +218,13 @@ def _wave(segments: Sequence[StateSegment], states: StateBatch) -> StateWave:
 
 
 def native_rows_of(step: PagedStep) -> NativeStateRows:
-    """The rows of a step for the native kernels."""
-    assert step.states is not None, "the runner finds the rows' states"
+    """The rows of a step for the native kernels, the same object for all layers."""
+    states = step.states
+    assert states is not None, "the runner finds the rows' states"
     assert step.kv.states is not None
-    return NativeStateRows(
-        step.batch.host_query_lengths_B.tolist(),
-        step.states.host_slots_B,
-        step.states.cuts,
-        step.kv.states.line_bytes,
-    )
+    if states.native_rows is None:
+        lengths_B, line_bytes = step.batch.host_query_lengths_B.tolist(), step.kv.states.line_bytes
+        states.native_rows = NativeStateRows(
+            lengths_B, states.host_slots_B, states.cuts, line_bytes
+        )
+    return states.native_rows

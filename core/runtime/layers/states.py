@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 from triptych.core.runtime.devices.transfer import to_device
+from triptych.core.runtime.kernels.native.state_arguments import NativeStateRows
 from triptych.core.runtime.kernels.recurrent import StateWave
 
 _ALIGNMENT_BYTES = 64  # a cache line of common CPUs, and more than GPUs need
@@ -133,14 +134,15 @@ class StateBatch:
     """The states of a step's rows: `slots_B` and `host_slots_B` are the lines that they begin in.
 
     `cuts` are in order of rows and tokens, and each leaves at least one token of its row after it:
-    the runner copies the states that rows end with. `rows` are found by the first layer that asks
-    for them (`core.runtime.layers.recurrent`).
+    the runner copies the states that rows end with. `rows` and `native_rows` are found by the first
+    layer that asks for them (`core.runtime.layers.recurrent`).
     """
 
     slots_B: torch.Tensor
     host_slots_B: Sequence[int]
     cuts: Sequence[StateCut] = ()
     rows: Sequence[StateWave] | None = None
+    native_rows: NativeStateRows | None = None
 
     def segments(self, lengths_B: Sequence[int]) -> Iterator[StateSegment]:
         """The tokens of rows of these lengths, divided at the cuts, in order."""

@@ -27,7 +27,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
-from triptych.core.runtime.decoders.kept_weights import KeptWeights, load_kept
+from triptych.core.runtime.decoders.kept_weights import ClassNames, KeptWeights, load_kept
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
 from triptych.core.runtime.layers.block_layers import BlockDevice
@@ -161,7 +161,8 @@ class FallbackBlueprint:
 
     def weight_bytes(self) -> int:
         """Bytes of weights, counted on the meta device."""
-        kept = KeptWeights(self._sketch, self._encoding, self._encoding.stored)
+        names = ClassNames.of(self._sketch, self._encoding.stored)
+        kept = KeptWeights(self._sketch, self._encoding, names)
         num_values: int = sum(parameter.numel() for parameter in self._sketch.parameters())
         return (num_values - kept.num_values) * self.dtype.itemsize + kept.num_bytes
 

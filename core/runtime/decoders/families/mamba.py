@@ -15,8 +15,10 @@ from triptych.core.runtime.decoders.families.recurrent import layers_by_type
 from triptych.core.runtime.decoders.families.relatives import granite
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
+    ConvolutionWidth,
     Count,
     Reader,
+    StateHead,
     attention_of,
     decoder_of,
     parse,
@@ -34,9 +36,9 @@ _INFINITY = {"__float__": "Infinity"}
 class _Mamba2Fields(CausalLmConfig, frozen=True, kw_only=True):
     mamba_n_heads: Count = 128
     mamba_n_groups: Count = 1
-    mamba_d_state: Annotated[int, msgspec.Meta(ge=1, le=256)] = 256
+    mamba_d_state: StateHead = 256
     mamba_d_head: Count | Literal["auto"] = "auto"
-    mamba_d_conv: Annotated[int, msgspec.Meta(ge=2, le=8)] = 4
+    mamba_d_conv: ConvolutionWidth = 4
     mamba_expand: Count = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False

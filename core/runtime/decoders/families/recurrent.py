@@ -13,9 +13,11 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.mixtures import with_experts
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
+    ConvolutionWidth,
     Count,
     Positive,
     Reader,
+    StateHead,
     attention_of,
     decoder_of,
     parse,
@@ -36,9 +38,9 @@ class DeltaNetFields(CausalLmConfig, frozen=True, kw_only=True):
     max_position_embeddings: Count = 32768
     partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = 0.25
     full_attention_interval: Count = 4
-    linear_conv_kernel_dim: Annotated[int, msgspec.Meta(ge=2, le=8)] = 4
-    linear_key_head_dim: Annotated[int, msgspec.Meta(ge=1, le=256)] = 128
-    linear_value_head_dim: Annotated[int, msgspec.Meta(ge=1, le=256)] = 128
+    linear_conv_kernel_dim: ConvolutionWidth = 4
+    linear_key_head_dim: StateHead = 128
+    linear_value_head_dim: StateHead = 128
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
 
@@ -145,7 +147,7 @@ class _Lfm2Config(CausalLmConfig, frozen=True, kw_only=True):
     block_ffn_dim_multiplier: Positive | None = 1.0
     block_auto_adjust_ff_dim: bool = True
     conv_bias: bool = False
-    conv_L_cache: Annotated[int, msgspec.Meta(ge=2, le=8)] = 3
+    conv_L_cache: ConvolutionWidth = 3
     full_attn_idxs: tuple[int, ...] | None = None
 
 

@@ -11,7 +11,7 @@
 #define MOST_TOKENS 512   /* of a pass: limits memory, while each expert still has many rows */
 #define PART 1024         /* columns of a task that adds up results */
 #define ROWS_PER_TASK 4   /* of gates, copies and choices */
-#define MAX_GROUPS 64     /* and chosen experts; `native_layers.py` repeats it */
+#define MAX_GROUPS 64     /* and chosen experts; `native_mixture.py` repeats it */
 #define MAX_CHOSEN MAX_GROUPS
 
 /* Memory of a pass; T tokens, E experts, P pairs, C hidden. */

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from triptych.core.runtime.kernels.native import state_arguments
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
@@ -129,3 +131,9 @@ def test_a_row_is_bitwise_the_same_in_any_company_and_chunks(
     assert torch.equal(torch.cat(found), expected)
     for part, kept in zip(alone.states(), together.states(), strict=True):
         assert torch.equal(part[1], kept[1])
+
+
+def test_the_limits_are_those_of_the_kernels() -> None:
+    header = Path(state_arguments.__file__).with_name("states.h").read_text()
+    limits = f"MAX_WIDTH = {state_arguments.MAX_WIDTH}, MAX_HEAD = {state_arguments.MAX_HEAD}"
+    assert limits in header
