@@ -119,7 +119,7 @@ def _deterministic(place: Place, num_rows: int, num_inputs: int, num_outputs: in
 
 def _experts(place: Place, num_tokens: int) -> Case:
     """Qwen3-30B-A3B: 8 of 128 experts for each token."""
-    from triptych.core.runtime.kernels.expert_products import library_moe
+    from triptych.core.runtime.kernels.expert_products import ExpertRule, library_moe
     from triptych.core.runtime.kernels.triton import moe
 
     num_experts, num_chosen, width, hidden = _expert_sizes(place)
@@ -130,9 +130,9 @@ def _experts(place: Place, num_tokens: int) -> Case:
     given = x_TI, gate_up_EFI, down_EIF, *routing
     peers: dict[str, Callable[[], Any]] = {}
     if place.is_gpu:
-        peers["grouped_mm"] = partial(library_moe, *given, "silu")
+        peers["grouped_mm"] = partial(library_moe, *given, ExpertRule())
     else:
-        peers["reference"] = partial(moe.reference, *given, "silu")
+        peers["reference"] = partial(moe.reference, *given, ExpertRule())
     expert_bytes = (gate_up_EFI.nbytes + down_EIF.nbytes) / num_experts
     return Case(
         f"{num_chosen} of {num_experts} experts, {num_tokens} tokens",

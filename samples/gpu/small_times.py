@@ -49,7 +49,7 @@ def _gate(place: Place, num_tokens: int, width: int) -> Case:
         return silu(gate_TF) * up_TF
 
     name = f"gate, {num_tokens} x {width}"
-    return Case(name, partial(launch, both_T2F, False), {"torch": theirs}, 1.5 * both_T2F.nbytes)
+    return Case(name, partial(launch, both_T2F, "silu"), {"torch": theirs}, 1.5 * both_T2F.nbytes)
 
 
 def _rotation(place: Place, num_tokens: int) -> Case:

@@ -126,7 +126,12 @@ def _gated() -> Launches:
     from triptych.core.runtime.kernels.triton.gated import launch
 
     x = torch.empty(1, 2 * 14336, dtype=BF16)
-    return {"silu": lambda: launch(x, False), "gelu": lambda: launch(x, True)}
+    return {
+        "silu": lambda: launch(x, "silu"),
+        "gelu": lambda: launch(x, "gelu_tanh"),
+        "relu2": lambda: launch(x, "relu2"),
+        "clamped": lambda: launch(x, "clamped_silu", 1.702, 7.0),
+    }
 
 
 def _gelu_rows() -> Launches:

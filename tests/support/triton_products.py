@@ -34,6 +34,13 @@ def _missing_variants(target: CompileTarget) -> list[str]:
     ]
 
 
+_GPT_OSS = ("clamped_silu", False, 1.702, 7.0)
+
+
+def _biases(num_hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _tensor(_EXPERTS, 2 * num_hidden), _tensor(_EXPERTS, _FEATURES)
+
+
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -111,6 +118,12 @@ def _expert_launches() -> list[Callable[[], Any]]:
         experts_TC = _tensor(num_tokens, _CHOSEN, dtype=torch.int32)
         return launch_moe_mlp(_x(num_tokens), gate_up, down, weights_TC, experts_TC, "silu")
 
+    def clamped(num_tokens: int) -> object:
+        weights_TC = _tensor(num_tokens, 4, dtype=torch.float32)
+        experts_TC = _tensor(num_tokens, 4, dtype=torch.int32)
+        given = _x(num_tokens), gate_up, down, weights_TC, experts_TC, *_GPT_OSS
+        return launch_moe_mlp(*given, *_biases(_HIDDEN), False)
+
     def route(num_experts: int, scoring: str, *groups: int) -> object:
         logits_TE = _tensor(9, num_experts, dtype=torch.float32)
         correction_E = _tensor(num_experts, dtype=torch.float32) if groups else None
@@ -119,6 +132,8 @@ def _expert_launches() -> list[Callable[[], Any]]:
     return [
         lambda: moe(9),
         lambda: moe(2000),
+        lambda: clamped(9),
+        lambda: clamped(4000),
         lambda: route(128, "softmax"),
         lambda: route(256, "sigmoid", 8, 4, 2),
     ]
@@ -150,6 +165,16 @@ def _packed_launches() -> list[Callable[[], Any]]:
         experts_TC = _tensor(num_tokens, _CHOSEN, dtype=torch.int32)
         return launch_packed_moe_mlp(_x(num_tokens), *weights, weights_TC, experts_TC, "silu")
 
+    def mxfp4_moe(num_tokens: int) -> object:
+        weights = [
+            *(blocks(2 * hidden, features // 32 * 17), "mxfp4"),
+            *(blocks(features, hidden // 32 * 17), "mxfp4"),
+        ]
+        weights_TC = _tensor(num_tokens, 4, dtype=torch.float32)
+        experts_TC = _tensor(num_tokens, 4, dtype=torch.int32)
+        given = _x(num_tokens), *weights, weights_TC, experts_TC, *_GPT_OSS
+        return launch_packed_moe_mlp(*given, *_biases(hidden), False)
+
     def float8_moe(num_tokens: int, *, has_units: bool = True) -> object:
         known, grouped_packed.has_float8_units = (
             grouped_packed.has_float8_units,
@@ -175,8 +200,11 @@ def _packed_launches() -> list[Callable[[], Any]]:
         lambda: moe(9, *k_blocks),
         lambda: moe(2000, *k_blocks),
         lambda: launch_combine(
-            _x(72), _tensor(9, _CHOSEN, dtype=torch.float32), _tensor(72, dtype=torch.int64)
+            *(_x(72), _tensor(9, _CHOSEN, dtype=torch.float32), _CHOSEN),
+            _tensor(72, dtype=torch.int64),
         ),
+        lambda: mxfp4_moe(9),
+        lambda: mxfp4_moe(4000),
     ]
 
 

@@ -11,9 +11,11 @@ P = T * C pairs of a token and an expert.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from triptych.core.runtime.kernels.gated import gelu_and_mul, silu_and_mul
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
 from triptych.core.runtime.kernels.library_products import cuda_capability
 from triptych.core.runtime.kernels.stacked_weights import PLAIN, StackedWeight
 
@@ -29,12 +31,31 @@ _ALIGNED = 8
 """Sizes in bfloat16 are multiples of 16 bytes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRule:
+    """The rule of an expert: its gate, and the biases `[E, 2 F]` and `[E, I]` of its products.
+
+    A `clamp` is that of SwiGLU. If it `scales_inputs`, the weight of a token multiplies the
+    expert's input, not its result; there are no biases then.
+    """
+
+    activation: Activation = "silu"
+    clamp: SwigluClamp | None = None
+    gate_up_bias_EF: torch.Tensor | None = None
+    down_bias_EI: torch.Tensor | None = None
+    scales_inputs: bool = False
+
+    def __post_init__(self) -> None:
+        has_biases = self.gate_up_bias_EF is not None or self.down_bias_EI is not None
+        assert not (self.scales_inputs and has_biases)
+
+
 def moe_product(
     x_TI: torch.Tensor,
     gate_up: torch.Tensor | StackedWeight,
     down: torch.Tensor | StackedWeight,
     routing: tuple[torch.Tensor, torch.Tensor],
-    activation: str,
+    rule: ExpertRule,
     *,
     is_deterministic: bool,
 ) -> torch.Tensor:
@@ -49,16 +70,25 @@ def moe_product(
     y_TI: torch.Tensor
     if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
         if not is_deterministic and prefers_library(x_TI, down, routing[1]):
-            return library_moe(x_TI, gate_up, down, *routing, activation)
-        y_TI = moe_mlp(x_TI, gate_up, down, *routing, activation, is_deterministic)
+            return library_moe(x_TI, gate_up, down, *routing, rule)
+        y_TI = moe_mlp(x_TI, gate_up, down, *routing, *_arguments(rule, is_deterministic))
         return y_TI
     stored = [
         each if isinstance(each, StackedWeight) else StackedWeight(PLAIN, (each,))
         for each in (gate_up, down)
     ]
-    arguments = [part for each in stored for part in (list(each.tensors), each.form)]
-    y_TI = packed_moe_mlp(x_TI, *arguments, *routing, activation, is_deterministic)
+    parts = [part for each in stored for part in (list(each.tensors), each.form)]
+    y_TI = packed_moe_mlp(x_TI, *parts, *routing, *_arguments(rule, is_deterministic))
     return y_TI
+
+
+def _arguments(rule: ExpertRule, is_deterministic: bool) -> tuple[object, ...]:
+    """The last arguments of the operators."""
+    gate, limits = str(rule.activation), (0.0, 0.0)
+    if rule.clamp is not None:
+        gate, limits = "clamped_silu", (rule.clamp.alpha, rule.clamp.limit)
+    biases = rule.gate_up_bias_EF, rule.down_bias_EI
+    return gate, is_deterministic, *limits, *biases, rule.scales_inputs
 
 
 def prefers_library(x_TI: torch.Tensor, down_EIF: torch.Tensor, experts_TC: torch.Tensor) -> bool:
@@ -80,7 +110,7 @@ def library_moe(
     down_EIF: torch.Tensor,
     weights_TC: torch.Tensor,
     experts_TC: torch.Tensor,
-    activation: str,
+    rule: ExpertRule,
 ) -> torch.Tensor:
     """As `moe_product`, by torch's library; of experts that it takes."""
     from triptych.core.runtime.kernels.triton.moe import combine
@@ -89,11 +119,18 @@ def library_moe(
     experts_P, pairs_P = experts_TC.flatten().sort(stable=True)
     numbers_E = torch.arange(num_experts, dtype=experts_P.dtype, device=experts_P.device)
     ends_E = torch.searchsorted(experts_P, numbers_E, right=True, out_int32=True)
-    gate = silu_and_mul if activation == "silu" else gelu_and_mul
     x_PI = x_TI.index_select(0, pairs_P // num_chosen)
-    hidden_PF = gate(torch._grouped_mm(x_PI, gate_up_EFI.mT, offs=ends_E))
+    if rule.scales_inputs:
+        x_PI = (x_PI * weights_TC.view(-1, 1)[pairs_P]).to(x_TI.dtype)
+    hidden_PF = torch._grouped_mm(x_PI, gate_up_EFI.mT, offs=ends_E)
+    if rule.gate_up_bias_EF is not None:
+        hidden_PF += rule.gate_up_bias_EF[experts_P]
+    hidden_PF = gate_of(rule.activation, rule.clamp)(hidden_PF)
     out_PI = torch._grouped_mm(hidden_PF, down_EIF.mT, offs=ends_E)
+    if rule.down_bias_EI is not None:
+        out_PI += rule.down_bias_EI[experts_P]
     rows_P = torch.empty_like(pairs_P)
     rows_P[pairs_P] = torch.arange(len(pairs_P), device=pairs_P.device)
-    y_TI: torch.Tensor = combine(out_PI, weights_TC, rows_P)
+    weights = None if rule.scales_inputs else weights_TC
+    y_TI: torch.Tensor = combine(out_PI, weights, num_chosen, rows_P)
     return y_TI

@@ -1,5 +1,7 @@
 """The activations of MLPs, and their gates: `act(gate) * up`, the gate in the first half.
 
+Owns their torch references; on a GPU a gate is one kernel of Triton's.
+
 Shapes: T tokens, F features.
 """
 
@@ -32,12 +34,10 @@ class SwigluClamp:
 def gate_of(
     activation: Activation, clamp: SwigluClamp | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The gate of an MLP."""
+    """The gate of an MLP, `[T, 2 F]` to `[T, F]`; with a `clamp` it is clamped SwiGLU."""
     if clamp is not None:
         return partial(clamped_silu_and_mul, clamp=clamp)
-    if activation == "relu2":
-        return partial(_gated, activation=squared_relu)
-    return silu_and_mul if activation == "silu" else gelu_and_mul
+    return partial(_gated, activation=activation)
 
 
 def activation_of(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -47,16 +47,18 @@ def activation_of(activation: Activation) -> Callable[[torch.Tensor], torch.Tens
 
 def silu_and_mul(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     """SwiGLU (Shazeer 2020, arXiv:2002.05202). Returns `[T, F]`."""
-    return _gated(gate_up_T2F, silu)
+    return _gated(gate_up_T2F, "silu")
 
 
 def gelu_and_mul(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     """GeGLU of the same paper, the tanh kind. Returns `[T, F]`."""
-    return _gated(gate_up_T2F, _tanh_gelu)
+    return _gated(gate_up_T2F, "gelu_tanh")
 
 
 def clamped_silu_and_mul(gate_up_T2F: torch.Tensor, clamp: SwigluClamp) -> torch.Tensor:
     """SwiGLU with limits. Returns `[T, F]`."""
+    if gate_up_T2F.is_cuda:
+        return _by_kernel(gate_up_T2F, "clamped_silu", clamp.alpha, clamp.limit)
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=1)
     gate_TF, up_TF = gate_TF.clamp(max=clamp.limit), up_TF.clamp(-clamp.limit, clamp.limit)
     return gate_TF * (gate_TF * clamp.alpha).sigmoid() * (up_TF + 1)
@@ -67,20 +69,21 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
     return relu(x).square_()
 
 
-_tanh_gelu = partial(gelu, approximate="tanh")
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {"silu": silu, "gelu_tanh": _tanh_gelu, "relu2": squared_relu}
+    {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh"), "relu2": squared_relu}
 )
 
 
-def _gated(
-    gate_up_T2F: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
+def _gated(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     assert gate_up_T2F.shape[1] % 2 == 0
-    if gate_up_T2F.is_cuda and activation is not squared_relu:
-        from triptych.core.runtime.kernels.triton.gated import gated
-
-        out_TF: torch.Tensor = gated(gate_up_T2F, activation is _tanh_gelu)
-        return out_TF
+    if gate_up_T2F.is_cuda:
+        return _by_kernel(gate_up_T2F, activation)
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=1)
-    return activation(gate_TF).mul_(up_TF)
+    return _ACTIVATIONS[activation](gate_TF).mul_(up_TF)
+
+
+def _by_kernel(gate_up_T2F: torch.Tensor, kind: str, *limits: float) -> torch.Tensor:
+    from triptych.core.runtime.kernels.triton.gated import gated
+
+    out_TF: torch.Tensor = gated(gate_up_T2F, kind, *limits)
+    return out_TF

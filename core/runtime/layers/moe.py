@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.runtime.kernels.expert_products import moe_product
+from triptych.core.runtime.kernels.expert_products import ExpertRule, moe_product
 from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.routing import Routing, route
@@ -179,13 +179,20 @@ class MoeMlp:
             is_here = (local_TX >= 0) & (local_TX < self.shard.length)
             weights_TX = weights_TX * is_here
             experts_TX = local_TX % self.shard.length
-        gate_up, down = (each.value for each in self._all)
+        gate_up, down = self._all
+        rule = ExpertRule(
+            activation=self.activation,
+            clamp=self.config.clamp,
+            gate_up_bias_EF=gate_up.bias_EO,
+            down_bias_EI=down.bias_EO,
+            scales_inputs=self.config.scales_inputs,
+        )
         return moe_product(
             x_TC,
-            gate_up,
-            down,
+            gate_up.value,
+            down.value,
             (weights_TX, experts_TX),
-            self.activation,
+            rule,
             is_deterministic=self.router.is_deterministic,
         )
 

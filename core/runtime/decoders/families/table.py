@@ -69,27 +69,18 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
     return reader(config, max_length)
 
 
-def is_native(config: Mapping[str, Any], *, on_gpu: bool = False) -> bool:
-    """Whether our decoder knows this architecture, in the variant of the configuration.
-
-    On a GPU the products of experts have no biases, clamped gates or scaled inputs yet.
-    """
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows this architecture, in the variant of the configuration."""
     reader = FAMILIES.get(architecture_of(config))
-    if config.get("model_type") in _OTHER_NAMES:
+    if reader is None or config.get("model_type") in _OTHER_NAMES:
         return False
     try:
-        decoder = None if reader is None else reader(config, 0)
+        reader(config, 0)
     except NotNativeError:
         return False
     except WeightsError:  # it is reported where the model is loaded
         return True
-    return decoder is not None and not (on_gpu and has_cpu_experts(decoder))
-
-
-def has_cpu_experts(decoder: DecoderConfig) -> bool:
-    """Whether a mixture is computed on a CPU alone."""
-    moe = decoder.moe
-    return moe is not None and (moe.has_expert_bias or moe.scales_inputs or moe.clamp is not None)
+    return True
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

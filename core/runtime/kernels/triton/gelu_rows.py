@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.float8 import as_stored, to_stored
-from triptych.core.runtime.kernels.triton.gated import activated
+from triptych.core.runtime.kernels.triton.gated import tanh_gelu
 from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
@@ -106,7 +106,7 @@ def _kernel(
 
 @triton.jit
 def _gelu(row_ptr, at, num_features):
-    return activated(tl.load(row_ptr + at, mask=at < num_features, other=0.0).to(tl.float32), True)
+    return tanh_gelu(tl.load(row_ptr + at, mask=at < num_features, other=0.0).to(tl.float32))
 
 
 def variants() -> tuple[Variant, ...]:

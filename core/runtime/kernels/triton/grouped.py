@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.runtime.kernels.triton.gated import activated
+from triptych.core.runtime.kernels.triton.gated import Gate, gate_product
 from triptych.core.runtime.kernels.triton.linear import STEP_INPUTS, dense_sum
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
@@ -31,7 +31,6 @@ from triptych.core.runtime.kernels.triton.variant import Variant
 
 _SORT_BLOCK, _LARGE_SORT_BLOCK = 1024, 8192
 _MIN_BINS = 128
-GATES = ("silu", "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +80,22 @@ def grouped_linear(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: str | None = None,
-    added_scale_P: torch.Tensor | None = None,
+    gate: Gate | None = None,
+    bias_EO: torch.Tensor | None = None,
+    scale_P: torch.Tensor | None = None,
+    is_added: bool = False,
 ) -> None:
     """Write the product of each pair to `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
 
-    With a `gate` the weights are `[E, 2 O, I]`, and the result is `gate(first) * second`. With
-    `added_scale_P` the product, times its pair's scale, is added to `out`. The outputs of omitted
-    pairs are unchanged.
+    The product is multiplied by its pair's scale, then the bias of its group is added. With a
+    `gate` the weights are `[E, 2 O, I]`, and the result is `gate(first) * second`. If `is_added`,
+    results are added to `out`. The outputs of omitted pairs are unchanged.
     """
     num_inputs, num_outputs = weight_EOI.shape[2], out.shape[-1]
     assert x_RI.shape[1] == num_inputs
     assert x_RI.stride(1) == weight_EOI.stride(2) == out.stride(-1) == 1
     assert weight_EOI.shape[1] == (num_outputs if gate is None else 2 * num_outputs)
+    assert tiling.num_splits == 1 or bias_EO is None
     num_tiles = len(pairs.groups_of_tiles)
     tile_outputs = tiling.outputs if gate is None else tiling.outputs // 2
     _grouped_kernel[num_tiles * ceil_div(num_outputs, tile_outputs), tiling.num_splits](
@@ -101,7 +103,8 @@ def grouped_linear(
         weight_EOI,
         pairs.pairs_S,
         pairs.groups_of_tiles,
-        added_scale_P,
+        bias_EO,
+        scale_P,
         out,
         pairs.num_pairs,
         num_tiles,
@@ -114,6 +117,7 @@ def grouped_linear(
         tiling.num_splits,
         PAIRS_PER_ROW=pairs_per_row,
         GATE=gate,
+        IS_ADDED=is_added,
         M=pairs.tile_rows,
         N=tiling.outputs,
         K=tile_size(num_inputs, STEP_INPUTS),
@@ -179,7 +183,8 @@ def _grouped_kernel(
     weight_ptr,
     pairs_ptr,
     groups_of_tiles_ptr,
-    added_scale_ptr,
+    bias_ptr,
+    scale_ptr,
     out_ptr,
     num_pairs,
     num_tiles,
@@ -192,6 +197,7 @@ def _grouped_kernel(
     num_splits,
     PAIRS_PER_ROW: tl.constexpr,
     GATE: tl.constexpr,
+    IS_ADDED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -215,13 +221,16 @@ def _grouped_kernel(
     store_pairs(
         out_ptr,
         total_MN,
+        group,
         pairs_M,
         num_pairs,
         num_tiles,
         num_outputs,
         out_stride,
-        added_scale_ptr,
+        bias_ptr,
+        scale_ptr,
         GATE,
+        IS_ADDED,
     )
 
 
@@ -235,53 +244,64 @@ def pairs_of_tile(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """This program's group (-1: none) and its pairs; its outputs, and their rows of the weight.
-
-    Where there is a gate, its rows lie next to those that it multiplies, and belong to one output.
-    """
+    """This program's group (-1: none) and its pairs; its outputs, and their rows of the weight."""
     tile, output_tile = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
     group = tl.load(groups_of_tiles_ptr + tile).to(tl.int64)
     pairs_M = tl.load(pairs_ptr + tile * M + tl.arange(0, M))
+    outputs_N, weight_rows_N = _outputs_of_tile(output_tile, num_outputs, GATE, N)
+    return group, pairs_M, outputs_N, weight_rows_N
+
+
+@triton.jit
+def _outputs_of_tile(output_tile, num_outputs, GATE: tl.constexpr, N: tl.constexpr):
+    """The outputs of a tile, and their rows of the weight.
+
+    Where there is a gate, its rows lie next to those that it multiplies, and belong to one output.
+    """
     if GATE is None:
         outputs_N = output_tile * N + tl.arange(0, N)
         weight_rows_N = outputs_N
     else:
         outputs_N = output_tile * (N // 2) + tl.arange(0, N) // 2
         weight_rows_N = outputs_N + tl.arange(0, N) % 2 * num_outputs
-    return group, pairs_M, outputs_N, weight_rows_N
+    return outputs_N, weight_rows_N
 
 
 @triton.jit
 def store_pairs(
     out_ptr,
     total_MN,
+    group,
     pairs_M,
     num_pairs,
     num_tiles,
     num_outputs,
     out_stride,
-    added_scale_ptr,
+    bias_ptr,
+    scale_ptr,
     GATE: tl.constexpr,
+    IS_ADDED: tl.constexpr,
 ):
-    """Store the results of this program's pairs, after the gate if there is one.
-
-    With scales they are multiplied by them, and added to what is there.
-    """
+    """Store the results of this program's pairs: scaled, with a bias and through a gate if any."""
     output_tile = tl.program_id(0) // num_tiles
     M: tl.constexpr = total_MN.shape[0]
     N: tl.constexpr = total_MN.shape[1]
-    if GATE is None:
-        outputs_N = output_tile * N + tl.arange(0, N)
-    else:
+    is_pair_M = pairs_M < num_pairs
+    if scale_ptr is not None:
+        total_MN *= tl.load(scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]
+    outputs_N, weight_rows_N = _outputs_of_tile(output_tile, num_outputs, GATE, N)
+    if bias_ptr is not None:
+        bias_ptr += group * (num_outputs if GATE is None else 2 * num_outputs)
+        bias_N = tl.load(bias_ptr + weight_rows_N, mask=outputs_N < num_outputs, other=0)
+        total_MN += bias_N.to(tl.float32)[None, :]
+    if GATE is not None:
         gate_MN, up_MN = tl.split(tl.reshape(total_MN, (M, N // 2, 2)))
-        total_MN = activated(gate_MN, GATE == "gelu_tanh") * up_MN
+        total_MN = gate_product(gate_MN, up_MN, GATE)
         outputs_N = output_tile * (N // 2) + tl.arange(0, N // 2)
     out_rows_M = tl.program_id(1).to(tl.int64) * num_pairs + pairs_M
     out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
-    is_pair_M = pairs_M < num_pairs
     mask_MN = is_pair_M[:, None] & (outputs_N < num_outputs)[None, :]
-    if added_scale_ptr is not None:
-        total_MN *= tl.load(added_scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]
+    if IS_ADDED:
         total_MN += tl.load(out_ptrs_MN, mask=mask_MN, other=0).to(tl.float32)
     tl.store(out_ptrs_MN, total_MN.to(out_ptr.dtype.element_ty), mask=mask_MN)
 
@@ -303,8 +323,9 @@ def grouped_variant(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: str | None = None,
+    gate: Gate | None = None,
     is_added: bool = False,
+    has_bias: bool = False,
     out: str = "*bf16",
 ) -> Variant:
     """A bfloat16 product in the form that an operation uses."""
@@ -313,12 +334,12 @@ def grouped_variant(
     constants = {
         "PAIRS_PER_ROW": pairs_per_row,
         "GATE": gate,
+        "IS_ADDED": is_added,
         "M": tiling.rows,
         "N": tiling.outputs,
         "K": STEP_INPUTS,
     }
-    if is_added:
-        types["added_scale_ptr"] = "*fp32"
-    else:
-        constants["added_scale_ptr"] = None
+    types |= {"scale_ptr": "*fp32"} if is_added else {}
+    types |= {"bias_ptr": "*bf16"} if has_bias else {}
+    constants |= {name: None for name in ("bias_ptr", "scale_ptr") if name not in types}
     return product_variant(name, _grouped_kernel, types, constants, tiling.num_warps)

@@ -27,6 +27,7 @@ from triptych.core.runtime.kernels.triton.fp8_linear import (
     has_float8_units,
     launch_quantize_rows,
 )
+from triptych.core.runtime.kernels.triton.gated import GPT_OSS_GATE, Gate
 from triptych.core.runtime.kernels.triton.gguf_linear import gguf_constants, gguf_sum
 from triptych.core.runtime.kernels.triton.gptq_linear import (
     MAX_STEP_INPUTS,
@@ -45,6 +46,7 @@ from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK = tl.constexpr(BLOCK)
 _FLOAT8_ROWS = 64
+_SILU = Gate("silu")
 
 
 def fitting_tiling(tiling: Tiling, *forms: str) -> Tiling:
@@ -61,7 +63,9 @@ def packed_grouped_linear(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: str | None = None,
+    gate: Gate | None = None,
+    bias_EO: torch.Tensor | None = None,
+    scale_P: torch.Tensor | None = None,
 ) -> None:
     """Write the product of each pair to `out_PO`, as `grouped_linear` does of plain weights.
 
@@ -83,6 +87,8 @@ def packed_grouped_linear(
         *rows,
         pairs.pairs_S,
         pairs.groups_of_tiles,
+        bias_EO,
+        scale_P,
         out_PO,
         pairs.num_pairs,
         num_tiles,
@@ -144,6 +150,8 @@ def _grouped_fp8_kernel(
     scale_ptr,
     pairs_ptr,
     groups_of_tiles_ptr,
+    bias_ptr,
+    pair_scale_ptr,
     out_ptr,
     num_pairs,
     num_tiles,
@@ -190,7 +198,18 @@ def _grouped_fp8_kernel(
         K,
     )
     store_pairs(
-        out_ptr, total_MN, pairs_M, num_pairs, num_tiles, num_outputs, out_stride, None, GATE
+        out_ptr,
+        total_MN,
+        group,
+        pairs_M,
+        num_pairs,
+        num_tiles,
+        num_outputs,
+        out_stride,
+        bias_ptr,
+        pair_scale_ptr,
+        GATE,
+        False,
     )
 
 
@@ -202,6 +221,8 @@ def _grouped_gptq_kernel(
     zero_ptr,
     pairs_ptr,
     groups_of_tiles_ptr,
+    bias_ptr,
+    pair_scale_ptr,
     out_ptr,
     num_pairs,
     num_tiles,
@@ -252,7 +273,18 @@ def _grouped_gptq_kernel(
         K,
     )
     store_pairs(
-        out_ptr, total_MN, pairs_M, num_pairs, num_tiles, num_outputs, out_stride, None, GATE
+        out_ptr,
+        total_MN,
+        group,
+        pairs_M,
+        num_pairs,
+        num_tiles,
+        num_outputs,
+        out_stride,
+        bias_ptr,
+        pair_scale_ptr,
+        GATE,
+        False,
     )
 
 
@@ -262,6 +294,8 @@ def _grouped_gguf_kernel(
     blocks_ptr,
     pairs_ptr,
     groups_of_tiles_ptr,
+    bias_ptr,
+    pair_scale_ptr,
     out_ptr,
     num_pairs,
     num_tiles,
@@ -301,7 +335,18 @@ def _grouped_gguf_kernel(
         L,
     )
     store_pairs(
-        out_ptr, total_MN, pairs_M, num_pairs, num_tiles, num_outputs, out_stride, None, GATE
+        out_ptr,
+        total_MN,
+        group,
+        pairs_M,
+        num_pairs,
+        num_tiles,
+        num_outputs,
+        out_stride,
+        bias_ptr,
+        pair_scale_ptr,
+        GATE,
+        False,
     )
 
 
@@ -318,6 +363,9 @@ def variants() -> tuple[Variant, ...]:
         _gguf_variant("q4_k_gate_up_16", "q4_k", batch),
         _gguf_variant("q4_k_gate_up_128", "q4_k", prompt),
         _gguf_variant("q6_k_down_16", "q6_k", batch, gate=None),
+        _gguf_variant("mxfp4_gate_up_16", "mxfp4", batch, GPT_OSS_GATE, has_bias=True),
+        _gguf_variant("mxfp4_gate_up_128", "mxfp4", prompt, GPT_OSS_GATE, has_bias=True),
+        _gguf_variant("mxfp4_down_16", "mxfp4", batch, gate=None, has_bias=True),
     )
 
 
@@ -339,8 +387,15 @@ def _gptq_variant(name: str, tiling: Tiling) -> Variant:
     return _variant(name, _grouped_gptq_kernel, types, constants, tiling)
 
 
-def _gguf_variant(name: str, kind: str, tiling: Tiling, gate: str | None = "silu") -> Variant:
-    types = {"x_ptr": "*bf16", "blocks_ptr": "*u8"}
+def _gguf_variant(
+    name: str,
+    kind: str,
+    tiling: Tiling,
+    gate: Gate | None = _SILU,
+    *,
+    has_bias: bool = False,
+) -> Variant:
+    types = {"x_ptr": "*bf16", "blocks_ptr": "*u8"} | ({"bias_ptr": "*bf16"} if has_bias else {})
     constants = gguf_constants(kind, tiling)
     return _variant(name, _grouped_gguf_kernel, types, constants, tiling, gate)
 
@@ -351,13 +406,14 @@ def _variant(
     types: dict[str, str],
     constants: dict[str, Any],
     tiling: Tiling,
-    gate: str | None = "silu",
+    gate: Gate | None = _SILU,
 ) -> Variant:
     types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32") | {"out_ptr": "*bf16"}
     constants |= {
-        "PAIRS_PER_ROW": 1 if gate is None else 8,
+        "PAIRS_PER_ROW": 1 if gate is None else 4 if gate == GPT_OSS_GATE else 8,
         "GATE": gate,
         "M": tiling.rows,
         "N": tiling.outputs,
+        **{name: None for name in ("bias_ptr", "pair_scale_ptr") if name not in types},
     }
     return product_variant(name, kernel, types, constants, tiling.num_warps)

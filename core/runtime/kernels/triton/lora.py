@@ -58,7 +58,7 @@ def launch_lora_add(
     grouped_linear(x_TI, a_LRI, pairs, parts_PTR, shrink)
     low_TR = add_parts(parts_PTR, x_TI.dtype) if is_split else parts_PTR[0]
     expand = Tiling(tiling.rows, tiling.outputs)
-    grouped_linear(low_TR, b_LOR, pairs, y_TO, expand, added_scale_P=scales_T)
+    grouped_linear(low_TR, b_LOR, pairs, y_TO, expand, scale_P=scales_T, is_added=True)
 
 
 lora_add = define_operator("lora_add", launch_lora_add, mutates=("y_TO",))

@@ -12,13 +12,16 @@ from support.kernel_products import assert_near, random_rows, tolerance_of
 from triptych.core.runtime.kernels import expert_products
 from triptych.core.runtime.kernels.expert_products import (
     MIN_EXPERT_ROWS,
+    ExpertRule,
     library_moe,
     moe_product,
     prefers_library,
     takes_grouped,
 )
+from triptych.core.runtime.kernels.gated import SwigluClamp
 from triptych.core.runtime.kernels.triton import moe
 
+SILU = ExpertRule()
 BF16 = torch.bfloat16
 NUM_EXPERTS, FEATURES, HIDDEN = 4, 64, 48
 
@@ -37,18 +40,31 @@ def routing(num_tokens: int, num_experts: int = NUM_EXPERTS) -> tuple[torch.Tens
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SILU,
+        ExpertRule(activation="gelu_tanh"),
+        ExpertRule(scales_inputs=True),
+        ExpertRule(
+            clamp=SwigluClamp(alpha=1.7, limit=0.5),
+            gate_up_bias_EF=random_rows(NUM_EXPERTS, 2 * HIDDEN, BF16),
+            down_bias_EI=random_rows(NUM_EXPERTS, FEATURES, BF16),
+        ),
+    ],
+    ids=["silu", "gelu", "inputs", "gpt-oss"],
+)
 @pytest.mark.parametrize("num_used", [2, NUM_EXPERTS])
 def test_the_librarys_is_the_weighted_sum_of_experts(
-    num_tokens: int, activation: str, num_used: int, monkeypatch: pytest.MonkeyPatch
+    num_tokens: int, rule: ExpertRule, num_used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By torch's own product of groups on a CPU; some experts may have no rows."""
     monkeypatch.setattr(moe, "combine", moe.launch_combine)
     x_TI, experts = random_rows(num_tokens, FEATURES, BF16), random_experts()
     routed = routing(num_tokens, num_used)
-    y_TI = library_moe(x_TI, *experts, *routed, activation)
+    y_TI = library_moe(x_TI, *experts, *routed, rule)
     assert y_TI.dtype is BF16
-    expected_TI = moe.reference(x_TI, *experts, *routed, activation)
+    expected_TI = moe.reference(x_TI, *experts, *routed, rule)
     assert_near(y_TI, expected_TI, 2 * tolerance_of(BF16))
 
 
@@ -60,11 +76,11 @@ def test_the_librarys_is_ours_on_a_device(
 ) -> None:
     x_TI = random_rows(num_tokens, FEATURES, BF16)
     experts, routed = random_experts(), routing(num_tokens, num_used)
-    expected_TI = moe.reference(x_TI, *experts, *routed, "silu")
+    expected_TI = moe.reference(x_TI, *experts, *routed, SILU)
     arguments = [each.to(cuda) for each in (x_TI, *experts, *routed)]
     if not takes_grouped(arguments[2]):
         pytest.skip("the library has no such product on this device")
-    assert_near(library_moe(*arguments, "silu").cpu(), expected_TI, 2 * tolerance_of(BF16))
+    assert_near(library_moe(*arguments, SILU).cpu(), expected_TI, 2 * tolerance_of(BF16))
     assert_near(moe.moe_mlp(*arguments, "silu").cpu(), expected_TI, 2 * tolerance_of(BF16))
 
 
@@ -75,7 +91,7 @@ def test_nothing_is_read_back() -> None:
         down = torch.empty(NUM_EXPERTS, FEATURES, HIDDEN, dtype=BF16, device="cuda")
         weights_TC = torch.empty(40, 2, device="cuda")
         experts_TC = torch.empty(40, 2, dtype=torch.int32, device="cuda")
-        y_TI = library_moe(x_TI, gate_up, down, weights_TC, experts_TC, "silu")
+        y_TI = library_moe(x_TI, gate_up, down, weights_TC, experts_TC, SILU)
     assert (y_TI.shape, y_TI.dtype, y_TI.device.type) == ((40, FEATURES), BF16, "cuda")
 
 
@@ -126,8 +142,8 @@ def test_deterministic_products_are_ours(monkeypatch: pytest.MonkeyPatch) -> Non
     num_tokens = MIN_EXPERT_ROWS * NUM_EXPERTS // 2
     x_TI, experts = torch.empty(num_tokens, FEATURES, dtype=BF16), random_experts()
     routed = routing(num_tokens)
-    moe_product(x_TI, *experts, routed, "silu", is_deterministic=True)
-    moe_product(x_TI, *experts, routed, "silu", is_deterministic=False)
+    moe_product(x_TI, *experts, routed, SILU, is_deterministic=True)
+    moe_product(x_TI, *experts, routed, SILU, is_deterministic=False)
     fewer = routed[0][1:], routed[1][1:]
-    moe_product(x_TI[1:], *experts, fewer, "silu", is_deterministic=False)
+    moe_product(x_TI[1:], *experts, fewer, SILU, is_deterministic=False)
     assert called == ["ours", "library", "ours"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from support.block_weights import random_blocks
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
+from triptych.core.runtime.kernels.gated import SwigluClamp
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, HeldWeight, Int4Weight
 from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.kernels.stacked_weights import StackedWeight, stack_experts
@@ -31,8 +33,8 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Linear, "takes_stored", True)
 
 
-def new_mlp() -> MoeMlp:
-    mlp = MoeMlp(CONFIG, HIDDEN, "silu", dtype=torch.float32, device=CPU)
+def new_mlp(config: MoeConfig = CONFIG) -> MoeMlp:
+    mlp = MoeMlp(config, HIDDEN, "silu", dtype=torch.float32, device=CPU)
     generator = torch.Generator().manual_seed(1)
     mlp.router.weight_OI.copy_(torch.randn(EXPERTS, HIDDEN, generator=generator))
     return mlp
@@ -40,6 +42,10 @@ def new_mlp() -> MoeMlp:
 
 def q8_0(num_outputs: int, num_inputs: int) -> PackedTensor:
     return random_blocks("q8_0", num_outputs, num_inputs, seed=num_inputs)
+
+
+def mxfp4(num_outputs: int, num_inputs: int) -> PackedTensor:
+    return random_blocks("mxfp4", num_outputs, num_inputs, seed=num_inputs)
 
 
 def q4_0(num_outputs: int, num_inputs: int) -> PackedTensor:
@@ -107,6 +113,40 @@ def test_stored_experts_give_what_their_values_give(
     has_rounded_rows = make is float8
     error = (y_TC - expected_TC).norm() / expected_TC.norm()
     assert error < (0.1 if has_rounded_rows else 1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"has_expert_bias": True, "clamp": SwigluClamp(alpha=1.7, limit=0.5)},
+        {"scales_inputs": True, "routing": Routing(num_chosen=2, scoring="sigmoid")},
+    ],
+    ids=["gpt-oss", "llama-4"],
+)
+def test_a_gpu_computes_the_rules_of_a_cpu(
+    rule: dict[str, Any], is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, mlps = replace(CONFIG, **rule), []
+    for is_grouped in (True, False):
+        monkeypatch.setattr(moe_module, "has_grouped_products", lambda device, g=is_grouped: g)
+        mlp, generator = new_mlp(config), torch.Generator().manual_seed(2)
+        for linear, first, shape in parts_of(mlp):
+            weight = mxfp4(*shape)
+            if is_packed:
+                linear.hold(first, weight)
+            else:
+                rows = slice(first, first + shape[0])
+                linear.weight_OI[rows] = weight.dequantize(torch.float32)
+            if linear.bias_O is not None and not first:
+                linear.bias_O.copy_(torch.randn(linear.bias_O.shape, generator=generator))
+        for linear in mlp.linears():
+            linear.prepare()
+        mlps.append(mlp)
+    x_TC = torch.randn(5, HIDDEN, generator=SEED)
+    expected_TC = mlps[1](x_TC, None)
+    rehearse_gpu(monkeypatch)
+    torch.testing.assert_close(mlps[0](x_TC, None), expected_TC, rtol=1e-4, atol=1e-4)
 
 
 def test_plain_rows_in_some_projections_are_a_kind_of_their_own(

@@ -5,6 +5,8 @@ import torch
 
 from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, tolerance_of
+from triptych.core.runtime.kernels.expert_products import ExpertRule, _arguments
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp
 from triptych.core.runtime.kernels.triton import moe
 from triptych.core.runtime.kernels.triton.moe import reference
 
@@ -12,6 +14,7 @@ pytestmark = pytest.mark.gpu
 launch_moe_mlp = on_device(moe.launch_moe_mlp)
 
 Arguments = tuple[torch.Tensor, ...]
+SILU = ExpertRule()
 
 
 def random_layer(num_tokens: int, num_chosen: int, dtype: torch.dtype = torch.float32) -> Arguments:
@@ -36,11 +39,33 @@ def random_layer(num_tokens: int, num_chosen: int, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", each_type())
 def test_is_the_weighted_sum_of_experts(
-    num_tokens: int, num_chosen: int, activation: str, dtype: torch.dtype
+    num_tokens: int, num_chosen: int, activation: Activation, dtype: torch.dtype
 ) -> None:
-    layer = random_layer(num_tokens, num_chosen, dtype)
+    layer, rule = random_layer(num_tokens, num_chosen, dtype), ExpertRule(activation=activation)
     out_TI = launch_moe_mlp(*layer, activation)
-    assert_near(out_TI, reference(*layer, activation), tolerance_of(dtype))
+    assert_near(out_TI, reference(*layer, rule), tolerance_of(dtype))
+
+
+def random_biases(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    gate_up, down = (torch.randn(5, size, generator=generator).to(dtype) for size in (80, 72))
+    return {"gate_up_bias_EF": gate_up, "down_bias_EI": down}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17])
+@pytest.mark.parametrize("dtype", each_type())
+def test_experts_with_biases_and_a_clamped_gate(num_tokens: int, dtype: torch.dtype) -> None:
+    layer = random_layer(num_tokens, 3, dtype)
+    rule = ExpertRule(clamp=SwigluClamp(alpha=1.7, limit=0.5), **random_biases(dtype))
+    out_TI = launch_moe_mlp(*layer, *_arguments(rule, is_deterministic=False))
+    assert_near(out_TI, reference(*layer, rule), tolerance_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", each_type())
+def test_weights_of_inputs(dtype: torch.dtype) -> None:
+    layer, rule = random_layer(17, 2, dtype), ExpertRule(scales_inputs=True)
+    out_TI = launch_moe_mlp(*layer, *_arguments(rule, is_deterministic=False))
+    assert_near(out_TI, reference(*layer, rule), tolerance_of(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -48,13 +73,13 @@ def test_types(dtype: torch.dtype) -> None:
     layer = random_layer(3, 2, dtype)
     out_TI = launch_moe_mlp(*layer, "silu")
     assert out_TI.dtype is dtype
-    assert_near(out_TI, reference(*layer, "silu"), tolerance_of(dtype))
+    assert_near(out_TI, reference(*layer, SILU), tolerance_of(dtype))
 
 
 def test_all_tokens_may_go_to_one_expert() -> None:
     x_TI, gate_up, down, weights_TC, experts_TC = random_layer(40, 1)
     layer = x_TI, gate_up, down, weights_TC, torch.full_like(experts_TC, 3)
-    assert_near(launch_moe_mlp(*layer, "silu"), reference(*layer, "silu"))
+    assert_near(launch_moe_mlp(*layer, "silu"), reference(*layer, SILU))
 
 
 @pytest.mark.usefixtures("rows_alike")

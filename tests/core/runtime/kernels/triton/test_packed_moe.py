@@ -84,7 +84,7 @@ KINDS: dict[str, Callable[[int, int], HeldWeight]] = {
     "symmetric": int4("gptq_v2", has_zeros=False),
     "transposed": transposed,
     "awq": int4("awq", has_zeros=True),
-    **{name: blocks(name) for name in ("q8_0", "q4_0", "q5_1", "q4_k", "q6_k")},
+    **{name: blocks(name) for name in ("q8_0", "q4_0", "q5_1", "q4_k", "q6_k", "mxfp4")},
 }
 
 

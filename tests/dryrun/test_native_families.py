@@ -1,0 +1,69 @@
+"""Whole models of today's families on a GPU: mixtures with rules of their own, in MXFP4 too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from support.dry_run import dry_run
+from support.fake_cuda import FakeCuda
+from support.mixture_families import save_mixture
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.options.config import Config, DeviceOptions
+from triptych.modalities.llm.engine.loader import LlmLoader
+
+pytestmark = pytest.mark.gpu
+
+
+def run_whole(
+    gpu: FakeCuda, folder: Path, config: Config, encoding: str = "auto", **device: bool
+) -> set[str]:
+    """Prompts in chunks that share steps with decoding rows; returns the kernels called."""
+    models = replace(config.models, model_impl="native", quantization_encoding=encoding)
+    run = dry_run(
+        gpu, LlmLoader, folder, replace(config, models=models, device=DeviceOptions(**device))
+    )
+    run.depth = 2
+    for index in range(4):
+        sampling = SamplingParams(temperature=0.0, max_tokens=3)
+        ids = tuple(range(3, 8 + 9 * index % 27))
+        run.submit(str(index), TokenRequest(prompt_ids=ids, sampling=sampling))
+    run.end_well()
+    assert gpu.faults == []
+    assert gpu.num_replays > 0
+    return gpu.kernels
+
+
+def store_mxfp4_experts(folder: Path) -> None:
+    """Store the experts of a gpt-oss checkpoint as its publisher does."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+        groups = num_experts, num_outputs, num_inputs // 32
+        tensors[f"{name}_blocks"] = torch.zeros(*groups, 16, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full(groups, 127, dtype=torch.uint8)
+    save_file(tensors, path)
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_gpt_oss(gpu: FakeCuda, tmp_path: Path, config: Config, is_packed: bool) -> None:
+    with unset_fake_temporarily():
+        save_mixture(tmp_path, "gpt-oss", hidden_size=64, intermediate_size=32, head_dim=16)
+        if is_packed:
+            store_mxfp4_experts(tmp_path)
+    device = {"enable_deterministic_inference": is_packed, "device_graph_capture": True}
+    encoding = "mxfp4" if is_packed else "auto"  # where few blocks become plain numbers
+    kernels = run_whole(gpu, tmp_path, config, encoding, **device)
+    assert kernels >= {"route", "paged_decode", "paged_prefill"}
+    assert kernels & {"moe_mlp", "packed_moe_mlp"} == {"packed_moe_mlp" if is_packed else "moe_mlp"}
