@@ -75,6 +75,20 @@ def test_all_fields_of_sampling_parameters_count(engine: Engine) -> None:
     other = engine.complete("Names:", sampling=SamplingParams(temperature=1.5, max_tokens=12))
     assert first.text == second.text != other.text
     assert first.usage.num_output_tokens == 12
+    other = engine.complete("Names:", sampling=sampling, seed=8)
+    assert (
+        other.text
+        == engine.complete(
+            "Names:", sampling=SamplingParams(temperature=1.5, max_tokens=12, seed=8)
+        ).text
+    )
+    assert other.text != first.text
+
+
+def test_more_prompts_than_the_engine_takes_at_once_are_continued(engine: Engine) -> None:
+    answers = engine.complete(["The"] * 300, max_tokens=1, temperature=0, n=2)
+    assert len(answers) == 300
+    assert {sample.text for answer in answers for sample in answer.samples} == {answers[0].text}
 
 
 def test_documents_are_scored(engine: Engine) -> None:
@@ -98,7 +112,9 @@ def test_options_are_refused_by_name(engine: Engine, options: Any, kind: type[Ex
         engine.chat("Hi", **options)
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [1, -5], [10**7], [1, "a"], None])
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [1, -5], [10**7], [1, "a"], None, b"ids", [["a"]], {"a": 1}]
+)
 def test_prompts_that_are_none_are_refused(engine: Engine, prompt: Any) -> None:
     with pytest.raises(InvalidRequest):
         engine.complete(prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import openai
@@ -12,6 +13,12 @@ from triptych import Server, SetupError
 from triptych.core.errors import ConfigError
 
 pytestmark = pytest.mark.embedded
+CLIENT_CERTIFICATES = {
+    "ssl_cert_reqs": 2,
+    "ssl_certfile": "server.pem",
+    "ssl_keyfile": "server.key",
+    "ssl_ca_certs": "clients.pem",
+}
 
 
 def test_it_serves_until_the_block_ends() -> None:
@@ -38,6 +45,7 @@ def test_it_serves_until_the_block_ends() -> None:
     [
         ("embedded", {"wrong": 1}, ConfigError, "wrong is not an option"),
         ("embedded", {"headless": True}, ConfigError, "headless"),
+        ("embedded", CLIENT_CERTIFICATES, ConfigError, "ssl_cert_reqs"),
         ("/none/such", {}, SetupError, "no folder none/such|There is no folder"),
         ("embedded", {"start_timeout_s": 0.1}, SetupError, "not ready after"),
     ],
@@ -47,3 +55,11 @@ def test_a_start_that_fails_says_why(
 ) -> None:
     with pytest.raises(kind, match=words):
         Server(model, **options)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(SetupError, match="in use"),
+    ):
+        Server("embedded", port=other.getsockname()[1])
