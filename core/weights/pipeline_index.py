@@ -19,8 +19,16 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 
 PIPELINE_INDEX = "model_index.json"
-_NEEDED = re.compile(r"transformer|unet|vae|scheduler|processor|(text_encoder|tokenizer)(_\d)?")
-_UNUSED = frozenset({"safety_checker", "feature_extractor", "image_encoder", "image_processor"})
+_PLAIN = re.compile(r"scheduler|(ocr_)?guider|(text_)?processor|tokenizer(_\d)?")
+_WEIGHTS = re.compile(r"transformer|unet|vae|text_encoder(_\d)?")
+_UNUSED = frozenset({
+    "feature_extractor",
+    "image_encoder",
+    "image_processor",
+    "pe",  # rewrites prompts
+    "pe_tokenizer",
+    "safety_checker",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class PipelineComponent:
     @property
     def has_weights(self) -> bool:
         """Whether its folder holds tensors."""
-        return not self.name.startswith(("scheduler", "tokenizer", "processor"))
+        return _WEIGHTS.fullmatch(self.name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +59,7 @@ class PipelineIndex:
 
 def is_part(name: str) -> bool:
     """Whether a pipeline part of this name is used."""
-    return _NEEDED.fullmatch(name) is not None
+    return bool(_WEIGHTS.fullmatch(name) or _PLAIN.fullmatch(name))
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -69,18 +77,22 @@ def read_pipeline(folder: Path) -> PipelineIndex:
     for name, value in fields.items():
         if name.startswith("_") or name in _UNUSED:
             continue
-        if not isinstance(value, list):
+        if not isinstance(value, list) or _is_numbers(value):
             facts[name] = value
         elif part := _read_part(name, value):
             parts[name] = part
     return PipelineIndex(pipeline=pipeline, parts=parts, facts=facts)
 
 
+def _is_numbers(value: list[Any]) -> bool:
+    return all(isinstance(each, int | float) for each in value)
+
+
 def _read_part(name: str, value: list[Any]) -> PipelineComponent | None:
     match value:
         case [None, None]:
             return None
-        case [str(library), str(class_name)] if _NEEDED.fullmatch(name):
+        case [str(library), str(class_name)] if is_part(name):
             return PipelineComponent(name, library, class_name)
         case [str(), str()]:
             raise WeightsError(f"{PIPELINE_INDEX} has the unknown part {name!r:.60}.")

@@ -27,11 +27,13 @@ class PipelineSpec:
 
     Every pipeline can begin from an image, noised according to the strength, or change only a
     masked part of it. `max_references`: how many reference images it takes; the first may also be
-    begun from. `needs_reference`: it cannot generate without one. With a mask or references the
-    default strength is 1. `has_negative`: the pipeline takes a negative prompt; otherwise the model
-    takes the guidance scale as an argument. `neutral_guidance`: up to this scale the negative
-    prompt has no effect and is not run. `rounds_down`: steps times strength are rounded down;
-    otherwise a part of a step counts.
+    begun from. `needs_reference`: it cannot generate without one; `needs_mask`: without an image
+    and a mask. With a mask or references the default strength is 1. `has_negative`: the pipeline
+    takes a negative prompt; otherwise the model takes the guidance scale as an argument, unless
+    its configuration says that it ignores it: then it takes a negative prompt, and its default is
+    `own_guidance`. `neutral_guidance`: up to this scale the negative prompt has no effect and is
+    not run. `rounds_down`: steps times strength are rounded down; otherwise a part of a step
+    counts.
     """
 
     default_steps: int
@@ -41,7 +43,9 @@ class PipelineSpec:
     size: tuple[int, int] | None = (1024, 1024)
     max_references: int = 0
     needs_reference: bool = False
+    needs_mask: bool = False
     has_negative: bool = True
+    own_guidance: float = 1.0
     neutral_guidance: float = 1.0
     rounds_down: bool = False
 
@@ -72,6 +76,11 @@ class PipelineSpec:
         """Raise `InvalidRequest` for images, a mask or a strength that cannot be used."""
         if self.needs_reference and not num_images:
             raise InvalidRequest("This model edits images: send one.", param="image")
+        if self.needs_mask and not has_mask:
+            raise InvalidRequest(
+                "This model fills the masked part of an image: send an image and a mask.",
+                param="mask" if num_images else "image",
+            )
         if num_images > self.max_images:
             raise InvalidRequest(
                 f"{num_images} images are too many: this model takes at most {self.max_images}.",
@@ -130,6 +139,7 @@ def downscale(vae: Mapping[str, Any]) -> int:
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
+_LONGCAT = PipelineSpec(default_steps=50, default_guidance=4.5)
 _FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
 
 PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
@@ -144,9 +154,23 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
         "Flux2Pipeline": PipelineSpec(
             default_steps=50, default_guidance=4.0, max_references=10, has_negative=False
         ),
+        "FluxFillPipeline": replace(
+            _FLUX, default_steps=50, default_guidance=30.0, default_strength=1.0, needs_mask=True
+        ),
         "FluxKontextPipeline": replace(_FLUX, max_references=1),
         "FluxPipeline": _FLUX,
+        "ErnieImagePipeline": PipelineSpec(default_steps=50, default_guidance=4.0),
         "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
+        "HunyuanImagePipeline": PipelineSpec(
+            default_steps=50,
+            default_guidance=3.25,
+            patch=1,
+            size=(2048, 2048),
+            has_negative=False,
+            own_guidance=3.5,
+        ),
+        "LongCatImageEditPipeline": replace(_LONGCAT, max_references=1, needs_reference=True),
+        "LongCatImagePipeline": _LONGCAT,
         "Lumina2Pipeline": _LUMINA2,
         "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
         "OvisImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
@@ -211,7 +235,7 @@ def spec_of(
         raise WeightsError(f"Unknown pipeline {pipeline}; known pipelines: {known}.")
     spec = PIPELINES[pipeline]
     if not spec.has_negative and model.get("guidance_embeds") is False:
-        spec = replace(spec, has_negative=True, default_guidance=1.0)
+        spec = replace(spec, has_negative=True, default_guidance=spec.own_guidance)
     if facts.get("is_distilled"):
         spec = replace(spec, has_negative=False)
     own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}

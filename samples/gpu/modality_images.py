@@ -13,8 +13,9 @@ from agreement import Disagreement, Figures, Floats, pictures, share_apart
 from engines import Answer, Waves
 from model_case import Ask, EngineCase, in_float32, in_type, must
 
-from support.diffusers_pipelines import SCHEDULERS, components, randomized, their_pipeline
+from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from support.lora_files import layers, peft_keys, save_adapter
+from support.tiny_autoencoders import randomized
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.options.config import ModelOptions
 from triptych.modalities.diffusion.engine.calibration.file import (

@@ -23,16 +23,14 @@ from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.spec import spec_of
 from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 
 GREY = Pixels(width=64, height=64, rgb=b"\x80" * (3 * 64 * 64))
-NEEDS_IMAGES = {"FluxKontextPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"}
-
-
-LOOK_AT_VALUES = {"HiDreamImagePipeline"}
-"""Pipelines whose model, in diffusers, counts on the host how many tokens each expert gets."""
+LOOK_AT_VALUES = {"HiDreamImagePipeline", "HunyuanImagePipeline"}
+"""Pipelines whose model, in diffusers, counts tokens on the host: of each expert, of a mask."""
 
 
 def is_ours(fault: str) -> bool:
@@ -48,8 +46,10 @@ def generate_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
 
 
 def asked(pipeline: str, **fields: Any) -> ImageRequest:
-    sources = (GREY,) if pipeline in NEEDS_IMAGES else ()
-    return image_request(num_steps=2, sources=sources, **fields)
+    spec = spec_of(pipeline)
+    sources = (GREY,) if spec.max_references or spec.needs_mask else ()
+    mask = b"\xff" * (64 * 64) if spec.needs_mask else b""
+    return image_request(num_steps=2, sources=sources, mask=mask, **fields)
 
 
 @pytest.mark.parametrize("pipeline", sorted(SCHEDULERS.keys() - LOOK_AT_VALUES))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
+from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.wan import pipeline_wan_video2video
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from triptych.modalities.diffusion.engine.caches.methods import (
 )
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.recipes import packed, qwen
+from triptych.modalities.diffusion.engine.recipes import longcat, packed, qwen
 from triptych.modalities.diffusion.engine.recipes.latents import (
     decode_latents,
     encode_image,
@@ -58,6 +59,7 @@ IMG2IMG = {
 INPAINT = {
     "ChromaPipeline": "ChromaInpaintPipeline",
     "Flux2KleinPipeline": "Flux2KleinInpaintPipeline",
+    "FluxFillPipeline": "FluxFillPipeline",
     "FluxKontextPipeline": "FluxKontextInpaintPipeline",
     "FluxPipeline": "FluxInpaintPipeline",
     "QwenImagePipeline": "QwenImageInpaintPipeline",
@@ -70,6 +72,7 @@ REFERRING = [
     "Flux2KleinPipeline",
     "Flux2Pipeline",
     "FluxKontextPipeline",
+    "LongCatImageEditPipeline",
     "QwenImageEditPipeline",
     "QwenImageEditPlusPipeline",
 ]
@@ -147,6 +150,9 @@ CASES = [
     if not ("use_flow_sigmas" in scheduler and name != "WanPipeline")
 ]
 SIZE = {"width": WIDTH, "height": HEIGHT}
+GENERATING = [
+    name for name in SCHEDULERS if not (spec_of(name).needs_reference or spec_of(name).needs_mask)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -156,13 +162,22 @@ def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline_flux_kontext, pipeline_flux_kontext_inpaint, packed):
         monkeypatch.setattr(module, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
     monkeypatch.setattr(pipeline_wan_video2video, "basic_clean", str.strip)
-    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, qwen):
+    resized = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, qwen)
+    for module in (*resized, pipeline_longcat_image_edit, longcat):
         calculate = partial(_smaller, module.calculate_dimensions)
         monkeypatch.setattr(module, "calculate_dimensions", calculate)
+    monkeypatch.setattr(longcat, "resize", _resized)
 
 
 def _smaller(calculate: Callable[[int, float], Any], num_pixels: int, aspect: float) -> Any:
     return calculate(num_pixels // 256, aspect)
+
+
+def _resized(image_3HW: Tensor, height: int, width: int) -> Tensor:
+    """Resized as in their pipeline: to bytes, by another filter than ours."""
+    pixels = (image_3HW * 255).round().byte().permute(1, 2, 0).numpy()
+    resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS)
+    return image_tensor(pixels_of(resized))
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
@@ -203,19 +218,21 @@ def test_an_image_changes_within_a_mask_as_with_diffusers(name: str, strength: f
 def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: int) -> None:
     parts = parts_of(name)
     recipe = open_recipe(name, parts)
-    is_qwen = name.startswith("Qwen")
-    if is_qwen:  # squares are not resized
+    is_qwen, is_longcat = name.startswith("Qwen"), name.startswith("LongCat")
+    if is_qwen or is_longcat:  # squares are not resized
         images = [generated(seed, 3, width=64, height=64) for seed in (4, 5)][:num_images]
     else:  # the second's edges are cut
         images = [IMAGE, generated(3, 3, width=104, height=72)][:num_images]
     sources = tuple(pixels_of(image) for image in images)
-    second = REQUEST.negative_prompt if is_qwen else ""
+    second = REQUEST.negative_prompt if is_qwen or is_longcat else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
     if num_images > recipe.spec.max_references:
         with pytest.raises(InvalidRequest, match="this model takes at most 1"):
             recipe.prepare(request, TensorPools())
         return
     arguments = dict(SIZE)
+    if is_longcat:  # theirs generates at the image's size
+        request, arguments = replace(request, height=WIDTH), {}
     if name == "FluxKontextPipeline":
         arguments["max_area"] = WIDTH * HEIGHT
     image = images if recipe.spec.max_references > 1 else images[0]
@@ -238,7 +255,7 @@ def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_image() -> No
     assert torch.allclose(kept, decode_latents(recipe.vae, latents[None])[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [one for one in SCHEDULERS if not spec_of(one).needs_reference])
+@pytest.mark.parametrize("name", GENERATING)
 def test_at_full_strength_an_image_is_generated_from_words(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=1.0, num_steps=2)

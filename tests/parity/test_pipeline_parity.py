@@ -7,7 +7,8 @@ import torch
 from msgspec.structs import replace
 
 from support.diffusers_images import request_for, theirs
-from support.diffusers_pipelines import SCHEDULERS, components, randomized, their_pipeline
+from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
+from support.tiny_autoencoders import randomized
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser
@@ -30,7 +31,7 @@ CASES = [
     (name, index)
     for name, found in SCHEDULERS.items()
     for index in range(len(found))
-    if not spec_of(name).needs_reference
+    if not (spec_of(name).needs_reference or spec_of(name).needs_mask)
 ]
 
 
@@ -69,7 +70,7 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     name = "StableDiffusion3Pipeline"
     parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
     config = {**parts["transformer"].config, "qk_norm": "rms_norm", "dual_attention_layers": (0, 1)}
-    config.pop("_use_default_values")  # these are asked for
+    config.pop("_use_default_values", None)  # these may be asked for
     parts["transformer"] = randomized(type(parts["transformer"]).from_config(config))
     recipe, pools = open_recipe(name, parts), TensorPools()
     row = recipe.prepare(REQUEST, pools)
@@ -99,6 +100,45 @@ def test_flux_without_guidance_embedding_runs_two_branches() -> None:
         output_type="latent",
     ).images[0]
     assert (row.sample.sample - expected).abs().max() <= 1e-5 * expected.abs().max()
+    row.release()
+
+
+def test_distilled_hunyuan_takes_its_scale_and_the_next_time() -> None:
+    name = "HunyuanImagePipeline"
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    for guider in ("guider", "ocr_guider"):
+        del parts[guider]
+    config = {**parts["transformer"].config, "guidance_embeds": True, "use_meanflow": True}
+    config.pop("_use_default_values")  # these are asked for
+    parts["transformer"] = randomized(type(parts["transformer"]).from_config(config))
+    recipe, pools = open_recipe(name, parts), TensorPools()
+    row = recipe.prepare(REQUEST, pools)
+    assert len(row.branches) == 1
+    run(Denoiser(open_model(recipe.model)), [row])
+    expected = theirs(name, parts, REQUEST, "latent")
+    assert (row.sample.sample - expected).abs().max() <= 1e-5 * expected.abs().max()
+    row.release()
+
+
+@pytest.mark.parametrize(
+    "name", ["ErnieImagePipeline", "HunyuanImagePipeline", "LongCatImagePipeline"]
+)
+def test_in_bfloat16_the_error_is_that_of_diffusers(name: str) -> None:
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    request = request_for(name, REQUEST)
+    exact = theirs(name, parts, request, "latent")
+    for part in parts.values():
+        if isinstance(part, torch.nn.Module):
+            part.to(torch.bfloat16)
+    recipe, pools = open_recipe(name, parts), TensorPools()
+    row = recipe.prepare(request, pools)
+    run(Denoiser(open_model(recipe.model)), [row])
+    ours, others = (
+        (found.view(exact.shape).float() - exact).norm() / exact.norm()
+        for found in (row.sample.sample, theirs(name, parts, request, "latent"))
+    )
+    assert ours < 1.2 * others
+    assert ours < 0.05
     row.release()
 
 

@@ -33,6 +33,46 @@ TINY: dict[str, Tiny] = {
         rows=PROMPT,
         shared=flux_ids,
     ),
+    "LongCatImageTransformer2DModel": Tiny(
+        config={**PACKED, "pooled_projection_dim": 12},
+        sample=(16, 4),
+        rows=PROMPT,
+        shared=flux_ids,
+    ),
+    "ErnieImageTransformer2DModel": Tiny(
+        config={
+            "hidden_size": 24,
+            "num_attention_heads": 3,
+            "num_layers": 3,
+            "ffn_hidden_size": 24,
+            "in_channels": 4,
+            "out_channels": 4,
+            "text_in_dim": WIDTH,
+            "rope_axes_dim": (4, 2, 2),
+        },
+        sample=(4, 8, 8),
+        rows={"text_bth": (TEXT, WIDTH)},
+        fixed={"text_lens": torch.tensor(TEXT)},
+    ),
+    "HunyuanImageTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "num_refiner_layers": 1,
+            "text_embed_dim": WIDTH,
+            "text_embed_2_dim": 12,
+            "rope_axes_dim": (4, 4),
+        },
+        sample=(4, 8, 8),
+        rows={**PROMPT, "encoder_hidden_states_2": (3, 12)},
+        fixed={
+            "encoder_attention_mask": MASK,
+            "encoder_attention_mask_2": torch.tensor([1, 1, 0]),
+        },
+    ),
     "OvisImageTransformer2DModel": Tiny(
         config={**PACKED, "out_channels": 4}, sample=(16, 4), rows=PROMPT, shared=flux_ids
     ),

@@ -30,6 +30,12 @@ def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any
     if name == "SanaSprintPipeline":
         del arguments["negative_prompt"]
         arguments["intermediate_timesteps"] = None
+    if name == "HunyuanImagePipeline":
+        arguments = {"negative_prompt": request.negative_prompt}
+        if recipe.model.config.guidance_embeds:
+            arguments["distilled_guidance_scale"] = scale
+    if name == "LongCatImagePipeline":
+        arguments["enable_prompt_rewrite"] = False
     if name == "QwenImagePipeline":
         arguments = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
     if name.startswith(("PixArt", "Sana")):
@@ -44,6 +50,8 @@ def request_for(name: str, request: ImageRequest) -> ImageRequest:
         return replace(request, negative_prompt="")
     if name == "HiDreamImagePipeline":
         return replace(request, width=64, height=64)
+    if name in ("HunyuanImagePipeline", "LongCatImagePipeline"):  # these read quoted words apart
+        return replace(request, prompt="A sign that doesn't say \"Hi\" or 'you'")
     # Sana's tiny autoencoder halves once.
     return replace(request, width=32, height=64) if name.startswith("Sana") else request
 

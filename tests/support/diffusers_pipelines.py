@@ -6,12 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import diffusers
-import torch
 import transformers
+from diffusers.guiders import AdaptiveProjectedMixGuidance
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from support.denoiser_families import TINY, build
+from support.tiny_autoencoders import (
+    deep_vae,
+    flux2_vae,
+    hunyuan_vae,
+    randomized,
+    vae,
+    video_vae,
+)
 
 WIDTH = 16
 _SPECIAL = ["<pad>", "<s>", "</s>"]
@@ -42,11 +50,16 @@ _SHIFTED_STEPWISE = [
 SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "AuraFlowPipeline": _STEPWISE[:2],
     "ChromaPipeline": _SPACED,
+    "ErnieImagePipeline": [FLOW],
     "Flux2KleinPipeline": _SPACED,
     "Flux2Pipeline": _SPACED,
+    "FluxFillPipeline": _SPACED[:1],
     "FluxKontextPipeline": _SPACED[:1],
     "FluxPipeline": _SPACED,
     "HiDreamImagePipeline": _SHIFTED_STEPWISE,
+    "HunyuanImagePipeline": [FLOW],
+    "LongCatImageEditPipeline": _SPACED[:1],
+    "LongCatImagePipeline": _SPACED[:2],
     "Lumina2Pipeline": _SPACED,
     "OvisImagePipeline": _SPACED,
     "PixArtAlphaPipeline": _NOISE,
@@ -178,72 +191,6 @@ def llama() -> nn.Module:
     return randomized(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
-def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
-    return randomized(
-        diffusers.AutoencoderKL(
-            block_out_channels=(4, 4, 4, 4),
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            latent_channels=channels,
-            norm_num_groups=2,
-            scaling_factor=0.4,
-            shift_factor=shift,
-        )
-    )
-
-
-def flux2_vae() -> nn.Module:
-    module: Any = randomized(
-        diffusers.AutoencoderKLFlux2(
-            block_out_channels=(4, 4, 4, 4), latent_channels=4, norm_num_groups=2
-        )
-    )
-    module.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, 16))
-    module.bn.running_var.copy_(torch.linspace(0.5, 2.0, 16))
-    return module
-
-
-def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
-    return randomized(
-        kind(
-            base_dim=4,
-            z_dim=4,
-            dim_mult=[1, 1, 1, 1],
-            num_res_blocks=1,
-            temperal_downsample=[False, True, True],
-            latents_mean=[0.1, -0.2, 0.3, 0.0],
-            latents_std=[1.0, 2.0, 0.5, 1.5],
-        )
-    )
-
-
-def deep_vae() -> nn.Module:
-    return randomized(
-        diffusers.AutoencoderDC(
-            latent_channels=4,
-            attention_head_dim=2,
-            encoder_block_types=("ResBlock", "EfficientViTBlock"),
-            decoder_block_types=("ResBlock", "EfficientViTBlock"),
-            encoder_block_out_channels=(8, 8),
-            decoder_block_out_channels=(8, 8),
-            encoder_qkv_multiscales=((), (5,)),
-            decoder_qkv_multiscales=((), (5,)),
-            encoder_layers_per_block=(1, 1),
-            decoder_layers_per_block=(1, 1),
-            scaling_factor=0.4,
-        )
-    )
-
-
-def randomized(module: nn.Module) -> nn.Module:
-    generator = torch.Generator().manual_seed(len(list(module.parameters())))
-    with torch.no_grad():
-        for weight in module.parameters():
-            scale = 0.3 if weight.ndim < 2 else weight[0].numel() ** -0.5
-            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-    return module.eval()
-
-
 def _unet(**extra: Any) -> nn.Module:
     return randomized(
         diffusers.UNet2DConditionModel(
@@ -269,7 +216,9 @@ def _sized_pixart() -> nn.Module:
 def _packed(name: str, **extra: Any) -> nn.Module:
     """The tiny transformer with channels for patches of 2 x 2 of four latents."""
     module: Any = build(name)
-    return randomized(type(module).from_config({**module.config, "in_channels": 16, **extra}))
+    config = {**module.config, "in_channels": 16, **extra}
+    config.pop("_use_default_values")  # these may be among the extra ones
+    return randomized(type(module).from_config(config))
 
 
 def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
@@ -302,6 +251,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "transformer": _packed("FluxTransformer2DModel", pooled_projection_dim=WIDTH),
         "vae": vae(shift=0.1),
     },
+    "ErnieImagePipeline": lambda: {
+        **_one(qwen),
+        "transformer": _packed("ErnieImageTransformer2DModel", out_channels=16),
+        "vae": flux2_vae(),
+    },
     "Flux2KleinPipeline": lambda: {
         **_one(lambda: qwen(28), length=512),
         "transformer": _packed(
@@ -313,6 +267,15 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         **_one(mistral, length=512),
         "transformer": _packed("Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH),
         "vae": flux2_vae(),
+    },
+    "FluxFillPipeline": lambda: {
+        **components("FluxPipeline"),
+        "transformer": _packed(  # of latents, of latents without the masked part, and of the mask
+            "FluxTransformer2DModel",
+            in_channels=16 + 16 + 4 * 64,
+            out_channels=16,
+            pooled_projection_dim=WIDTH,
+        ),
     },
     "FluxKontextPipeline": lambda: components("FluxPipeline"),
     "HiDreamImagePipeline": lambda: {
@@ -332,6 +295,32 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
             )
         ),
         "vae": vae(shift=0.1),
+    },
+    "HunyuanImagePipeline": lambda: {
+        **_one(lambda: qwen(3), length=2000),
+        "tokenizer_2": tokenizer(512),
+        "text_encoder_2": t5(),
+        "transformer": randomized(
+            diffusers.HunyuanImageTransformer2DModel.from_config(
+                {**TINY["HunyuanImageTransformer2DModel"].config, "text_embed_2_dim": WIDTH}
+            )
+        ),
+        "vae": hunyuan_vae(),
+        "guider": {**_GUIDER, "adaptive_projected_guidance_start_step": 5},
+        "ocr_guider": {**_GUIDER, "adaptive_projected_guidance_start_step": 0},
+    },
+    "LongCatImageEditPipeline": lambda: {
+        **components("LongCatImagePipeline"),
+        **{
+            "text_processor" if name == "processor" else name: part
+            for name, part in seeing().items()
+        },
+    },
+    "LongCatImagePipeline": lambda: {
+        **_one(qwen, length=2000),
+        "text_processor": None,
+        "transformer": _packed("LongCatImageTransformer2DModel", in_channels=64),
+        "vae": vae(shift=0.1, channels=16),
     },
     "Lumina2Pipeline": lambda: {
         **_one(gemma),
@@ -419,6 +408,12 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "vae": vae(shift=0.1),
     },
 }
+_GUIDER = {
+    "_class_name": "AdaptiveProjectedMixGuidance",
+    "guidance_scale": 3.0,
+    "adaptive_projected_guidance_scale": 6.0,
+    "adaptive_projected_guidance_rescale": 4.0,
+}
 _UNCHECKED = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
 _THEIR_EXTRAS: dict[str, Mapping[str, Any]] = {
     "StableDiffusionImg2ImgPipeline": _UNCHECKED,
@@ -434,8 +429,13 @@ def components(name: str) -> dict[str, Any]:
 def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, Any]) -> Any:
     """Diffusers' pipeline over the same modules."""
     kind = getattr(diffusers, str(scheduler["_class_name"]))
-    if "processor" in parts:
-        parts = {**parts, "processor": _Processor(parts["processor"], parts["tokenizer"])}
+    parts = {
+        part: AdaptiveProjectedMixGuidance.from_config(value) if part.endswith("guider") else value
+        for part, value in parts.items()
+    }
+    for part in ("processor", "text_processor"):
+        if parts.get(part):
+            parts = {**parts, part: _Processor(parts[part], parts["tokenizer"])}
     extras = _THEIR_EXTRAS.get(name, {})
     pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
     if name == "HiDreamImagePipeline":

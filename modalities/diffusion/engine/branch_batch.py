@@ -1,6 +1,6 @@
 """The guidance branches of one denoise step, as a batch.
 
-Owns which branch belongs to which row, and how the branches of a row combine. Knows no model.
+Owns which branch belongs to which row; `guidance` combines them. Knows no model.
 
 Legend: R rows of one latent shape, B guidance branches of all rows.
 """
@@ -15,14 +15,11 @@ from torch import Tensor
 
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, Guidance, GuidanceBranch
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import Batch
+from triptych.modalities.diffusion.engine.guidance import combine
 from triptych.modalities.diffusion.engine.samplers.rows import model_inputs
-from triptych.modalities.diffusion.engine.tensor_pool import (
-    merge_rows,
-    select_rows,
-    weighted_sum,
-)
+from triptych.modalities.diffusion.engine.tensor_pool import merge_rows, select_rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,11 +66,14 @@ class BranchBatch:
         """The model's inputs for all branches."""
         inputs_R = model_inputs([row.sample for row in self.rows])
         samples = [self.rows[i].sample for i in self.row_indices]
-        times = [sample.timesteps[sample.step] for sample in samples]
+        times, next_times = (
+            [sample.time_at(sample.step + ahead) for sample in samples] for ahead in (0, 1)
+        )
         return Batch(
             samples=select_rows(inputs_R, self.row_indices),
             times=to_device(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in self.branches],
+            next_times=to_device(torch.tensor(next_times), inputs_R.device),
         )
 
     def guide(self, velocities_B: Tensor) -> Tensor:
@@ -83,18 +83,9 @@ class BranchBatch:
         positive_R, negative = velocities_B[:num_rows], velocities_B[num_rows:]
         if not guided:
             return positive_R
-        guidances = [self.rows[i].guidance for i in guided]
-        combined = _combine(guidances, select_rows(positive_R, guided), negative)
+        steps = [self.rows[i].guided_step for i in guided]
+        combined = combine(steps, select_rows(positive_R, guided), negative)
         if len(guided) == num_rows:
             return combined
         unguided = [i for i in range(num_rows) if i not in guided]
         return merge_rows([(unguided, select_rows(positive_R, unguided)), (guided, combined)])
-
-
-def _combine(guidances: Sequence[Guidance], positive: Tensor, negative: Tensor) -> Tensor:
-    scales = [(guidance.scale, 1 - guidance.scale) for guidance in guidances]
-    combined = weighted_sum(scales, [positive, negative])
-    for guidance, result, first in zip(guidances, combined, positive, strict=True):
-        if guidance.keeps_norm:
-            result.mul_(first.norm(dim=-1, keepdim=True) / result.norm(dim=-1, keepdim=True))
-    return combined

@@ -21,6 +21,7 @@ _NUM_STATES = 5  # a third-order sampler: the sample, its outputs, the start of 
 _SPARE = 2  # pools double when they grow
 _LIVE_WIDTHS = 24  # live widths per token in a block: heads, MLP, both residuals
 _LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
+_KEPT_OF_MASK = 5  # in latents: image, mask and noise; of FLUX.1 Fill image and pixels of the mask
 _LONG_PROMPT = "a " * 1000
 
 
@@ -45,7 +46,7 @@ class GenerationCosts:
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)
-        kept = 3 * latent_bytes if request.mask else 0
+        kept = _KEPT_OF_MASK * latent_bytes if request.mask else 0
         kept += (num_branches - 1) * latent_bytes  # the velocity of the branch that ran ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return ImageCost(

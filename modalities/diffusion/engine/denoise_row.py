@@ -15,6 +15,7 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.guidance import Guidance, GuidedStep, Trend
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     noised,
@@ -46,18 +47,6 @@ class GuidanceBranch:
         return self.cache.decisions.num_computed if self.cache else self.num_evaluations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guidance:
-    """How two branches combine: `scale` times the positive minus `scale` - 1 times the negative.
-
-    `keeps_norm`: the result is rescaled to the positive branch's norm over the last axis, which a
-    large scale would inflate (Qwen-Image, Lumina 2).
-    """
-
-    scale: float = 1.0
-    keeps_norm: bool = False
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Inpainting:
     """The part of an edited image that must stay: its latents, the mask and the initial noise.
@@ -81,6 +70,16 @@ class DenoiseRow:
     branches: list[GuidanceBranch]
     guidance: Guidance = field(default_factory=Guidance)
     inpainting: Inpainting | None = None
+    _trend: Trend | None = None
+
+    def __post_init__(self) -> None:
+        if self.guidance.projection is not None:
+            self._trend = Trend(self.guidance.projection.momentum)
+
+    @property
+    def guided_step(self) -> GuidedStep:
+        """The present step, for `guidance.combine`."""
+        return GuidedStep(self.guidance, self.sample.step, self._trend)
 
     @property
     def is_done(self) -> bool:
@@ -113,7 +112,7 @@ class DenoiseRow:
 
     def fused_skip(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one linear map; `None` unless all are known to be skipped."""
-        if self.inpainting or (len(self.branches) == 2 and self.guidance.keeps_norm):
+        if self.inpainting or (len(self.branches) == 2 and not self.guidance.is_linear):
             return None
         caches = [branch.cache for branch in self.branches if branch.cache is not None]
         if len(caches) < len(self.branches):

@@ -24,7 +24,7 @@ SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
 @pytest.mark.parametrize("name", PIPELINES)
 def test_recipes_agree(name: str) -> None:
     recipe = open_recipe(name, {**components(name), "scheduler": SCHEDULER})
-    spec = spec_of(name)
+    spec = spec_of(name, recipe.model.config)
     assert recipe.spec == spec
     assert isinstance(recipe, ReferenceRecipe) == (spec.max_references > 0)
     assert spec.is_guided(spec.default_guidance) == spec.has_negative
@@ -115,7 +115,7 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
     assert 0 <= first <= num_steps
     assert spec.first_step(num_steps, 1.0) == 0
     assert spec.first_step(num_steps, min(1.0, strength + 0.1)) <= first
-    checked = {"num_steps": num_steps, "strength": strength, "has_mask": False}
+    checked = {"num_steps": num_steps, "strength": strength, "has_mask": spec.needs_mask}
     if first < num_steps:
         spec.check_images(1, **checked)
     else:
@@ -126,6 +126,7 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
 @pytest.mark.parametrize(
     ("name", "num_images", "message"),
     [
+        ("FluxFillPipeline", 1, "fills the masked part of an image: send an image and a mask"),
         ("QwenImageEditPipeline", 0, "edits images: send one"),
         ("FluxPipeline", 2, "2 images are too many: this model takes at most 1"),
         ("Flux2KleinPipeline", 11, "11 images are too many: this model takes at most 10"),

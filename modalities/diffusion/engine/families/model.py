@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,12 +32,14 @@ class Blocks:
     """One list of blocks in a model. `streams`: the arguments its blocks return, in this order.
 
     Empty if they return only their first argument. `hidden`: the argument with the hidden states
-    that the model's head reads; empty for the first.
+    that the model's head reads; empty for the first. `row_axis`: the axis of rows in the hidden
+    states of blocks that return only these.
     """
 
     name: str
     streams: tuple[str, ...] = ()
     hidden: str = ""
+    row_axis: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +50,13 @@ class DenoiserFamily:
     time: str = "timestep"
     time_unit: float = 1.0  # the scheduler's time is divided by it
     time_flips: bool = False  # the model takes 1 - time
+    next_time: str = ""  # the argument with the next step's time, if the model takes it
     negates: bool = False  # the output points from noise to the clean sample
     halves: bool = False  # the second half of output channels is a variance, dropped
     lists: frozenset[str] = frozenset()  # arguments passed as lists of rows, not stacked
-    # Arguments whose rows vary in length: padded, with a mask argument named with `_mask`.
-    ragged: frozenset[str] = frozenset()
+    # Arguments whose rows vary in length, which are padded, and the argument that marks the real
+    # tokens; empty if the conditioning has its own.
+    ragged: Mapping[str, str] = field(default_factory=dict)
     axes: Mapping[str, int] = field(default_factory=dict)  # stacking axes other than the first
     span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
     # Arguments with tokens, of the model or of its span's blocks, by which a run can be divided.
@@ -61,31 +66,44 @@ class DenoiserFamily:
     tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
+class ContextPlace(Enum):
+    """The place of a row's context among its latents, which are tokens `[T, C]`."""
+
+    AFTER = auto()  # more tokens at the end; their output is cut off
+    BEFORE = auto()  # more tokens at the beginning; their output is cut off
+    CHANNELS = auto()  # more channels of every token
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioning:
     """Model arguments of one guidance branch, besides latents and time.
 
     `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
-    batch, which `key` stands for: rows with different keys never share a run. `context`: latents
-    appended to the row's along the first dimension, whose output is cut off (edited images).
-    `adapters`: the checked adapters that act on this row.
+    batch, which `key` stands for: rows with different keys never share a run. `context`: what the
+    model reads with the latents (edited images), joined at `context_place`. `adapters`: the checked
+    adapters that act on this row.
     """
 
     rows: Mapping[str, Tensor]
     shared: Mapping[str, Any] = field(default_factory=dict)
     key: Hashable = ()
     context: Tensor | None = None
+    context_place: ContextPlace = ContextPlace.AFTER
     adapters: tuple[AdapterUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows run by the model together: latents `[R, ...]`, times `[R]`, conditioning."""
+    """Rows run by the model together: latents `[R, ...]`, times `[R]`, conditioning.
+
+    `next_times`: those of the steps after, 0 after the last; needed by models with `next_time`.
+    """
 
     samples: Tensor
     times: Tensor
     conditioning: Sequence[Conditioning]
+    next_times: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -100,11 +118,13 @@ class Batch:
         contexts = [each.context for each in self.conditioning if each.context is not None]
         if contexts:
             stacked.append(torch.stack(contexts))
-        return [self.samples, self.times, *stacked]
+        next_times = [] if self.next_times is None else [self.next_times]
+        return [self.samples, self.times, *next_times, *stacked]
 
     def over(self, tensors: Sequence[Tensor]) -> Batch:
         """This batch with other `tensors` in the same order."""
         samples, times, *stacked = tensors
+        next_times = None if self.next_times is None else stacked.pop(0)
         names = sorted(self.conditioning[0].rows)
         has_context = len(stacked) > len(names)
         conditioning = [
@@ -115,16 +135,18 @@ class Batch:
             )
             for row, each in enumerate(self.conditioning)
         ]
-        return Batch(samples=samples, times=times, conditioning=conditioning)
+        return Batch(samples=samples, times=times, conditioning=conditioning, next_times=next_times)
 
     def select(self, rows: Sequence[int]) -> Batch:
         """The rows at these indices, in this order."""
         if list(rows) == list(range(len(self))):
             return self
+        next_times = self.next_times
         return Batch(
             samples=select_rows(self.samples, rows),
             times=select_rows(self.times, rows),
             conditioning=[self.conditioning[row] for row in rows],
+            next_times=None if next_times is None else select_rows(next_times, rows),
         )
 
 
@@ -168,14 +190,16 @@ class DenoiseModel:
         `is_exact`: arguments that could be padded must also have equal lengths, so that a row's
         result does not depend on the other rows. Divided tokens require the same.
         """
-        may_differ = self.family.lists | self.family.ragged
+        may_differ = self.family.lists | self.family.ragged.keys()
         free = frozenset() if is_exact or self.sequence is not None else may_differ
         shapes = tuple(
             (name, tensor.shape)
             for name, tensor in sorted(conditioning.rows.items())
             if name not in free
         )
-        context = None if conditioning.context is None else conditioning.context.shape
+        context = None
+        if conditioning.context is not None:
+            context = conditioning.context.shape, conditioning.context_place
         adapted = self.adapters and self.adapters.key_of(conditioning.adapters)
         is_held = is_exact and bool(may_differ)
         return sample_shape, shapes, context, conditioning.key, is_held, adapted
@@ -224,18 +248,20 @@ class DenoiseModel:
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """The keyword arguments of one run."""
         family = self.family
-        times = batch.times.to(self.device, torch.float32) / family.time_unit
         arguments: dict[str, Any] = {
             family.sample: self._samples(batch),
-            family.time: (1 - times if family.time_flips else times).to(self.dtype),
+            family.time: self._own_times(batch.times),
             "return_dict": False,
         }
+        if family.next_time and batch.next_times is not None:
+            arguments[family.next_time] = self._own_times(batch.next_times)
         for name in batch.conditioning[0].rows:
             rows = [conditioning.rows[name] for conditioning in batch.conditioning]
             _place(arguments, name, self._join(name, rows))
-            if name in self.family.ragged and len({len(row) for row in rows}) > 1:
+            mask = family.ragged.get(name)
+            if mask and len({len(row) for row in rows}) > 1:
                 masks = [torch.ones(len(row), dtype=torch.bool, device=row.device) for row in rows]
-                arguments[f"{name}_mask"] = pad_sequence(masks, batch_first=True)
+                arguments[mask] = pad_sequence(masks, batch_first=True)
         for name, value in batch.conditioning[0].shared.items():
             _place(arguments, name, value)
         sequence = self.sequence
@@ -248,18 +274,27 @@ class DenoiseModel:
         assert isinstance(output, Tensor)
         if self.sequence is not None and not self.sequence.is_in_blocks:
             output = self.sequence.gather(output)
-        size = batch.samples.shape[1]
-        if batch.conditioning[0].context is not None or self.family.halves:
+        size, first = batch.samples.shape[1], batch.conditioning[0]
+        if first.context is not None and first.context_place is ContextPlace.BEFORE:
+            output = output[:, -size:]
+        elif first.context is not None or self.family.halves:
             output = output[:, :size]
-        output = output.view(batch.samples.shape).float()
+        output = output.reshape(batch.samples.shape).float()
         return -output if self.family.negates else output
+
+    def _own_times(self, times: Tensor) -> Tensor:
+        """Times in the model's unit."""
+        own = times.to(self.device, torch.float32) / self.family.time_unit
+        return (1 - own if self.family.time_flips else own).to(self.dtype)
 
     def _samples(self, batch: Batch) -> Tensor | list[Tensor]:
         samples = batch.samples.to(self.device, self.dtype)
         context = [conditioning.context for conditioning in batch.conditioning]
         if context[0] is not None:
-            appended = torch.stack([tensor for tensor in context if tensor is not None])
-            samples = torch.cat([samples, appended.to(samples)], dim=1)
+            joined = torch.stack([tensor for tensor in context if tensor is not None]).to(samples)
+            place = batch.conditioning[0].context_place
+            parts = [joined, samples] if place is ContextPlace.BEFORE else [samples, joined]
+            samples = torch.cat(parts, dim=-1 if place is ContextPlace.CHANNELS else 1)
         return list(samples) if self.family.sample in self.family.lists else samples
 
     def _join(self, name: str, rows: list[Tensor]) -> Tensor | list[Tensor]:

@@ -87,7 +87,8 @@ class SpanModel(DenoiseModel):
         def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
             output = None
             if is_first and signal is GateSignal.FIRST_RESIDUAL:
-                output = found["first"] = call.run()
+                output = call.run()
+                found["first"] = call.rows_first(output)
                 found["signal"] = call.hidden_of(output) - call.hidden
             elif is_first and signal is GateSignal.MODULATED_INPUT and not self.family.tap:
                 found["signal"] = attention_input(call.wrapper.block, call.args, call.kwargs)
@@ -129,7 +130,7 @@ class SpanModel(DenoiseModel):
         hidden: list[Tensor] = []
 
         def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
-            output = first if is_first and first is not None else call.run()
+            output = call.rows_back(first) if is_first and first is not None else call.run()
             if is_last:
                 hidden.append(call.hidden_of(output))
             return output
@@ -173,27 +174,41 @@ class _Call:
 
     @property
     def hidden(self) -> Tensor:
+        """The hidden states that the block is given, `[R, ...]`."""
         hidden = self._arguments[self.wrapper.hidden]
         assert isinstance(hidden, Tensor)
-        return hidden
+        return hidden.movedim(self.wrapper.row_axis, 0)
 
     def unchanged(self, hidden: Tensor | None = None) -> Any:
         """The block's output if it changed nothing, or only the hidden states to `hidden`."""
-        given = {**self._arguments, **({} if hidden is None else {self.wrapper.hidden: hidden})}
+        given = dict(self._arguments)
+        if hidden is not None:
+            given[self.wrapper.hidden] = self.rows_back(hidden)
         streams = self.wrapper.streams
         return tuple(given.get(name) for name in streams) if streams else given[self.wrapper.hidden]
 
     def hidden_of(self, output: Any) -> Tensor:
+        """The hidden states in a block's output, `[R, ...]`."""
         streams = self.wrapper.streams
         hidden = output[streams.index(self.wrapper.hidden)] if streams else output
         assert isinstance(hidden, Tensor)
-        return hidden
+        return hidden.movedim(self.wrapper.row_axis, 0)
+
+    def rows_first(self, output: Any) -> Any:
+        """A block's output with rows on the first axis."""
+        axis = self.wrapper.row_axis
+        return output.movedim(axis, 0) if axis else output
+
+    def rows_back(self, output: Any) -> Any:
+        """The inverse of `rows_first`."""
+        axis = self.wrapper.row_axis
+        return output.movedim(0, axis) if axis else output
 
     def with_hidden(self, output: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """The block's output with its hidden states changed."""
         hidden = change(self.hidden_of(output))
         if not (streams := self.wrapper.streams):
-            return hidden
+            return self.rows_back(hidden)
         return tuple(
             hidden if name == self.wrapper.hidden else value
             for name, value in zip(streams, output, strict=True)
@@ -238,6 +253,7 @@ class _BlockWrapper(nn.Module):
         self.signature = inspect.signature(block.forward)
         self.streams = blocks.streams
         self.hidden = blocks.hidden or next(iter(self.signature.parameters))
+        self.row_axis = blocks.row_axis
         self._state = state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -56,6 +56,9 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
             span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
         "ChromaTransformer2DModel": _FLUX_LIKE,
+        "ErnieImageTransformer2DModel": DenoiserFamily(
+            ragged={"text_bth": ""}, span=(Blocks("layers", row_axis=1),)
+        ),
         "Flux2Transformer2DModel": _FLUX_LIKE,
         "FluxTransformer2DModel": _FLUX,
         "HiDreamImageTransformer2DModel": DenoiserFamily(
@@ -67,6 +70,10 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
                 Blocks("single_stream_blocks"),
             ),
         ),
+        "HunyuanImageTransformer2DModel": DenoiserFamily(
+            span=_dual("transformer_blocks", "single_transformer_blocks", streams=_IMAGE_FIRST)
+        ),
+        "LongCatImageTransformer2DModel": _FLUX,
         "Lumina2Transformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
         ),
@@ -74,7 +81,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
         "QwenImageTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
-            ragged=frozenset({"encoder_hidden_states"}),
+            ragged={"encoder_hidden_states": "encoder_hidden_states_mask"},
             span=_dual("transformer_blocks"),
             block_tokens={
                 **_STREAMS,
@@ -116,7 +123,10 @@ def family_of(module: nn.Module) -> DenoiserFamily:
     config = getattr(module, "config", None)
     is_sprint = getattr(config, "guidance_embeds", False)
     own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)
-    return replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
+    family = replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
+    # Distilled HunyuanImage predicts the mean velocity up to the next step.
+    takes_next = getattr(config, "use_meanflow", False)
+    return replace(family, next_time="timestep_r") if takes_next else family
 
 
 def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseModel:

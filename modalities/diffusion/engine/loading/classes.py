@@ -21,7 +21,9 @@ _AUTOENCODERS = frozenset({
     "AutoencoderDC",
     "AutoencoderKL",
     "AutoencoderKLFlux2",
+    "AutoencoderKLHunyuanImage",
     "AutoencoderKLQwenImage",
+    "AutoencoderKLQwenImage21",
     "AutoencoderKLWan",
     "AutoencoderTiny",
 })  # fmt: skip
@@ -35,9 +37,11 @@ _TEXT_ENCODERS = frozenset({
     "LlamaForCausalLM",
     "LlamaModel",
     "Mistral3ForConditionalGeneration",
+    "Mistral3Model",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3ForCausalLM",
     "Qwen3Model",
+    "Qwen3VLForConditionalGeneration",
     "T5EncoderModel",
     "UMT5EncoderModel",
 })  # fmt: skip
@@ -54,6 +58,7 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
         )
         for suffix in ("", "Fast")
     },
+    "ByT5Tokenizer": "ByT5Tokenizer",
     # Processors of text and images: their tokenizer reads the text.
     **dict.fromkeys(
         ("PixtralProcessor", "PreTrainedTokenizerFast", "TokenizersBackend"),
@@ -62,7 +67,9 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 # Of processors of text, images and videos, only the image part: recipes format the text.
 _PROCESSORS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"), "Qwen2VLImageProcessorPil")
+    dict.fromkeys(
+        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), "Qwen2VLImageProcessorPil"
+    )
 )
 
 
@@ -102,7 +109,7 @@ def _known(part: PipelineComponent) -> Mapping[str, str]:
     """The class names allowed for a part, and the class that each means."""
     if part.name.startswith("tokenizer"):
         return _TOKENIZERS
-    if part.name == "processor":
+    if part.name in ("processor", "text_processor"):
         return _PROCESSORS
     names = {"transformer": _TRANSFORMERS, "unet": {_UNET}, "vae": _AUTOENCODERS}.get(
         part.name, _TEXT_ENCODERS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,6 +54,14 @@ def open_reader(kind: Any, folder: Path) -> Any:
 
 _FOR_ALL = (*BLOCK_ENCODINGS, *STORED_ONLY)
 """Encodings that `--quantization-encoding` applies to every part except the autoencoder."""
+_CONFIGURATIONS: Mapping[str, str] = MappingProxyType({
+    "scheduler": "scheduler_config.json",
+    "guider": "guider_config.json",
+    "ocr_guider": "guider_config.json",
+})  # fmt: skip
+"""Parts that are read as mappings."""
+_OF_PROCESSOR = PipelineComponent("tokenizer", "transformers", "PreTrainedTokenizerFast")
+"""The tokenizer among a processor's files, of a model that names none."""
 _HOST = torch.device("cpu")
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """Maps the type that weights are stored in to the one to hold and compute in."""
@@ -63,8 +72,8 @@ class Components:
     """A loaded image model: `pipeline` is the class that model_index.json names.
 
     `parts` by their names in that file: modules in evaluation mode on the device, tokenizers, as
-    `scheduler` the mapping in scheduler_config.json, and the file's plain entries, such as
-    `is_distilled`. A part that the model leaves empty is absent.
+    `scheduler` the mapping in scheduler_config.json (likewise guiders), and the file's plain
+    entries, such as `is_distilled`. A part that the model leaves empty is absent.
     """
 
     pipeline: str
@@ -165,8 +174,8 @@ def outline_components(folder: str | Path, options: ModelOptions, *, dtype: Dtyp
 
 def _open_plain(plan: _Plan) -> Any:
     """Open a part without weights."""
-    if plan.part.name == "scheduler":
-        return read_json(plan.folder / "scheduler_config.json")
+    if name := _CONFIGURATIONS.get(plan.part.name):
+        return read_json(plan.folder / name)
     return open_reader(plan.kind, plan.folder)
 
 
@@ -201,22 +210,30 @@ def _plan(index: PipelineIndex, folder: Path, options: ModelOptions) -> list[_Pl
                 f"--model-override names the part {name!r:.40}; the model has:"
                 f" {', '.join(index.parts)}."
             )
-    return [
-        _plan_part(name, index, folder / name, overrides.get(name, PartOverride()), options)
+    plans = [
+        _plan_part(name, index.parts.get(name), folder / name, overrides.get(name), options)
         for name in names
     ]
+    if "processor" in names and "tokenizer" not in names:
+        plans.append(_plan_part("tokenizer", _OF_PROCESSOR, folder / "processor", None, options))
+    return plans
 
 
 def _plan_part(
-    name: str, index: PipelineIndex, own: Path, override: PartOverride, options: ModelOptions
+    name: str,
+    declared: PipelineComponent | None,
+    own: Path,
+    override: PartOverride | None,
+    options: ModelOptions,
 ) -> _Plan:
+    override = override or PartOverride()
     with prefix_errors(name):
         folder = part_folder(override, options, own)
-        part = part_in(folder, name, index.parts.get(name)) if override.path else index.parts[name]
+        part = part_in(folder, name, declared) if override.path or declared is None else declared
         file = part_weight_file(override, options)
         if not part.has_weights and (file or override.quantization_encoding):
             raise ConfigError(f"{name} has no weights; --model-override takes its path.")
-        kind = None if name == "scheduler" else class_of(part)
+        kind = None if name in _CONFIGURATIONS else class_of(part)
     encoding = override.quantization_encoding
     if not encoding and name != "vae" and options.quantization_encoding in _FOR_ALL:
         encoding = options.quantization_encoding

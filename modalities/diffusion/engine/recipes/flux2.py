@@ -15,7 +15,7 @@ from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import to_device_like
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
@@ -37,8 +37,52 @@ _MAX_REFERENCE_PIXELS = 1024 * 1024
 _REFERENCE_SPACING = 10  # the generated image is at time 0, the n-th reference at 10 n
 
 
-class _Flux2(ReferenceRecipe, EvenFlow):
-    """The common part of FLUX.2's pipelines."""
+class NormedPatches(EvenFlow):
+    """Latents in patches of 2 x 2, scaled per channel by the autoencoder's batch norm."""
+
+    @property
+    def epsilon(self) -> float:
+        """Added to the variance."""
+        return float(self.vae.config.batch_norm_eps)
+
+    @override
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
+        channels, height, width = super().latent_shape(request)
+        return channels, height // 2, width // 2
+
+    @override
+    def num_tokens(self, request: ImageRequest) -> int:
+        _, height, width = self.latent_shape(request)
+        return height * width
+
+    @override
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
+        """Latents on the autoencoder's scale."""
+        mean, deviation = self._norm(sample)
+        _, height, width = self.latent_shape(request)
+        return unpack(self.tokens_of(sample) * deviation + mean, 2 * height, 2 * width)
+
+    @override
+    def image_sample(self, image_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        latents = encode_image(self.vae, image_3HW, generator)
+        _, height, width = latents.shape
+        tokens = pack(latents)
+        mean, deviation = self._norm(tokens)
+        normed = (tokens - mean) / deviation
+        return self.to_sample(normed.T.unflatten(1, (height // 2, width // 2)))
+
+    def tokens_of(self, sample: Tensor) -> Tensor:
+        """A sample as tokens `[T, C]`."""
+        return sample
+
+    def _norm(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        norm = self.vae.bn
+        deviation = (norm.running_var + self.epsilon).sqrt()
+        return norm.running_mean.to(like), deviation.to(like)
+
+
+class _Flux2(ReferenceRecipe, NormedPatches):
+    """The common part of FLUX.2's pipelines: tokens are patches."""
 
     samples_sources = False
 
@@ -49,30 +93,13 @@ class _Flux2(ReferenceRecipe, EvenFlow):
         words = torch.zeros(len(hidden), 4)
         words[:, 3] = torch.arange(len(hidden))
         places = {"txt_ids": words, "img_ids": _places(0, height, width)}
-        shared = {name: to_device_like(place, hidden) for name, place in places.items()}
+        # Not in the text's type: bfloat16 has no 257.
+        shared = {name: to_device(place, hidden.device) for name, place in places.items()}
         return Conditioning(rows=text, shared=shared, key=(height, width))
-
-    @override
-    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
-        channels, height, width = super().latent_shape(request)
-        return channels, height // 2, width // 2
 
     @override
     def to_sample(self, latents_CHW: Tensor) -> Tensor:
         return latents_CHW.flatten(1).T.contiguous()
-
-    @override
-    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
-        """Latents on the autoencoder's scale, given by its batch norm per patch and channel."""
-        mean, deviation = self._norm(sample)
-        _, height, width = self.latent_shape(request)
-        return unpack(sample * deviation + mean, 2 * height, 2 * width)
-
-    @override
-    def image_sample(self, image_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
-        tokens = pack(encode_image(self.vae, image_3HW, generator))
-        mean, deviation = self._norm(tokens)
-        return (tokens - mean) / deviation
 
     @override
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
@@ -84,8 +111,7 @@ class _Flux2(ReferenceRecipe, EvenFlow):
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
         spacing = unless_spaced(self, super().spacing(request))
-        _, height, width = self.latent_shape(request)
-        return replace(spacing, mu=_shift(height * width, spacing.num_steps))
+        return replace(spacing, mu=_shift(self.num_tokens(request), spacing.num_steps))
 
     @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
@@ -104,11 +130,6 @@ class _Flux2(ReferenceRecipe, EvenFlow):
             for number, one in enumerate(references, 1)
         ]
         return {"img_ids": torch.cat([ids, *positions])}
-
-    def _norm(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        norm = self.vae.bn
-        deviation = (norm.running_var + self.vae.config.batch_norm_eps).sqrt()
-        return norm.running_mean.to(like), deviation.to(like)
 
 
 class Flux2(_Flux2):

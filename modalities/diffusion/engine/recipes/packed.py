@@ -15,10 +15,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.core.runtime.devices.transfer import to_device_like
-from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
+from triptych.modalities.diffusion.engine.denoise_row import Inpainting
+from triptych.modalities.diffusion.engine.families.model import Conditioning, ContextPlace
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,
+    image_tensor,
+    mask_tensor,
     pack,
     position_ids,
     resize,
@@ -28,6 +31,7 @@ from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, En
 from triptych.modalities.diffusion.engine.recipes.references import Reference, ReferenceRecipe
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.spec import downscale
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _UPRIGHT = (
@@ -97,6 +101,43 @@ class Flux(Packed):
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
         return unless_spaced(self, super().spacing(request))
+
+
+class FluxFill(Flux):
+    """FLUX.1 Fill: the model reads the image without its masked part, and the mask, as channels."""
+
+    @override
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
+        _, height, width = super().latent_shape(request)
+        return self.vae.config.latent_channels, height, width
+
+    @override
+    def inpainting(
+        self, request: ImageRequest, clean: Tensor | None, noise: Tensor
+    ) -> Inpainting | None:
+        return None  # the model itself keeps the rest of the image
+
+    @override
+    def add_references(
+        self, branches: list[Conditioning], request: ImageRequest, generator: torch.Generator
+    ) -> list[Conditioning]:
+        size = request.height, request.width
+        image = resize(image_tensor(request.sources[0]), *size)
+        mask = (resize(mask_tensor(request), *size) >= 0.5).float()
+        hidden = image * (1 - mask) + 0.5 * mask  # grey is zero to the autoencoder
+        tokens = pack(encode_image(self.vae, hidden, generator))
+        tokens = torch.cat([tokens, to_device_like(self._mask_tokens(mask), tokens)], dim=-1)
+        context = to_device(tokens, self.device)
+        return [
+            replace(branch, context=context, context_place=ContextPlace.CHANNELS)
+            for branch in branches
+        ]
+
+    def _mask_tokens(self, mask_1HW: Tensor) -> Tensor:
+        """A channel for each pixel of a latent, packed as latents are."""
+        side = downscale(self.vae.config)
+        cells = mask_1HW[0].unflatten(0, (-1, side)).unflatten(2, (-1, side))
+        return pack(cells.permute(1, 3, 0, 2).flatten(0, 1).contiguous())
 
 
 class FluxKontext(ReferenceRecipe, Flux):

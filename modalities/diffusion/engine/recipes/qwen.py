@@ -15,8 +15,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from triptych.core.engine_api.pixels import Pixels
-from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.guidance import Guidance, NormRule
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_image,
     image_tensor,
@@ -25,15 +25,18 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
 )
 from triptych.modalities.diffusion.engine.recipes.packed import Packed
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
-from triptych.modalities.diffusion.engine.recipes.references import Reference, ReferenceRecipe
+from triptych.modalities.diffusion.engine.recipes.references import (
+    Reference,
+    ReferenceRecipe,
+    bounded_aspect,
+)
 from triptych.modalities.diffusion.wire import ImageRequest
 
 CONDITION_IMAGE_SIZE = 384 * 384
 """Pixels of an image for the text encoder of later models."""
 VAE_IMAGE_SIZE = 1024 * 1024
 """Pixels of a reference image."""
-_MAX_ASPECT = 100  # the image processor raises at twice that
-_IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
+IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
 class QwenImage(Packed):
@@ -64,7 +67,7 @@ class QwenImage(Packed):
 
     @override
     def guidance(self, scale: float) -> Guidance:
-        return Guidance(scale=scale, keeps_norm=True)
+        return Guidance(scale=scale, norm=NormRule.KEEP)
 
 
 class QwenImageEdit(ReferenceRecipe, QwenImage):
@@ -114,20 +117,17 @@ class QwenImageEdit(ReferenceRecipe, QwenImage):
         return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
     def _read(self, prompt: BranchPrompt) -> EncodedText:
-        encoder, words, images = self.text_encoder(), prompt.text, {}
-        for token in (_IMAGE_TOKEN, _VIDEO_TOKEN):  # in a prompt they would stand for absent images
-            words = words.replace(token, "")
-        shown = ""
+        encoder, images, shown = self.text_encoder(), {}, ""
         if prompt.images:
             sized = [self._sized_bytes(one) for one in prompt.images]
             processor = self.components["processor"]
             images = processor(images=sized, return_tensors="pt")
             counts = images["image_grid_thw"].prod(-1) // processor.merge_size**2
             shown = "".join(
-                self._IMAGE.format(number, _IMAGE_TOKEN * count)
+                self._IMAGE.format(number, IMAGE_TOKEN * count)
                 for number, count in enumerate(counts.tolist(), 1)
             )
-        asked = self._EDIT_TEMPLATE.format(shown + words)
+        asked = self._EDIT_TEMPLATE.format(shown + without_images(prompt.text))
         tokens = encoder.tokenizer([asked], return_tensors="pt")
         text = encoder.read({**tokens, **images}, layer=-1)
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
@@ -145,6 +145,11 @@ class QwenImageEditPlus(QwenImageEdit):
     _READ_PIXELS = CONDITION_IMAGE_SIZE
 
 
+def without_images(prompt: str) -> str:
+    """A prompt without the tokens that would stand for absent images."""
+    return prompt.replace(IMAGE_TOKEN, "").replace(_VIDEO_TOKEN, "")
+
+
 def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
     """Width and height of about so many pixels, as multiples of 32; `aspect` is width / height."""
     width = math.sqrt(num_pixels * aspect)
@@ -153,7 +158,5 @@ def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
 
 def _sized(image_3HW: Tensor, num_pixels: int) -> Tensor:
     """Resize an image to about `num_pixels`, keeping its aspect unless that is extreme."""
-    _, height, width = image_3HW.shape
-    aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
-    width, height = calculate_dimensions(num_pixels, aspect)
+    width, height = calculate_dimensions(num_pixels, bounded_aspect(image_3HW))
     return resize(image_3HW, max(32, height), max(32, width))

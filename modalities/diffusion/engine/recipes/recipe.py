@@ -30,11 +30,11 @@ from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise_row import (
     DenoiseRow,
-    Guidance,
     GuidanceBranch,
     Inpainting,
 )
 from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.guidance import Guidance
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
@@ -166,9 +166,9 @@ class Recipe(ABC):
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = to_device(self.to_sample(noise), self.device)
         conditionings = self.add_references(
-            [self.conditioning(text, request) for text in texts], request
+            [self.conditioning(text, request) for text in texts], request, generator
         )
-        inpainting = self._inpainting(request, clean, noise)
+        inpainting = self.inpainting(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
             stack.callback(release_row, sample)
@@ -180,9 +180,11 @@ class Recipe(ABC):
                 for conditioning in conditionings
             ]
             stack.pop_all()
-        guidance = self.guidance(self.guidance_scale(request))
         return DenoiseRow(
-            sample=sample, branches=branches, guidance=guidance, inpainting=inpainting
+            sample=sample,
+            branches=branches,
+            guidance=self.guidance_of(request),
+            inpainting=inpainting,
         )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
@@ -203,7 +205,7 @@ class Recipe(ABC):
         return Conditioning(rows=text)
 
     def add_references(
-        self, branches: list[Conditioning], request: ImageRequest
+        self, branches: list[Conditioning], request: ImageRequest, generator: torch.Generator
     ) -> list[Conditioning]:
         """The conditioning of branches with reference images, if the model takes any."""
         return branches
@@ -238,6 +240,10 @@ class Recipe(ABC):
     def guidance(self, scale: float) -> Guidance:
         """The combination of branches."""
         return Guidance(scale=scale)
+
+    def guidance_of(self, request: ImageRequest) -> Guidance:
+        """The combination of a request's branches."""
+        return self.guidance(self.guidance_scale(request))
 
     def num_steps(self, request: ImageRequest) -> int:
         """Steps as the request counts them: some samplers evaluate the model twice per step."""
@@ -278,9 +284,10 @@ class Recipe(ABC):
         source = generator if self.samples_sources else None
         return to_device(self.image_sample(image, source), self.device)
 
-    def _inpainting(
+    def inpainting(
         self, request: ImageRequest, clean: Tensor | None, noise: Tensor
     ) -> Inpainting | None:
+        """The part of a masked image that must stay; `None` if there is none."""
         if clean is None or not request.mask:
             return None
         mask = to_device_like(self.mask_sample(mask_tensor(request), request), clean)

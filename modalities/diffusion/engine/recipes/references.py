@@ -11,17 +11,19 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from triptych.core.runtime.devices.transfer import to_device
-from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning, ContextPlace
 from triptych.modalities.diffusion.engine.recipes.latents import image_tensor, resize
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.wire import ImageRequest
+
+_MAX_ASPECT = 100  # image processors raise at twice that
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +36,13 @@ class Reference:
 
 
 class ReferenceRecipe(Recipe):
-    """A recipe whose model takes reference images, without noise."""
+    """A recipe whose model takes reference images, without noise, as tokens at `context_place`."""
+
+    context_place: ClassVar[ContextPlace] = ContextPlace.AFTER
 
     @override
     def add_references(
-        self, branches: list[Conditioning], request: ImageRequest
+        self, branches: list[Conditioning], request: ImageRequest, generator: torch.Generator
     ) -> list[Conditioning]:
         if not request.sources:
             return branches
@@ -49,6 +53,7 @@ class ReferenceRecipe(Recipe):
             replace(
                 branch,
                 context=to_device(context, self.device),
+                context_place=self.context_place,
                 shared={**branch.shared, **self.reference_arguments(branch.shared, references)},
                 key=(branch.key, shapes),
             )
@@ -64,6 +69,12 @@ class ReferenceRecipe(Recipe):
         self, shared: Mapping[str, Any], references: Sequence[Reference]
     ) -> dict[str, Any]:
         """The shared arguments with the positions of the image and its references."""
+
+
+def bounded_aspect(image_3HW: Tensor) -> float:
+    """Width / height, unless that is extreme."""
+    _, height, width = image_3HW.shape
+    return min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
 
 
 def fit_within(image_3HW: Tensor, num_pixels: int, multiple: int) -> Tensor:

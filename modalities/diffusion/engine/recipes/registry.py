@@ -7,7 +7,15 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
-from triptych.modalities.diffusion.engine.recipes import flux2, packed, qwen, spatial
+from triptych.modalities.diffusion.engine.recipes import (
+    ernie,
+    flux2,
+    hunyuan,
+    longcat,
+    packed,
+    qwen,
+    spatial,
+)
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.spec import spec_of
 
@@ -15,11 +23,16 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
         "AuraFlowPipeline": spatial.AuraFlow,
         "ChromaPipeline": packed.Chroma,
+        "ErnieImagePipeline": ernie.ErnieImage,
         "Flux2KleinPipeline": flux2.Flux2Klein,
         "Flux2Pipeline": flux2.Flux2,
+        "FluxFillPipeline": packed.FluxFill,
         "FluxKontextPipeline": packed.FluxKontext,
         "FluxPipeline": packed.Flux,
         "HiDreamImagePipeline": spatial.HiDream,
+        "HunyuanImagePipeline": hunyuan.HunyuanImage,
+        "LongCatImageEditPipeline": longcat.LongCatImageEdit,
+        "LongCatImagePipeline": longcat.LongCatImage,
         "Lumina2Pipeline": spatial.Lumina2,
         "Lumina2Text2ImgPipeline": spatial.Lumina2,
         "OvisImagePipeline": packed.OvisImage,

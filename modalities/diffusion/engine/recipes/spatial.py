@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.devices.transfer import to_device_like
-from triptych.modalities.diffusion.engine.denoise_row import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.guidance import Guidance, NormRule
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.spec import PipelineSpec, downscale
@@ -92,7 +92,7 @@ class Lumina2(EvenFlow):
 
     @override
     def guidance(self, scale: float) -> Guidance:
-        return Guidance(scale=scale, keeps_norm=True)
+        return Guidance(scale=scale, norm=NormRule.KEEP)
 
 
 class StableDiffusion3(TextRecipe):

@@ -22,7 +22,7 @@ from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.wire import ImageRequest
 
-_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,10 @@ class SampleRow:
         """Whether the sample holds the finished latents."""
         return self.step == len(self.timesteps)
 
+    def time_at(self, step: int) -> float:
+        """The scheduler's time at a step; 0 after the last."""
+        return self.timesteps[step] if step < len(self.timesteps) else 0.0
+
     @property
     def sample(self) -> Tensor:
         """The present latents, in float32."""

@@ -18,7 +18,6 @@ from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.denoise_row import (
     DenoiseRow,
-    Guidance,
     GuidanceBranch,
     Inpainting,
 )
@@ -27,6 +26,7 @@ from triptych.modalities.diffusion.engine.families.model import (
     DenoiseModel,
     DenoiserFamily,
 )
+from triptych.modalities.diffusion.engine.guidance import Guidance, NormRule
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples, start_row
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
@@ -125,7 +125,7 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
 
 def test_guidance_can_keep_the_norm() -> None:
     loop, toy = denoiser()
-    row = open_row(TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True)
+    row = open_row(TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, norm=NormRule.KEEP)
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
     loop.step([row])
@@ -185,7 +185,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
                 cache=planned(plan, order=index),
                 prompts=(0.3, -0.2),
                 scale=3.0,
-                keeps_norm=index == 2,
+                norm=NormRule.KEEP if index == 2 else NormRule.NONE,
             )
             for index, plan in enumerate(PLANS)
         ]

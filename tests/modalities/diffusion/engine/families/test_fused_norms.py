@@ -15,6 +15,8 @@ NUM_TWINS = {
     "AuraFlowTransformer2DModel": 6,
     "Flux2Transformer2DModel": 1,
     "FluxTransformer2DModel": 7,
+    "HunyuanImageTransformer2DModel": 7,
+    "LongCatImageTransformer2DModel": 7,
     "OvisImageTransformer2DModel": 7,
     "QwenImageTransformer2DModel": 1,
     "SD3Transformer2DModel": 7,

@@ -26,9 +26,10 @@ from triptych.modalities.diffusion.engine.caches.methods import (
 )
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import Denoiser
-from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, Guidance, GuidanceBranch
+from triptych.modalities.diffusion.engine.denoise_row import DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning
 from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
+from triptych.modalities.diffusion.engine.guidance import Guidance
 from triptych.modalities.diffusion.engine.parallel.division import Division
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import start_row
@@ -135,6 +136,7 @@ def test_branches_on_two_ranks_are_those_of_one_to_the_bit(name: str, cache_name
     [
         ("FluxTransformer2DModel", "off"),
         ("Flux2Transformer2DModel", "off"),
+        ("LongCatImageTransformer2DModel", "off"),
         ("OvisImageTransformer2DModel", "off"),
         *((name, each) for name in BY_TOKENS for each in CACHES),
     ],

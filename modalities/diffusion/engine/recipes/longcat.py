@@ -1,0 +1,187 @@
+"""LongCat-Image: FLUX-like blocks; Qwen2.5-VL reads quoted words letter by letter.
+
+Owns the published facts of its pipelines. A recipe gives the results of diffusers' pipeline of the
+same name, which by default first has the text encoder rewrite the prompt: here it is as given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from triptych.core.runtime.devices.transfer import to_device, to_device_like
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.guidance import Guidance, NormRule
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    encode_image,
+    image_tensor,
+    pack,
+    position_ids,
+    resize,
+)
+from triptych.modalities.diffusion.engine.recipes.packed import Packed
+from triptych.modalities.diffusion.engine.recipes.qwen import IMAGE_TOKEN, without_images
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
+from triptych.modalities.diffusion.engine.recipes.references import (
+    Reference,
+    ReferenceRecipe,
+    bounded_aspect,
+)
+from triptych.modalities.diffusion.wire import ImageRequest
+
+REFERENCE_SIZE = 1024 * 1024
+"""Pixels of an edited image; its sides are multiples of 16."""
+_LENGTH = 512
+# Apostrophes within words are no quotes. (diffusers confuses several such words of a prompt.)
+_APOSTROPHE = r"(?<=[a-zA-Z])'(?=[a-zA-Z])"
+_QUOTE = r"(?:(?<![a-zA-Z])'|'(?![a-zA-Z]))"
+_SINGLE = rf"{_QUOTE}(?:[^']|{_APOSTROPHE})*?{_QUOTE}|\u2018[^\u2018\u2019]*?\u2019"
+_DOUBLE = r'"[^"]*?"|\u201c[^\u201c\u201d]*?\u201d'
+_QUOTED = re.compile(f"({_SINGLE}|{_DOUBLE})")
+
+
+class LongCatImage(Packed):
+    """LongCat-Image: the prompt stands between instructions, which are cut off."""
+
+    window = _LENGTH
+    PREFIX = (
+        "<|im_start|>system\nAs an image captioning expert, generate a descriptive text prompt"
+        " based on an image content, suitable for input to a text-to-image model.<|im_end|>\n"
+        "<|im_start|>user\n"
+    )
+    SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+
+    @override
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        return max(0, len(self._prompt_tokens(prompt)) - _LENGTH)
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
+        prefix = self._plain_tokens(self.PREFIX)
+        return self._encode_after(prefix, prompt, num_cut=len(prefix))
+
+    @override
+    def conditioning(self, text: EncodedText, request: ImageRequest) -> Conditioning:
+        _, height, width = self.latent_shape(request)
+        hidden = text["encoder_hidden_states"]
+        words = torch.arange(len(hidden))
+        start = torch.tensor([1, len(hidden), len(hidden)])  # beyond the text
+        ids = {
+            "img_ids": position_ids(height, width) + start,
+            "txt_ids": torch.stack([torch.zeros_like(words), words, words], dim=1).float(),
+        }
+        # Not in the text's type: bfloat16 has no 513.
+        shared = {name: to_device(value, hidden.device) for name, value in ids.items()}
+        return Conditioning(rows=text, shared=shared, key=(height, width, len(hidden)))
+
+    @override
+    def guidance(self, scale: float) -> Guidance:
+        return Guidance(scale=scale, norm=NormRule.LIMIT)
+
+    def _encode_after(
+        self,
+        prefix: list[int],
+        prompt: str,
+        *,
+        num_cut: int,
+        images: Mapping[str, Any] | None = None,
+    ) -> EncodedText:
+        """Encode a prompt between instructions, without the first `num_cut` tokens and the end."""
+        encoder = self.text_encoder()
+        words, suffix = self._prompt_tokens(prompt)[:_LENGTH], self._plain_tokens(self.SUFFIX)
+        padding = [encoder.tokenizer.pad_token_id] * (_LENGTH - len(words))
+        mask = [1] * (len(prefix) + len(words)) + [0] * len(padding) + [1] * len(suffix)
+        tokens = {
+            "input_ids": torch.tensor([[*prefix, *words, *padding, *suffix]]),
+            "attention_mask": torch.tensor([mask]),
+        }
+        text = encoder.read({**tokens, **(images or {})}, layer=-1)
+        return {"encoder_hidden_states": text.hidden[num_cut : -len(suffix)]}
+
+    def _prompt_tokens(self, prompt: str) -> list[int]:
+        """The prompt's tokens: a quoted part, which is to be written, is read by its letters."""
+        parts = [part for part in _QUOTED.split(prompt) if part]
+        pieces = [piece for part in parts for piece in (part if _QUOTED.match(part) else [part])]
+        return [token for piece in pieces for token in self._plain_tokens(piece)]
+
+    def _plain_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.text_encoder().tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+
+class LongCatImageEdit(ReferenceRecipe, LongCatImage):
+    """LongCat-Image-Edit: the image is encoded with the prompt, and is also a reference."""
+
+    samples_sources = False
+    PREFIX = (
+        "<|im_start|>system\nAs an image editing expert, first analyze the content and attributes "
+        "of the input image(s). Then, based on the user's editing instructions, clearly and "
+        "precisely determine how to modify the given image(s), ensuring that only the specified "
+        "parts are altered and all other aspects remain consistent with the original(s)."
+        "<|im_end|>\n"
+        "<|im_start|>user\n"
+    )
+
+    @override
+    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
+        prompts = super().prompts(request)
+        return [replace(prompt, images=request.sources) for prompt in prompts]
+
+    @override
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
+        return [self._read(prompt) for prompt in prompts]
+
+    @override
+    def guidance(self, scale: float) -> Guidance:
+        return Guidance(scale=scale)
+
+    @override
+    def encode_reference(self, image_3HW: Tensor) -> Reference:
+        image, multiple = _sized(image_3HW), self.pixel_multiple
+        _, height, width = image.shape
+        return Reference(pack(encode_image(self.vae, image)), height // multiple, width // multiple)
+
+    @override
+    def reference_arguments(
+        self, shared: Mapping[str, Any], references: Sequence[Reference]
+    ) -> dict[str, Any]:
+        ids = shared["img_ids"]
+        (image,) = references
+        places = to_device_like(position_ids(2 * image.height, 2 * image.width), ids)
+        start = ids[0].clone()  # of the generated image
+        start[0] += 1
+        return {"img_ids": torch.cat([ids, places + start])}
+
+    def _read(self, prompt: BranchPrompt) -> EncodedText:
+        (image,) = prompt.images
+        large = _sized(image_tensor(image))
+        half = resize(large, large.shape[1] // 2, large.shape[2] // 2)
+        processor = self.components["text_processor"]
+        pixels = (half * 255).round().byte().permute(1, 2, 0).numpy()
+        images = processor(images=[pixels], return_tensors="pt")
+        count = int(images["image_grid_thw"].prod()) // processor.merge_size**2
+        instructions = self._plain_tokens(self.PREFIX)
+        seen = f"<|vision_start|>{IMAGE_TOKEN * count}<|vision_end|>"
+        prefix = [*instructions, *self._plain_tokens(seen)]
+        return self._encode_after(
+            prefix, without_images(prompt.text), num_cut=len(instructions), images=images
+        )
+
+
+def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
+    """Width and height of about so many pixels, as multiples of 16; `aspect` is width / height."""
+    width = math.sqrt(num_pixels * aspect)
+    return math.ceil(width / 16) * 16, math.ceil(width / aspect / 16) * 16
+
+
+def _sized(image_3HW: Tensor) -> Tensor:
+    """Resize an image to about `REFERENCE_SIZE`, keeping its aspect unless that is extreme."""
+    width, height = calculate_dimensions(REFERENCE_SIZE, bounded_aspect(image_3HW))
+    return resize(image_3HW, height, width)
