@@ -4,10 +4,10 @@ Owns the account of the seconds by which the busiest client's rows lengthened st
 clients. Decides no step: it determines whether that client stays out of the next one, or how many
 rows decode a token.
 
-Where k clients are being answered, the one with the most rows may lengthen the gaps of the others
-k / (k - 1) times on average: its fair share of the time. It takes this share in a few large steps
-rather than many small ones, since reading the weights costs each step the same. The time of the
-other clients alone is measured in the steps that it stays out of.
+Where k clients are being answered, a fair share of the time of the one with the most rows lengthens
+the gaps of the others by 1 / (k - 1) of their time alone, on average. It takes its share in a few
+large steps rather than many small ones, since reading the weights costs each step the same. The
+time of the other clients alone is measured in the steps that it stays out of.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from triptych.schedulers.tokens.state import SequenceState
 _ROWS: Final = "rows"  # the kind of work counted by rows alone, whatever their contexts
 _STRETCH: Final = 1.75
 """The longest step with the busiest client, as a multiple of its share."""
-_IN_STEPS: Final = 0.8
-"""The part of the waiting time in steps: the work between steps also grows with rows."""
+_IN_STEPS: Final = 0.6
+"""The part of its share that lies in steps: the work between steps also grows with rows."""
 _PROBE_EVERY: Final = 16
 """Steps after which the other clients get one alone, only to measure it."""
 
@@ -64,8 +64,7 @@ class StepShares:
             return None
         num_others = len(rows) - num_own
         is_due = self._num_since_probe >= _PROBE_EVERY
-        times = len(counts) / (len(counts) - 1)
-        share_s = _IN_STEPS * times * self._seconds(num_others)
+        share_s = (1 + _IN_STEPS / (len(counts) - 1)) * self._seconds(num_others)
         most_s = _STRETCH * share_s
         num_fitting = bisect_right(range(1, len(rows) + 1), most_s, key=self._trend)
         return StepTurn(

@@ -260,6 +260,19 @@ def test_of_several_the_busiest_takes_its_share(depth: int) -> None:
     assert gaps_s["some0"] < 1.55 * step_s(5)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_others", [4, 5, 12])
+def test_among_many_clients_the_busiest_goes_on(num_others: int, depth: int) -> None:
+    others = dict.fromkeys("abcdefghijkl"[:num_others], 1)
+    world = Seconds(depth, loud=20, **others)
+    world.run(100)
+    gaps_s = world.run(400)
+    alone_s = step_s(num_others)
+    assert gaps_s["a0"] < (1 + 1 / num_others) * alone_s
+    paid_s = (step_s(num_others + 20) - alone_s) * num_others / 0.6
+    assert gaps_s["loud0"] < 1.5 * paid_s, "its steps are paid by its share of the others' time"
+
+
 @pytest.mark.parametrize("rows", [{"a": 8, "b": 8}, {"a": 1, "b": 1}, {"a": 4, "b": 3, "c": 4}])
 def test_clients_that_ask_for_as_much_share_every_step(rows: dict[str, int]) -> None:
     world = Seconds(1, **rows)
