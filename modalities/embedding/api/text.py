@@ -215,6 +215,7 @@ class EmbeddingModel:
             cut = tokenizer.decode_batch([each.ids for each in found])
             pairs = [(query, text) for (query, _), text in zip(pairs, cut, strict=True)]
         texts = [judge.text(query, document, instruction) for query, document in pairs]
+        self._check_length(max(map(self.reader().least_tokens, texts)), "at least ")
         between = encode(tokenizer, texts, add_special_tokens=False)
         return tuple(self.check((*judge.before, *each.ids, *judge.after)) for each in between)
 
@@ -248,10 +249,11 @@ class EmbeddingModel:
     def _check_length(self, num_tokens: int, bound: str = "") -> None:
         if num_tokens > self.max_length:
             what = "pair of texts" if self.scores_pairs else "text"
+            is_judge = self.kind is ModelKind.JUDGE
+            how = "max_tokens_per_doc" if is_judge else "truncate_prompt_tokens to -1"
             raise ContextLengthExceeded(
                 f"A {what} has {bound}{num_tokens} tokens; {self.name} takes 1 to"
-                f" {self.max_length}. Shorten it, split it, or set truncate_prompt_tokens to -1 to"
-                " truncate it.",
+                f" {self.max_length}. Shorten it, split it, or set {how} to truncate it.",
                 param="input",
             )
 

@@ -51,9 +51,8 @@ class SpeechProgress:
                 self._coverage.expect(entry.utterance)
         self._usage = self._before.plus(delta)
         self._begin_words()
-        loud = np.flatnonzero(np.abs(np.frombuffer(delta.pcm, "<f4")) > _SILENCE)
-        if len(loud):
-            self._num_loud = self._num_samples + int(loud[-1]) + 1
+        if self._left and self._left[0].words:
+            self._find_end(delta.pcm)
         self._num_samples += len(delta.pcm) // SAMPLE_BYTES
         self._words += self._clock.take(delta.id_ends_s)
         if delta.segment_finish is not None:
@@ -96,6 +95,12 @@ class SpeechProgress:
         if not self._is_begun and self._left:
             self._clock.begin(self._left[0].words, self._num_before / self._sample_rate)
         self._is_begun = True
+
+    def _find_end(self, pcm: bytes) -> None:
+        """Find the last loud sample, with which the segment's last word ends."""
+        loud = np.flatnonzero(np.abs(np.frombuffer(pcm, "<f4")) > _SILENCE)
+        if len(loud):
+            self._num_loud = self._num_samples + int(loud[-1]) + 1
 
     def _played(self, word: SpokenWord) -> SpokenWord:
         return replace(word, start_s=word.start_s / self._rate, end_s=word.end_s / self._rate)

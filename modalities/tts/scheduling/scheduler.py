@@ -12,7 +12,6 @@ are kept, and samples that were sent before are left out.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from triptych.core.errors import (
     NonFinite,
     RequestError,
     TriptychError,
-    UnsupportedOption,
 )
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions, SpeechOptions
@@ -49,6 +47,7 @@ from triptych.modalities.tts.scheduling.state import (
     segment_prompt,
     token_options,
 )
+from triptych.modalities.tts.scheduling.voices import Voices
 from triptych.modalities.tts.wire import (
     SAMPLE_BYTES,
     SpeechDelta,
@@ -74,7 +73,6 @@ _COUNTERS = (
 )
 _SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
 _LEAST_LOOP_S = 3.0  # shorter repetitions are no loops
-_MAX_VOICES = 64  # encoded voices of clips that are kept
 
 
 class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
@@ -113,7 +111,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         self._estimates = SpeechCosts(model.clock, self.costs)
         self._policy = SpeechPolicy(model, speech, self._state, self._tokens, self._estimates)
         self._expected_s: dict[int, float] = {}
-        self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
+        self._voices = Voices(model)
         self._resumed: list[Stream] = []
         self._num_submitted = 0
         self._now_s = -math.inf
@@ -137,7 +135,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
             request=request,
             rank=(not request.is_live, self._num_submitted),
             playback=Playback.of(request, arrival_s=job.arrival_s, target_s=target_s),
-            voice=self._find_voice(request),
+            voice=self._voices.find(request),
         )
         self._check_size(stream)
         return stream
@@ -180,19 +178,6 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
 
     def _fail(self, stream: Stream, error: TriptychError) -> None:
         self._end(stream, JobState.FAILED, error=error)
-
-    def _find_voice(self, request: SpeechRequest) -> VoicePrompt | None:
-        """The voice of a request; `None` if its clip has to be encoded first."""
-        if request.clip is not None:
-            if not self._speech.can_clone:
-                raise UnsupportedOption("This model cannot imitate a recording.", param="voice")
-            voice = self._voices.get(request.clip.digest)
-            if voice is not None:
-                self._voices.move_to_end(request.clip.digest)
-            return voice
-        if request.voice and self._speech.voices and request.voice not in self._speech.voices:
-            raise InvalidRequest("This model has no such voice.", param="voice")
-        return self._speech.voices.get(request.voice, VoicePrompt())
 
     # Starting.
 
@@ -457,9 +442,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
                 self._take_codes(self._stream_of(row), delta, now_s)
 
     def _take_voice(self, digest: str, prompt: VoicePrompt) -> None:
-        self._voices[digest] = prompt
-        if len(self._voices) > _MAX_VOICES:
-            self._voices.popitem(last=False)
+        self._voices.keep(digest, prompt)
         for stream in self._state.voiceless(digest):
             stream.voice = prompt
             try:

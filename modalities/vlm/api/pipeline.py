@@ -127,8 +127,8 @@ class VisionPipeline(VisionChatPipeline):
 def _preparation(resolved: ResolvedModel, config: Config) -> tuple[PrepareImage, VisionFacts]:
     """The preparation of images: in this process, or where the processor finds its library."""
     if needs_torch(Path(resolved.folder)):
-        pooled = PooledPreparation([resolved], config, limits=LOCAL_IMAGES, num_children=1)
-        return pooled, probe_facts([resolved.folder])[0]
+        (facts,) = probe_facts([resolved.folder])  # before children run that an error would leave
+        return PooledPreparation([resolved], config, limits=LOCAL_IMAGES, num_children=1), facts
     facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
     return InProcessPreparation(resolved), facts
 

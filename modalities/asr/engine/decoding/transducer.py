@@ -55,7 +55,10 @@ class TransducerModel(WindowModel):
         return tuple(tokens)
 
     def _advance(self, is_blank: bool, span: int, is_full: bool) -> int:
-        """How many positions to go on; RNN-T stays at one until it has nothing more to say."""
+        """How many positions to go on; RNN-T stays at one until it has nothing more to say.
+
+        TDT has no limit of tokens at one position, as in transformers (`generation_parakeet`).
+        """
         if self.durations:
             return max(span, 1) if is_blank else span
         return int(is_blank or is_full)

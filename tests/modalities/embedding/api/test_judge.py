@@ -114,3 +114,10 @@ def test_other_models_of_the_family_chat(tmp_path: Path, folder: Path) -> None:
     assert kind_of(folder, config) is ModelKind.JUDGE
     assert kind_of(tmp_path, config) is ModelKind.DECODER
     assert kind_of(tmp_path, {**config, "is_original_qwen3_reranker": True}) is ModelKind.JUDGE
+
+
+def test_a_pair_that_is_too_long_is_told_what_shortens_it(client: httpx.Client) -> None:
+    body = {"model": "judge", "query": "w5", "documents": ["w1 " * 9999]}
+    message = client.post("/v1/rerank", json=body).json()["error"]["message"]
+    assert "set max_tokens_per_doc to" in message
+    assert client.post("/v1/rerank", json={**body, "max_tokens_per_doc": 9}).is_success
