@@ -60,8 +60,11 @@ class ServiceShares:
 
     def service_of(self, client: str) -> float:
         """The service that a client received, raised to bound its credit."""
-        least = self._most - _MOST_AHEAD * self._longest
-        return max(self._service.get(client, 0.0), least)
+        return max(self._service.get(client, 0.0), self._least)
+
+    @property
+    def _least(self) -> float:
+        return self._most - _MOST_AHEAD * self._longest
 
     def join(self, client: str) -> None:
         """Add a unit of work to a client."""
@@ -102,8 +105,9 @@ class ServiceShares:
         by_client: dict[str, list[RankedT]] = {}
         for row in rows:
             by_client.setdefault(row.client, []).append(row)
+        service, least = self._service, self._least
         queues = [
-            (own[0].rank[0], self.service_of(client), own[0].rank, 0, client)
+            (own[0].rank[0], max(service.get(client, 0.0), least), own[0].rank, 0, client)
             for client, own in by_client.items()
         ]
         heapify(queues)

@@ -82,12 +82,17 @@ def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
     return decoder
 
 
+def pages_of_row(context: int) -> int:
+    """The pages that a row has in `make_step`."""
+    return max(PAGES_PER_ROW, -(-context // PAGE_SIZE))
+
+
 def make_step(
     decoder: Decoder, kv: KvCache, num_rows: int, num_tokens: int, context: int = CONTEXT
 ) -> Callable[[], torch.Tensor]:
     """A call that runs the `num_tokens` of each row that end at `context`, and scores the last."""
     lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, context)
-    table_BM = torch.arange(num_rows * PAGES_PER_ROW).view(num_rows, -1)
+    table_BM = torch.arange(num_rows * pages_of_row(context)).view(num_rows, -1)
     positions_T = torch.arange(context - num_tokens, context).repeat(num_rows)
     row_T = torch.arange(num_rows).repeat_interleave(num_tokens)
     pages_T = table_BM[row_T, positions_T // PAGE_SIZE]

@@ -35,6 +35,11 @@ class ClientUsage:
             self._count(row.client, 1, _num_pages_of(row))
             self._by_client.setdefault(row.client, []).append(row)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether no client holds two rows: none is then preempted for its slot."""
+        return max(self._num_rows.values(), default=0) < 2
+
     def admit(self, row: SequenceState, num_pages: int) -> list[SequenceState] | None:
         """Start `row` with `num_pages`; returns the rows to preempt, `None` where it may not."""
         victims: list[SequenceState] = []

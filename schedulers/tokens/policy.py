@@ -132,6 +132,8 @@ class _TokenPolicy:
         usage = ClientUsage(
             self._state.running, self._pool, budget.num_rows, budget.num_prompt_pages
         )
+        if usage.is_even and not self._has_rows():
+            return  # before thousands of waiting rows are put in order
         for row in islice(shares.in_turn(self._state.waiting), _MAX_PRIORITIZED):
             is_behind = any(row.client == other.client for other in self._blocked)
             if is_behind or not self._can_begin(row):

@@ -128,6 +128,10 @@ def test_ours_is_set_next_to_the_best_peer(load: Any) -> None:
     assert peers.ratio(outcomes, (*column[:4], False), "ours") == "**0.50**"
 
 
+def test_the_scheduler_alone_is_timed_while_jobs_wait(load: Any) -> None:
+    assert load("growth").scheduler_step_s(num_rows=2, num_waiting=3, num_steps=4) > 0
+
+
 def test_a_fresh_process_answers_its_first_speech_requests() -> None:
     script = str(BENCHMARKS / "first_requests.py")
     ended = subprocess.run(

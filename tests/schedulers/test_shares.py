@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -51,6 +51,26 @@ def test_a_crowd_delays_another_client_by_two_steps(depth: int, num_pages: int) 
     assert steps_to_first_token(world, "b") <= 2 + depth
     world.finish_all()  # checks that the answers of rows that gave way are the same
     assert world.scheduler.stats().counters["preemptions_total"] >= 1
+
+
+def test_waiting_jobs_are_not_put_in_order_where_none_can_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(num_pages=40, max_batch_size=2, max_batch_input_tokens=64)
+    for index in range(6):
+        request = token_request(prompt(6, index), max_tokens=9)
+        world.submit(f"{index}", request, client=f"{index}")
+    world.step()
+
+    def ordered(_shares: ServiceShares, rows: Iterable[SequenceState]) -> Iterator[SequenceState]:
+        assert not list(rows), "thousands may wait, at every step"
+        return iter(())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ServiceShares, "in_turn", ordered)
+        for _ in range(4):
+            assert len(rows_of(world)) == 2
+    world.finish_all()
 
 
 class Streams:
