@@ -19,12 +19,13 @@ from triptych.core.engine_api.streams import JobStream
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.app import create_app
 from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
-from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
+from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.text.tongues import Reading
 from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import (
     SpeechDelta,
@@ -72,6 +73,12 @@ class SpellingFrontEnd:
         if voice.lower() not in {known.name for known in self.voices}:
             raise InvalidRequest("There are the voices ada and bob.", param="voice")
         return voice.lower()
+
+    def check_language(self, language: str, voice: str) -> None:
+        FrontEnd.check_language(self, language, voice)  # type: ignore[arg-type]
+
+    def reading(self, language: str, voice: str) -> Reading:
+        return FrontEnd.reading(self, language, voice)  # type: ignore[arg-type]
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""

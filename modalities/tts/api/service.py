@@ -35,6 +35,7 @@ from triptych.modalities.tts.api.text.clean import Emoji
 from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import check_spoken, check_text, estimate_seconds
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
+from triptych.modalities.tts.api.text.tongues import is_english
 from triptych.modalities.tts.api.voices.record import is_voice_id
 from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechRequest, VoiceClip
 from triptych.schedulers.admission import Admission
@@ -200,10 +201,8 @@ class SpeechService(ModelService[FrontEnd]):
 
     def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
         """Normalize the text and plan its segments. Raises `InvalidRequest` if it has no words."""
-        own = (known.language for known in front.voices if voice.startswith(known.name))
-        language = call.language or next(own, "")  # of a mixture, the first voice's
         options = NormalizeOptions(
-            dialect=call.dialect or ("uk" if language.lower() == "en-gb" else "us"),
+            dialect=call.dialect or front.reading(call.language, voice),
             acronyms=call.acronyms,
             emoji=call.emoji,
             tags=front.tags,
@@ -234,18 +233,29 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
             " its speech with timestamp_granularities.",
             param="timestamp_granularities",
         )
-    if call.language.lower().partition("-")[0] not in ("", "en"):
-        raise UnsupportedOption(
-            "Only English is supported: send en, en-US or en-GB, or leave the field out.",
-            param="language",
-        )
+    voice = ""
     if not is_voice_id(call.voice):
-        return front.check_voice(call.voice or front.default_voice)
-    if not front.can_clone:
+        voice = front.check_voice(call.voice or front.default_voice)
+    elif not front.can_clone:
         raise UnsupportedOption(
             f"{front.name} supports built-in voices only: send the name of one.", param="voice"
         )
-    return ""
+    _check_language(call, front, voice)
+    return voice
+
+
+def _check_language(call: SpeechCall, front: FrontEnd, voice: str) -> None:
+    """Raise `UnsupportedOption` for a language, or an option that is of English alone."""
+    front.check_language(call.language, voice)
+    if is_english(front.reading(call.language, voice)):
+        return
+    asked = {"dialect": call.dialect is not None, "emoji": call.emoji == "name"}
+    for option, is_asked in asked.items():
+        if is_asked:
+            raise UnsupportedOption(
+                f"{option} is for texts in English: leave it out, or set language to en.",
+                param=option,
+            )
 
 
 async def _in_order(

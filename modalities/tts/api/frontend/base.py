@@ -18,6 +18,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.modalities.tts.api.text.chunks import Utterance
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.text.tongues import Reading
 from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import SpeechSegment
 
@@ -91,6 +92,27 @@ class FrontEnd(ABC):
     def voices_by_name(self) -> Mapping[str, Voice]:
         """The built-in voices by name."""
         return {voice.name: voice for voice in self.voices}
+
+    def check_language(self, language: str, voice: str) -> None:
+        """Raise `UnsupportedOption` if a text in `language` cannot be read in a canonical `voice`.
+
+        By default numbers and signs are read in English alone.
+        """
+        if language.lower().partition("-")[0] not in ("", "en"):
+            raise UnsupportedOption(
+                f"{self.name} reads numbers and signs in English: send en, en-US or en-GB, or leave"
+                " language out.",
+                param="language",
+            )
+
+    def reading(self, language: str, voice: str) -> Reading:
+        """How a text is read, whose language and canonical voice are given; see `check_language`.
+
+        Without a language, the voice's own applies, of a mixture the first one's.
+        """
+        own = (known.language for known in self.voices if voice.startswith(known.name))
+        is_british = (language or next(own, "")).lower().replace("_", "-") == "en-gb"
+        return "uk" if is_british else "us"
 
     @abstractmethod
     def check_voice(self, voice: str) -> str:

@@ -25,8 +25,10 @@ from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, 
 from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
-from triptych.modalities.tts.api.text.phonemes import MARKS, Dialect, Phonemes, Phonemizer
+from triptych.modalities.tts.api.text.phonemes import MARKS, Phonemes, Phonemizer
+from triptych.modalities.tts.api.text.readers import missing_extra
 from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText, merge_spans
+from triptych.modalities.tts.api.text.tongues import Reading, is_english, reading_of, tongue
 from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.configs.kokoro import (
     MODEL_TYPE,
@@ -48,7 +50,7 @@ before the previous one has been played.
 """
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
-_LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
+_ENGLISH: tuple[Reading, ...] = ("us", "uk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class PhonemeFrontEnd(FrontEnd):
     max_phonemes: int
     pauses_s: Mapping[Boundary, float]
     mixes_voices: bool = False
+    readings: tuple[Reading, ...] = _ENGLISH
+    """The languages in whose sounds the model was trained."""
     prompt_prefix: tuple[int, ...] = ()
     prompt_suffix: tuple[int, ...] = ()
 
@@ -97,15 +101,17 @@ class PhonemeFrontEnd(FrontEnd):
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
-        dialect = self._dialect(voice, language)
-        is_english = partial(self.phonemizer.is_english, dialect=dialect)
-        spoken = replace(spoken, foreign=foreign_spans(spoken, is_english))
+        self.check_language(language, voice)
+        reading = self.reading(language, voice)
+        if is_english(reading):
+            known = partial(self.phonemizer.is_english, dialect=reading)
+            spoken = replace(spoken, foreign=foreign_spans(spoken, known))
         first_most = _first_limits(spoken.text, streams=self.steps_per_s > 0)
         utterances = split_utterances(spoken, MAX_CHARACTERS, first_most)
         return (
             self._segment(part, sounds, is_last=part.source.end == spoken.source.end)
             for whole in utterances
-            for part, sounds in self._split_to_fit(whole, dialect)
+            for part, sounds in self._split_to_fit(whole, reading)
         )
 
     def _segment(
@@ -130,10 +136,10 @@ class PhonemeFrontEnd(FrontEnd):
         return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken, words=words)
 
     def _split_to_fit(
-        self, utterance: Utterance, dialect: Dialect
+        self, utterance: Utterance, reading: Reading
     ) -> Iterator[tuple[Utterance, _PhonemeIds]]:
         """Split the utterance in halves until its phonemes fit the model."""
-        sounds = self._ids(self.phonemizer(utterance.spoken, dialect))
+        sounds = self._ids(self.phonemizer(utterance.spoken, reading))
         num_characters = len(utterance.spoken.text)
         if len(sounds.ids) <= self.max_phonemes or num_characters < 2:
             yield utterance, sounds
@@ -141,7 +147,7 @@ class PhonemeFrontEnd(FrontEnd):
         for part in split_utterances(utterance.spoken, num_characters // 2 + 1):
             is_last = part.source.end == utterance.source.end
             boundary = utterance.boundary if is_last else part.boundary
-            yield from self._split_to_fit(replace(part, boundary=boundary), dialect)
+            yield from self._split_to_fit(replace(part, boundary=boundary), reading)
 
     def _ids(self, phonemes: Phonemes) -> _PhonemeIds:
         """Ids of the words, separated by a space. A word without known symbols is unspoken."""
@@ -166,29 +172,37 @@ class PhonemeFrontEnd(FrontEnd):
             return _PhonemeIds((), tuple(unspoken))
         return _PhonemeIds(tuple(ids), tuple(sorted(unspoken)), tuple(words))
 
-    def _dialect(self, voice: str, language: str) -> Dialect:
-        """The English dialect requested, else that of the voice (of a mixture, its first).
+    def check_language(self, language: str, voice: str) -> None:
+        """Raise `UnsupportedOption` for a language that the model lacks, or that needs a package.
 
-        A voice of another language speaks English, with its accent, only on request: its listeners
-        expect their own language, for which there are no reading rules.
+        A language is asked for, or it is the voice's own.
         """
-        tag = language.strip().lower().replace("_", "-")
-        if tag and tag not in _LANGUAGES:
+        tag = language or self._native(voice)
+        reading = reading_of(tag)
+        if reading is None or reading not in self.readings:
+            known = ", ".join(_TAGS[each] for each in self.readings)
             raise UnsupportedOption(
-                f"{self.name} speaks English only (en-US, en-GB), not {language[:20]!r}.",
-                param="language",
+                f"{self.name} reads {known}, not {tag[:20]!r}.", param="language"
             )
+        if extra := missing_extra(reading):
+            raise UnsupportedOption(
+                f"{tongue(reading).name} needs a package that is not installed: pip install"
+                f" 'triptych[{extra}]', or choose a voice of another language, such as"
+                f" {self.default_voice}.",
+                param="language" if language else "voice",
+            )
+
+    def reading(self, language: str, voice: str) -> Reading:
+        """See `FrontEnd.reading`. Of English, "en" is the voice's own, if that is English."""
+        native = reading_of(self._native(voice)) or "us"
+        if language.strip().lower() in ("", "en"):
+            return native if not language or is_english(native) else "us"
+        return reading_of(language) or "us"
+
+    def _native(self, voice: str) -> str:
+        """The language of a voice, of a mixture its first one's."""
         first = parse_mixture(voice)[0][0] if self.mixes_voices else voice
-        native = self.voices_by_name[first].language
-        own = native.lower()
-        if not tag and own not in _LANGUAGES:
-            raise UnsupportedOption(
-                f"{first} is a voice of another language ({native}), and only English"
-                f" is supported: choose an English voice, such as {self.default_voice}, or set"
-                " language to en-US or en-GB to hear English in its accent.",
-                param="voice",
-            )
-        return _LANGUAGES.get(own if tag in ("", "en") else tag, "us")
+        return self.voices_by_name[first].language
 
 
 def _first_limits(text: str, *, streams: bool) -> tuple[int, ...]:
@@ -253,6 +267,17 @@ _ACCENTS = {
     "j": ("Japanese", "ja"),
     "p": ("Brazilian", "pt-BR"),
     "z": ("Mandarin", "zh"),
+}
+_TAGS: Mapping[Reading, str] = {
+    "us": "en-US",
+    "uk": "en-GB",
+    "es": "es",
+    "fr": "fr",
+    "hi": "hi",
+    "it": "it",
+    "ja": "ja",
+    "pt": "pt-BR",
+    "zh": "zh",
 }
 _GENDERS = {"f": "woman", "m": "man"}
 
@@ -327,7 +352,7 @@ def _open_kokoro(
     if not names:
         raise WeightsError("This Kokoro has no voices: the folder voices/ was empty.")
     voices = tuple(map(_kokoro_voice, names))
-    english = [voice.name for voice in voices if voice.language.lower() in _LANGUAGES]
+    english = [voice.name for voice in voices if reading_of(voice.language) in _ENGLISH]
     default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else (*english, *names)[0]
     aliases, foreign = _other_names(OPENAI_VOICES, names)
     return PhonemeFrontEnd(
@@ -346,6 +371,7 @@ def _open_kokoro(
         max_phonemes=kokoro.max_phonemes,
         pauses_s=_KOKORO_PAUSES_S,
         mixes_voices=True,
+        readings=(*_ENGLISH, "es", "fr", "hi", "it", "ja", "pt", "zh"),
     )
 
 

@@ -35,6 +35,7 @@ _REPLACED = {
     **dict.fromkeys("[{【〔（［｛", "("),
     **dict.fromkeys("]}】〕）］｝", ")"),
     **dict.fromkeys("。｡", "。"),
+    **dict.fromkeys("।॥", "."),
     "ª": "a",
     "º": "°",
     "˚": "°",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,7 @@ from triptych.modalities.tts.api.text.quantities import QuantityRules
 from triptych.modalities.tts.api.text.rules import ReadingStyle, Rule
 from triptych.modalities.tts.api.text.sentences import SentenceSpan, split_sentences
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenBuilder, SpokenText
+from triptych.modalities.tts.api.text.tongues import Reading, is_english, tongue
 
 _MARKS = frozenset(".,;:!?…—\"'()¿¡。、！？，；：・")
 _GLUED = frozenset(".,;:!?…")  # a space is inserted between these and a word
@@ -40,15 +42,75 @@ _MAX_SILENCE = 8  # maximum run of characters that are no letters
 class NormalizeOptions:
     """Options for reading ambiguous text.
 
-    `dialect` sets the order of dates like 3/4/2024 and whether "and" stands in numbers; `acronyms`
-    "keep" leaves them to an engine with its own rules; `emoji` are dropped or named. `tags` in
-    angle brackets are unchanged: <laugh> is a command to some engines.
+    `dialect` is the language; that of English sets the order of dates like 3/4/2024, and whether
+    "and" stands in numbers. `acronyms` "keep" leaves them to an engine with its own rules; `emoji`
+    are dropped or named. `tags` in angle brackets are unchanged: <laugh> is a command to some
+    engines.
     """
 
-    dialect: Literal["us", "uk"] = "us"
+    dialect: Reading = "us"
     acronyms: Literal["spell", "keep"] = "spell"
     emoji: Emoji = "drop"
     tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """How a language speaks what is not letters: its rules by first character, and its signs.
+
+    `prepare` classifies numerals and dashes in cleaned text.
+    """
+
+    digit: tuple[Rule, ...]
+    letter: tuple[Rule, ...]
+    sign: tuple[Rule, ...]
+    signs: Mapping[str, str]
+    operators: Mapping[str, str]
+    dot: str
+    slash: str
+    prepare: Callable[[str], str]
+
+
+def _english(options: NormalizeOptions) -> _Words:
+    lang, is_us = english(), options.dialect == "us"
+    style = ReadingStyle(
+        lang,
+        NumberWords(use_and=not is_us),
+        "mdy" if is_us else "dmy",
+        options.acronyms == "spell",
+    )
+    kinds = (PhraseRules, DateRules, AddressRules, QuantityRules, NameRules)
+    groups = [kind(style) for kind in kinds]
+    dashes, grouping = Dashes(lang), Grouping(lang)
+    return _Words(
+        digit=tuple(rule for group in groups for rule in group.rules("digit")),
+        letter=tuple(rule for group in groups for rule in group.rules("letter")),
+        sign=tuple(rule for group in groups for rule in group.rules("sign")),
+        signs={
+            **{unit: many for unit, (_, many) in lang.units.items()},
+            **lang.symbols,
+            **{sign: names[0] for sign, names in lang.currencies.items()},
+        },
+        operators=lang.operators,
+        dot="dot",
+        slash="slash",
+        prepare=lambda text: dashes(grouping(text)),
+    )
+
+
+def _foreign(reading: Reading) -> _Words:
+    table = tongue(reading)
+    numbers = tuple(table.rules())
+    return _Words(
+        digit=numbers,
+        letter=tuple(table.abbreviation_rules()),
+        sign=numbers,
+        signs=table.signs,
+        operators={sign: word for sign, word in table.signs.items() if sign in "+=×÷"},
+        dot=table.signs["."],
+        slash=table.signs["/"],
+        prepare=str,
+    )
 
 
 class Normalizer:
@@ -56,30 +118,12 @@ class Normalizer:
 
     def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
-        self._language = english()
-        self._dashes = Dashes(self._language)
-        self._grouping = Grouping(self._language)
-        is_us = self._options.dialect == "us"
-        style = ReadingStyle(
-            self._language,
-            NumberWords(use_and=not is_us),
-            "mdy" if is_us else "dmy",
-            self._options.acronyms == "spell",
-        )
-        kinds = (PhraseRules, DateRules, AddressRules, QuantityRules, NameRules)
-        groups = [kind(style) for kind in kinds]
+        dialect = self._options.dialect
+        words = _english(self._options) if is_english(dialect) else _foreign(dialect)
         tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
-        tags = [tag] if self._options.tags else []
-        self._digit = [rule for group in groups for rule in group.rules("digit")]
-        self._letter = [rule for group in groups for rule in group.rules("letter")]
-        self._sign = [*tags, *(rule for group in groups for rule in group.rules("sign"))]
-        lang = self._language
-        self._sign_words = {
-            **{unit: many for unit, (_, many) in lang.units.items()},
-            **lang.symbols,
-            **{sign: names[0] for sign, names in lang.currencies.items()},
-        }
-        operators = alternatives(lang.operators)
+        self._words = words
+        self._sign = (*((tag,) if self._options.tags else ()), *words.sign)
+        operators = alternatives(words.operators)
         self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
 
     def __call__(self, text: str) -> SpokenText:
@@ -98,7 +142,7 @@ class Normalizer:
         starts = [unmarked.starts[at] for at in cleaned.starts]
         if cleaned.text:
             starts[0] = 0
-        return Cleaned(self._dashes(self._grouping(cleaned.text)), starts)
+        return Cleaned(self._words.prepare(cleaned.text), starts)
 
     def _read(self, scan: _Scan, sentence: SentenceSpan) -> None:
         text, at, end = scan.text, sentence.start, sentence.end
@@ -120,9 +164,10 @@ class Normalizer:
     def _find(self, text: str, at: int, end: int) -> tuple[int, str] | None:
         """The end and the words of the first rule that matches at `at`."""
         char = text[at]
-        rules = self._digit if char.isdecimal() else self._letter if char.isalpha() else self._sign
+        words = self._words
+        rules = words.digit if char.isdecimal() else words.letter if char.isalpha() else self._sign
         if rules is self._sign and (operator := self._operator_at(text, at, end)):
-            return at + len(operator), self._language.operators[operator]
+            return at + len(operator), words.operators[operator]
         for rule in rules:
             match = rule.pattern.match(text, at, end)
             if match and match.end() > at:
@@ -135,14 +180,14 @@ class Normalizer:
         text, char = scan.text, scan.text[at]
         before, after = text[at - 1 : at] if at else "", text[at + 1 : min(at + 2, end)]
         if char == "." and before.isalnum() and (after.islower() or after.isdecimal()):
-            return scan.say("dot", at, at + 1)
+            return scan.say(self._words.dot, at, at + 1)
         if char in _MARKS or unicodedata.category(char)[0] == "M":
             return scan.copy(at, at + 1)
         if char in "-–":
             return self._dash(scan, at, before, after)
         if char == "/" and before.isalnum() and after.isalnum():
-            return scan.say("slash", at, at + 1)
-        word = self._sign_words.get(char)
+            return scan.say(self._words.slash, at, at + 1)
+        word = self._words.signs.get(char)
         if word and after != char:
             return scan.say(word, at, at + 1)
         is_alone = (before, after) == (" ", " ")

@@ -1,9 +1,10 @@
-"""Converts spoken English to phonemes, word by word, each with its letters.
+"""Converts spoken text to phonemes, word by word, each with its letters.
 
 Owns how words and marks are separated, how unknown letters are handled, and the bounded cache of
-earlier readings. The package hibari pronounces words: misaki's lexicon and rules, and a small
-network for words in no dictionary, which is loaded once, on the first such word. Knows no model;
-symbols are those of Kokoro's alphabet.
+earlier readings. The package hibari pronounces English words: misaki's lexicon and rules, and a
+small network for words in no dictionary, which is loaded once, on the first such word. `spelling`
+and `readers` pronounce those of other languages. Knows no model; symbols are those of Kokoro's
+alphabet.
 
 The input has been normalized: digits and signs are words already.
 """
@@ -14,26 +15,27 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from triptych.core.process.once import once
+from triptych.modalities.tts.api.text.readers import OPENERS, Reader
+from triptych.modalities.tts.api.text.spelling import SpellingReader
 from triptych.modalities.tts.api.text.spoken import Pronunciation, Span, SpokenText
+from triptych.modalities.tts.api.text.tongues import Dialect, Reading, is_english, tongue
 
 if TYPE_CHECKING:
     from hibari.g2p import G2P
-
-Dialect = Literal["us", "uk"]
 
 CACHE_SIZE = 2048
 MAX_WORD_CHARACTERS = 40
 """Longer words are read in pieces: reading takes cubic time in the number of a word's parts."""
 _CHUNK = re.compile(r"\S+")
 _PIECE = re.compile(
-    rf"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_])){{0,{MAX_WORD_CHARACTERS - 1}}}|\S"
+    rf"[^\W_](?:[\w\u0300-\u036f\u0900-\u0963]|['’-](?=[^\W_])){{0,{MAX_WORD_CHARACTERS - 1}}}|\S"
 )
 _MARKS = {
     **{mark: mark for mark in ".,;:!?…—()"},
@@ -80,10 +82,10 @@ class _Piece(NamedTuple):
 
 
 class Phonemizer:
-    """Reads text in American or British English. Thread-safe.
+    """Reads text in English, as an American or a Briton, or in another language. Thread-safe.
 
-    A dialect's tables (0.3 s, some 60 MB) are loaded on first use; `warm` loads them ahead on
-    another thread.
+    A language's tables (of English 0.3 s, some 60 MB) are loaded on first use; `warm` loads those
+    of English ahead on another thread.
     """
 
     def __init__(self) -> None:
@@ -92,14 +94,14 @@ class Phonemizer:
         self._read_cached = lru_cache(maxsize=CACHE_SIZE)(self._read)
 
     def warm(self, dialect: Dialect = "us") -> None:
-        """Load a dialect in the background."""
+        """Load a dialect of English in the background."""
         threading.Thread(
             target=self._reader, args=(dialect,), name="triptych-phonemes", daemon=True
         ).start()
 
-    def __call__(self, spoken: SpokenText, dialect: Dialect = "us") -> Phonemes:
+    def __call__(self, spoken: SpokenText, reading: Reading = "us") -> Phonemes:
         """The phonemes of `spoken`, whose spans they refer to."""
-        return self._read_cached(spoken.text, spoken.pronunciations, dialect)
+        return self._read_cached(spoken.text, spoken.pronunciations, reading)
 
     def is_english(self, word: str, dialect: Dialect = "us") -> bool:
         """Whether a dictionary has a word in lower case, or the word it is derived from."""
@@ -115,26 +117,56 @@ class Phonemizer:
             return self._readers[dialect]
 
     def _read(
-        self, text: str, pronunciations: tuple[Pronunciation, ...], dialect: Dialect
+        self, text: str, pronunciations: tuple[Pronunciation, ...], reading: Reading
     ) -> Phonemes:
-        pieces = list(_pieces(text, pronunciations))
-        sounds = _sounds(self._reader(dialect), pieces)
-        words: list[PhonemeWord] = []
-        parts, at = "", 0
-        start: int | None = None
-        for match in _CHUNK.finditer(text):
-            start = match.start() if start is None else start
-            while at < len(pieces) and pieces[at].spoken.start < match.end():
-                parts += sounds[at]
-                at += 1
-            if at and pieces[at - 1].spoken.end > match.end():
-                continue  # given phonemes span several words
-            if parts:
-                words.append(PhonemeWord(parts.strip(), Span(start, match.end())))
-            parts, start = "", None
-        silent = (piece.spoken for piece, sound in zip(pieces, sounds, strict=True) if not sound)
-        unspoken = (span for span in silent if any(map(str.isalpha, text[slice(*span)])))
-        return Phonemes(tuple(words), tuple(unspoken))
+        if is_english(reading):
+            pieces = list(_pieces(text, pronunciations, _english_pieces))
+            return _join(text, pieces, _sounds(self._reader(reading), pieces))
+        if table := tongue(reading).spelling:
+            pieces = list(_pieces(text, pronunciations, _other_pieces))
+            sounds = _spelled_sounds(_spelling_reader(reading), pieces)
+        else:
+            script = _script_reader(reading)
+            pieces = list(_pieces(text, pronunciations, partial(_script_pieces, script)))
+            sounds = [piece.phonemes or "" for piece in pieces]
+        if table is None or not table.letters:
+            sounds = self._with_english(pieces, sounds)
+        chunks = None if table else _word_chunks(pieces)
+        return _join(text, pieces, sounds, chunks)
+
+    def _with_english(self, pieces: Sequence[_Piece], sounds: list[str]) -> list[str]:
+        """`sounds`, with words in Latin letters read as English."""
+        return [
+            _sounds(self._reader("us"), [piece])[0]
+            if not sound and piece.phonemes is None and piece.letters.isascii()
+            else sound
+            for piece, sound in zip(pieces, sounds, strict=True)
+        ]
+
+
+def _join(
+    text: str,
+    pieces: Sequence[_Piece],
+    sounds: Sequence[str],
+    chunks: Iterable[Span] | None = None,
+) -> Phonemes:
+    """The words of `text`: its chunks, by default those between white space, with their sounds."""
+    words: list[PhonemeWord] = []
+    parts, at = "", 0
+    start: int | None = None
+    for chunk in chunks or (Span(*match.span()) for match in _CHUNK.finditer(text)):
+        start = chunk.start if start is None else start
+        while at < len(pieces) and pieces[at].spoken.start < chunk.end:
+            parts += sounds[at]
+            at += 1
+        if at and pieces[at - 1].spoken.end > chunk.end:
+            continue  # given phonemes span several words
+        if parts:
+            words.append(PhonemeWord(parts.strip(), Span(start, chunk.end)))
+        parts, start = "", None
+    silent = (piece.spoken for piece, sound in zip(pieces, sounds, strict=True) if not sound)
+    unspoken = (span for span in silent if any(map(str.isalpha, text[slice(*span)])))
+    return Phonemes(tuple(words), tuple(unspoken))
 
 
 def _open_reader(*, is_british: bool) -> G2P:
@@ -153,17 +185,21 @@ def _open_reader(*, is_british: bool) -> G2P:
     return G2P(british=is_british, oov=read)
 
 
-def _pieces(text: str, pronunciations: Sequence[Pronunciation]) -> Iterator[_Piece]:
+def _pieces(
+    text: str,
+    pronunciations: Sequence[Pronunciation],
+    plain: Callable[[str, int, int], Iterator[_Piece]],
+) -> Iterator[_Piece]:
     """Words and marks of `text` in order; a given pronunciation is attached to its word."""
     end = 0
     for given in pronunciations:
-        yield from _plain_pieces(text, end, given.spoken.start)
+        yield from plain(text, end, given.spoken.start)
         yield _Piece(given.spoken, text[slice(*given.spoken)], given.phonemes)
         end = given.spoken.end
-    yield from _plain_pieces(text, end, len(text))
+    yield from plain(text, end, len(text))
 
 
-def _plain_pieces(text: str, start: int, end: int) -> Iterator[_Piece]:
+def _english_pieces(text: str, start: int, end: int) -> Iterator[_Piece]:
     previous = ""
     for match in _PIECE.finditer(text, start, end):
         piece, span = match[0], Span(*match.span())
@@ -228,3 +264,64 @@ def _sounds(reader: G2P, pieces: Sequence[_Piece]) -> list[str]:
             sounds.append("")
     assert len(sounds) == len(pieces) + 1, "one reading for each piece"
     return sounds[:-1]
+
+
+# -- other languages -----------------------------------------------------------------------------
+
+
+def _other_pieces(text: str, start: int, end: int) -> Iterator[_Piece]:
+    for match in _PIECE.finditer(text, start, end):
+        mark = None if match[0][0].isalnum() else _mark(text, match.start())
+        yield _Piece(Span(*match.span()), match[0], mark)
+
+
+def _script_pieces(reader: Reader, text: str, start: int, end: int) -> Iterator[_Piece]:
+    """The words of a script without spaces, and other pieces between them."""
+    at = start
+    for word, phonemes in reader(text[start:end]):
+        span = Span(start + word.start, start + word.end)
+        yield from _other_pieces(text, at, span.start)
+        yield _Piece(span, text[slice(*span)], phonemes)
+        at = span.end
+    yield from _other_pieces(text, at, end)
+
+
+def _spelled_sounds(reader: SpellingReader, pieces: Sequence[_Piece]) -> list[str]:
+    """The phonemes of each piece; words between two marks are read together."""
+    sounds: list[str] = []
+    clause: list[str] = []
+    for piece in (*pieces, None):
+        if piece is not None and piece.phonemes is None:
+            clause.append(piece.letters)
+            continue
+        sounds += reader(clause)
+        clause = []
+        if piece is not None:
+            sounds.append(piece.phonemes or "")
+    return sounds
+
+
+def _word_chunks(pieces: Sequence[_Piece]) -> Iterator[Span]:
+    """Each word with the marks at its end, and those that open it."""
+    start, end, has_word = 0, 0, False
+    for piece in pieces:
+        is_opening = piece.phonemes in ("(", _OPENING)
+        is_word = piece.phonemes is None or not MARKS.issuperset(piece.phonemes.strip())
+        if has_word and (is_opening or is_word):
+            yield Span(start, end)
+            start, has_word = piece.spoken.start, False
+        end, has_word = piece.spoken.end, has_word or is_word
+    if end > start:
+        yield Span(start, end)
+
+
+@lru_cache
+def _spelling_reader(reading: Reading) -> SpellingReader:
+    spelling = tongue(reading).spelling
+    assert spelling is not None, "the language has rules"
+    return SpellingReader(spelling)
+
+
+@lru_cache
+def _script_reader(reading: Reading) -> Reader:
+    return OPENERS[reading]()

@@ -27,9 +27,11 @@ from triptych.modalities.tts.api.frontend.phoneme import (
     PhonemeFrontEnd,
     open_phoneme_model,
 )
+from triptych.modalities.tts.api.text import readers
 from triptych.modalities.tts.api.text.coverage import Coverage
-from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.api.text.phonemes import Phonemizer
+from triptych.modalities.tts.api.text.tongues import reading_of
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M, VOCABULARY
 from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
 
@@ -225,7 +227,7 @@ def test_what_it_cannot_do_is_refused_by_name(kokoro: FrontEnd) -> None:
     with pytest.raises(UnsupportedOption, match="instructions") as refused:
         kokoro.plan(spoken, voice="af_heart", instructions="angrily")
     assert refused.value.param == "instructions"
-    with pytest.raises(UnsupportedOption, match="English only"):
+    with pytest.raises(UnsupportedOption, match=r"reads en-US, .* pt-BR, zh, not 'de'"):
         kokoro.plan(spoken, voice="af_heart", instructions="", language="de")
 
 
@@ -327,7 +329,8 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.sources.kokoro import KOKORO
-from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text import readers
+from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 model = ResolvedModel(name="m", reference="m", folder={str(tmp_path)!r}, digest="0")
 front_end = open_front_end(model)
 list(front_end.plan(Normalizer()("Hello."), voice="af_heart", instructions=""))
@@ -374,14 +377,53 @@ def test_a_voice_of_another_language_speaks_english_only_when_asked_to(
     assert worldly.voices_by_name[voice].language == tag
     spoken = NORMALIZE("Hello.")
     for mixed in (voice, f"{voice}*0.5+am_puck*0.5"):
-        with pytest.raises(UnsupportedOption, match=r"another language.*am_puck") as refused:
-            worldly.plan(spoken, voice=mixed, instructions="")
-        assert refused.value.param == "voice"
-        for language in ("en", "en-US", "en-GB"):
+        assert worldly.reading("", mixed) == reading_of(tag)
+        for language, reading in (("en", "us"), ("en-US", "us"), ("en-GB", "uk")):
+            assert worldly.reading(language, mixed) == reading
             assert list(worldly.plan(spoken, voice=mixed, instructions="", language=language))
-    with pytest.raises(UnsupportedOption, match="English only") as refused:
-        worldly.plan(spoken, voice=voice, instructions="", language=tag)
+
+
+SENTENCES = {
+    "es": ("¡Buenos días, señor!", "bwˈenos ðˈias, seɲˈoɾ!"),
+    "fr": ("Les enfants jouent.", "lez ɑ̃fˈɑ̃ ʒˈu."),
+    "hi": ("मेरा घर बड़ा है।", "mˈeːɾaː ɡʰˈəɾ bˈəɽaː hɛː."),
+    "it": ("Gli gnocchi, per favore.", "ʎɪ ɲˈɔkːɪ, per favˈore."),
+    "pt-br": ("Não, obrigado.", "nˈɐ̃ʊ̃, obriɡˈadʊ."),
+}
+
+
+@pytest.mark.parametrize(("language", "sentence"), SENTENCES.items())
+def test_a_language_is_read_by_its_rules(
+    worldly: FrontEnd, own: PhonemeFrontEnd, language: str, sentence: tuple[str, str]
+) -> None:
+    reading = worldly.reading(language, "am_puck")
+    spoken = Normalizer(NormalizeOptions(dialect=reading))(sentence[0])
+    (planned,) = worldly.plan(spoken, voice="am_puck", instructions="", language=language)
+    assert phonemes_of(planned) == sentence[1]
+    assert planned.voiced_fraction == 1
+    with pytest.raises(UnsupportedOption, match="reads en-US, en-GB, not") as refused:
+        own.plan(spoken, voice="anna", instructions="", language=language)
     assert refused.value.param == "language"
+
+
+@pytest.mark.parametrize(
+    ("voice", "language", "message"),
+    [
+        ("jf_alpha", "", r"Japanese needs .* pip install 'triptych\[japanese\]'"),
+        ("am_puck", "zh-CN", r"Mandarin needs .* pip install 'triptych\[mandarin\]'"),
+    ],
+)
+def test_a_language_without_its_package_is_refused_by_name(
+    worldly: FrontEnd,
+    monkeypatch: pytest.MonkeyPatch,
+    voice: str,
+    language: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedOption, match=message) as refused:
+        worldly.check_language(language, voice)
+    assert refused.value.param == ("language" if language else "voice")
 
 
 @pytest.mark.parametrize(
