@@ -118,7 +118,7 @@ PHONEMIZER = Phonemizer()
 
 
 def units(text: SpokenText, reading: Reading) -> list[str]:
-    """The words of a text in plain lower-case letters, or its phonemes in a script without spaces."""
+    """The words of a text in plain letters, or its phonemes in a script without spaces."""
     if reading in _UNSPACED:
         return [symbol for symbol in str(PHONEMIZER(text, reading)) if symbol.isalpha()]
     plain = unicodedata.normalize("NFKC", text.text).lower().replace("'", " ")
