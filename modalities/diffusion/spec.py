@@ -33,7 +33,7 @@ class PipelineSpec:
     its configuration says that it ignores it: then it takes a negative prompt, and its default is
     `own_guidance`. `neutral_guidance`: up to this scale the negative prompt has no effect and is
     not run. `rounds_down`: steps times strength are rounded down; otherwise a part of a step
-    counts.
+    counts. `has_alpha`: images have an alpha channel.
     """
 
     default_steps: int
@@ -48,6 +48,7 @@ class PipelineSpec:
     own_guidance: float = 1.0
     neutral_guidance: float = 1.0
     rounds_down: bool = False
+    has_alpha: bool = False
 
     @property
     def max_images(self) -> int:
@@ -180,6 +181,9 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
         "PixArtSigmaPipeline": PipelineSpec(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),
+        "QwenImage21Pipeline": replace(
+            _QWEN, default_steps=40, default_guidance=1.0, max_references=10, has_alpha=True
+        ),
         "QwenImageEditPipeline": replace(_QWEN, max_references=1, needs_reference=True),
         "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
         "QwenImagePipeline": _QWEN,
@@ -224,7 +228,8 @@ def spec_of(
     """The spec of a pipeline class, by its name. Raises `WeightsError` if it is unknown.
 
     `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json;
-    `default_steps` and `default_guidance` are those of a model that differs from its class.
+    `default_steps` and `default_guidance` are those of a model that differs from its class, and
+    `sample_sigmas` its noise levels, one for each step.
 
     Some models of a guidance-distilled class ignore the scale, such as FLUX.1 schnell: for them a
     scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
@@ -238,5 +243,7 @@ def spec_of(
         spec = replace(spec, has_negative=True, default_guidance=spec.own_guidance)
     if facts.get("is_distilled"):
         spec = replace(spec, has_negative=False)
+    if levels := facts.get("sample_sigmas"):
+        spec = replace(spec, default_steps=len(levels))
     own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}
     return replace(spec, **own) if own else spec

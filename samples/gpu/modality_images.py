@@ -114,8 +114,11 @@ def ask_for(**fields: Any) -> ImageRequest:
 def draws(name: str, folder: Path) -> Waves:
     """Two images of other prompts, guided and not, in one batch; then one alone."""
     more: dict[str, Any] = {}
-    if spec_of(name).needs_reference:
+    spec = spec_of(name)
+    if spec.needs_reference or spec.needs_mask:
         more = {"sources": (picture(64, 1),)}
+    if spec.needs_mask:
+        more["mask"] = b"\xff" * (64 * 64)
     first = [ask_for(**more), ask_for(prompt="Two penguins", seed=8, guidance_scale=1.0, **more)]
     return first, [ask_for(seed=9, num_images=2, **more)]
 

@@ -29,7 +29,7 @@ from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCach
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 
 GREY = Pixels(width=64, height=64, rgb=b"\x80" * (3 * 64 * 64))
-LOOK_AT_VALUES = {"HiDreamImagePipeline", "HunyuanImagePipeline"}
+LOOK_AT_VALUES = {"HiDreamImagePipeline", "HunyuanImagePipeline", "QwenImage21Pipeline"}
 """Pipelines whose model, in diffusers, counts tokens on the host: of each expert, of a mask."""
 
 
@@ -47,7 +47,8 @@ def generate_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
 
 def asked(pipeline: str, **fields: Any) -> ImageRequest:
     spec = spec_of(pipeline)
-    sources = (GREY,) if spec.max_references or spec.needs_mask else ()
+    needs_image = spec.needs_reference or spec.needs_mask or pipeline == "FluxKontextPipeline"
+    sources = (GREY,) if needs_image else ()
     mask = b"\xff" * (64 * 64) if spec.needs_mask else b""
     return image_request(num_steps=2, sources=sources, mask=mask, **fields)
 

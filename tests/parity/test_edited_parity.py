@@ -12,6 +12,7 @@ import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
 from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
 from diffusers.pipelines.wan import pipeline_wan_video2video
 from msgspec.structs import replace
 from PIL import Image
@@ -73,6 +74,7 @@ REFERRING = [
     "Flux2Pipeline",
     "FluxKontextPipeline",
     "LongCatImageEditPipeline",
+    "QwenImage21Pipeline",
     "QwenImageEditPipeline",
     "QwenImageEditPlusPipeline",
 ]
@@ -162,7 +164,7 @@ def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline_flux_kontext, pipeline_flux_kontext_inpaint, packed):
         monkeypatch.setattr(module, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
     monkeypatch.setattr(pipeline_wan_video2video, "basic_clean", str.strip)
-    resized = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, qwen)
+    resized = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage21, qwen)
     for module in (*resized, pipeline_longcat_image_edit, longcat):
         calculate = partial(_smaller, module.calculate_dimensions)
         monkeypatch.setattr(module, "calculate_dimensions", calculate)

@@ -89,6 +89,22 @@ TINY: dict[str, Tiny] = {
         rows=PROMPT,
         shared=lambda: {"img_shapes": [[(1, 4, 4)]]},
     ),
+    "QwenImage21Transformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "context_in_dim": WIDTH,
+            "axes_dims_rope": (4, 2, 2),
+        },
+        sample=(16, 4),
+        rows=PROMPT,
+        shared=lambda: {
+            "img_shapes": [[(1, 4, 4)]],
+            "img_mask": torch.tensor([[False] * TEXT + [True] * 4]),
+        },
+    ),
     "SD3Transformer2DModel": Tiny(
         config={
             **HEADS,

@@ -36,7 +36,7 @@ def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any
             arguments["distilled_guidance_scale"] = scale
     if name == "LongCatImagePipeline":
         arguments["enable_prompt_rewrite"] = False
-    if name == "QwenImagePipeline":
+    if name in ("QwenImage21Pipeline", "QwenImagePipeline"):
         arguments = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
     if name.startswith(("PixArt", "Sana")):
         arguments["use_resolution_binning"] = False

@@ -13,6 +13,7 @@ from torch import nn
 
 from support.denoiser_families import TINY, build
 from support.tiny_autoencoders import (
+    alpha_vae,
     deep_vae,
     flux2_vae,
     hunyuan_vae,
@@ -64,6 +65,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "OvisImagePipeline": _SPACED,
     "PixArtAlphaPipeline": _NOISE,
     "PixArtSigmaPipeline": _NOISE,
+    "QwenImage21Pipeline": _SPACED[:2],
     "QwenImageEditPipeline": _SPACED[:1],
     "QwenImageEditPlusPipeline": _SPACED[:1],
     "QwenImagePipeline": _SPACED,
@@ -77,15 +79,16 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def tokenizer(length: int) -> Any:
-    """A token per byte, between a beginning and an end."""
+def tokenizer(length: int, *, is_bare: bool = False) -> Any:
+    """A token per byte, between a beginning and an end unless it is bare."""
     alphabet = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     inner = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
+    if not is_bare:
+        inner.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         pad_token="<pad>",
@@ -175,8 +178,47 @@ def seeing() -> dict[str, Any]:
     }
 
 
+def seeing3() -> dict[str, Any]:
+    """Qwen3-VL as Qwen-Image 2.1 has it, and what prepares words and images for it."""
+    words = tokenizer(2000, is_bare=True)
+    words.add_special_tokens({"additional_special_tokens": list(_VISION)})
+    start, image, end, video = words.convert_tokens_to_ids(list(_VISION))
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            **_SIZES,
+            **_KV,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+    )
+    return {
+        "tokenizer": words,
+        "processor": transformers.Qwen2VLImageProcessorPil(
+            patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        ),
+        "text_encoder": randomized(transformers.Qwen3VLForConditionalGeneration(config)),
+    }
+
+
 class _Processor(transformers.Qwen2_5_VLProcessor):
     """Theirs, without videos, for which it would need torchvision."""
+
+    chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content[0].text }}<|im_end|>\n"
+        "{% endfor %}"
+    )
 
     def __init__(self, image_processor: Any, words: Any) -> None:
         self.image_processor, self.tokenizer, self.video_processor = image_processor, words, None
@@ -334,6 +376,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "transformer": build("PixArtTransformer2DModel"),
         "vae": vae(),
     },
+    "QwenImage21Pipeline": lambda: {
+        **seeing3(),
+        "transformer": build("QwenImage21Transformer2DModel"),
+        "vae": alpha_vae(),
+    },
     "QwenImageEditPipeline": lambda: components("QwenImageEditPlusPipeline"),
     "QwenImageEditPlusPipeline": lambda: {
         **seeing(),
@@ -436,6 +483,8 @@ def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, 
     for part in ("processor", "text_processor"):
         if parts.get(part):
             parts = {**parts, part: _Processor(parts[part], parts["tokenizer"])}
+    if name == "QwenImage21Pipeline":  # its tokenizer is a part of the processor
+        parts = {part: value for part, value in parts.items() if part != "tokenizer"}
     extras = _THEIR_EXTRAS.get(name, {})
     pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
     if name == "HiDreamImagePipeline":

@@ -72,6 +72,20 @@ def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
     )
 
 
+def alpha_vae() -> nn.Module:
+    return randomized(
+        diffusers.AutoencoderKLQwenImage21(
+            base_dim=4,
+            decoder_base_dim=6,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.0, 2.0, 0.5, 1.5],
+        )
+    )
+
+
 def deep_vae() -> nn.Module:
     return randomized(
         diffusers.AutoencoderDC(

@@ -111,6 +111,12 @@ def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
 def _generated(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
     """The record of a line, and its image files."""
     kind, quality = body.output_format, body.output_compression
+    encode = partial(
+        GeneratedImage.encode,
+        kind=kind,
+        quality=quality,
+        keeps_alpha=body.background != "opaque",
+    )
     return RowResult(
         {
             "seed": images[0].seed,
@@ -118,7 +124,7 @@ def _generated(images: Sequence[GeneratedImage], body: GenerationBody) -> RowRes
             "computed": [image.num_computed for image in images],
             "elapsed_s": round(max(image.elapsed_s for image in images), 3),
         },
-        {f"{each.index + 1}.{kind}": each.encode(kind, quality=quality) for each in images},
+        {f"{each.index + 1}.{kind}": encode(each) for each in images},
     )
 
 
@@ -176,7 +182,7 @@ def _body(asked: Record) -> GenerationBody:
 
 
 def _call(body: GenerationBody) -> ImageCall:
-    return ImageCall(request=body.request(), quality=body.known_quality)
+    return ImageCall(request=body.request(), quality=body.known_quality, background=body.background)
 
 
 def _is_whole(path: Path) -> bool:

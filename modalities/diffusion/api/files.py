@@ -28,18 +28,40 @@ def encode_image(
     kind: ImageKind = "png",
     compression: int = 100,
     size: tuple[int, int] | None = None,
+    keeps_alpha: bool = True,
 ) -> bytes:
     """Encode an image file. Slow: do not call it on an event loop.
 
     `compression` is OpenAI's 0 to 100 for JPEG and WebP: 100 is the best quality and the largest
-    file. Pixels are scaled to `size` (width, height) if given.
+    file. Pixels are scaled to `size` (width, height) if given. Without `keeps_alpha`, and in JPEG,
+    the image stands on white.
     """
-    image = Image.frombuffer("RGB", (pixels.width, pixels.height), pixels.rgb)
+    image = to_image(pixels)
+    if image.mode == "RGBA" and (kind == "jpeg" or not keeps_alpha):
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        image = white
     if size is not None and size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)
     file = io.BytesIO()
     image.save(file, kind, **_options(kind, compression))
     return file.getvalue()
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """The image, with an alpha channel if it has one."""
+    size = pixels.width, pixels.height
+    image = Image.frombytes("RGB", size, pixels.rgb)
+    if pixels.alpha:
+        image.putalpha(Image.frombytes("L", size, pixels.alpha))
+    return image
+
+
+def to_pixels(image: Image.Image) -> Pixels:
+    """The inverse of `to_image`, for images of any mode."""
+    width, height = image.size
+    alpha = image.getchannel("A").tobytes() if image.mode == "RGBA" else b""
+    return Pixels(width=width, height=height, rgb=image.convert("RGB").tobytes(), alpha=alpha)
 
 
 def _options(kind: ImageKind, quality: int) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
-from PIL import Image
-
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import TriptychError
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.api.files import to_image
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.results import (
     PROMPT_CUT,
@@ -196,7 +195,7 @@ def _progress(
 ) -> GenerationProgress:
     shown = None
     if (pixels := delta.pixels) is not None:
-        shown = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
+        shown = to_image(pixels)
     is_preview = delta.partial_index >= 0
     image = None
     if shown is not None and not is_preview:

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag,
 from typing_extensions import override
 
 from triptych.core import limits
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest
 from triptych.core.http.body import parse_json
 from triptych.core.http.fields import (
     Label,
@@ -36,6 +36,7 @@ from triptych.modalities.diffusion.api.service import (
     MAX_PARTIALS,
     MAX_PROMPT_CHARS,
     MAX_STEPS,
+    Background,
     Quality,
 )
 from triptych.modalities.diffusion.wire import AUTO, AdapterUse, CacheName, ImageRequest, StepCache
@@ -161,8 +162,8 @@ class GenerationFields(TakesModel):
         default="auto",
         description="Number of steps: half the model's (low), all (medium) or 1.5 times (high).",
     )
-    background: Literal["auto", "transparent", "opaque"] = Field(
-        default="auto", json_schema_extra={"enum": ["auto", "opaque"]}
+    background: Background = Field(
+        default="auto", description="transparent: only of models that make an alpha channel."
     )
     output_format: ImageKind = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] = Field(
@@ -205,11 +206,9 @@ class GenerationFields(TakesModel):
             raise InvalidRequest(
                 "size is auto, or WIDTHxHEIGHT in pixels, as in 1024x768.", param="size"
             )
-        if self.background == "transparent":
-            raise UnsupportedOption(
-                "background transparent is not offered: ask for a plain background in the prompt"
-                " and cut it out.",
-                param="background",
+        if self.background == "transparent" and self.output_format == "jpeg":
+            raise InvalidRequest(
+                "A jpeg has no transparent background: ask for png or webp.", param="output_format"
             )
         if self.output_format == "png" and self.output_compression != 100:
             raise InvalidRequest(

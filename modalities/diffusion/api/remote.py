@@ -84,7 +84,8 @@ def _progress(event: Mapping[str, Any], **shown: Any) -> GenerationProgress:
 
 
 def _decoded(text: str) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
+    image = Image.open(io.BytesIO(base64.b64decode(text)))
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
 
 
 def _fields(options: GenerateOptions) -> dict[str, Any]:

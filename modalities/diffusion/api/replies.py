@@ -73,7 +73,7 @@ class ImagesReply(BaseModel):
 
     created: int
     data: list[ImageData]
-    background: Literal["opaque"]
+    background: Literal["opaque", "transparent"]
     output_format: ImageKind
     quality: KnownQuality
     size: str
@@ -87,7 +87,7 @@ class _ImageEvent(BaseModel):
 
     type: str
     b64_json: str
-    background: Literal["opaque"]
+    background: Literal["opaque", "transparent"]
     created_at: int
     output_format: ImageKind
     quality: KnownQuality

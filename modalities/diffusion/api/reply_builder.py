@@ -114,13 +114,18 @@ class ImageReplyBuilder:
             self.context.metrics.observe_image(self.generation.model.name, elapsed_s)
         return is_finished
 
+    @property
+    def _keeps_alpha(self) -> bool:
+        is_free = self.body.background != "opaque" and self.body.output_format != "jpeg"
+        return is_free and self.generation.model.spec.has_alpha
+
     def _about(self) -> dict[str, Any]:
         width, height = self.generation.frame.shown
         known: KnownQuality = "medium"  # `auto` means medium
         if (asked := self.body.known_quality) != "auto":
             known = asked
         return {
-            "background": "opaque",
+            "background": "transparent" if self._keeps_alpha else "opaque",
             "output_format": self.body.output_format,
             "quality": known,
             "size": f"{width}x{height}",
@@ -156,6 +161,7 @@ class ImageReplyBuilder:
             kind=self.body.output_format,
             compression=self.body.output_compression,
             size=self.generation.frame.shown,
+            keeps_alpha=self._keeps_alpha,
         )
 
     def _text(self, delta: ImageDelta) -> str:

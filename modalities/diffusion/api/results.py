@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from PIL import Image
 
-from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.process.cli_io import read_file
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind, encode_image
+from triptych.modalities.diffusion.api.files import (
+    MEDIA_TYPES,
+    ImageKind,
+    encode_image,
+    to_pixels,
+)
 from triptych.modalities.diffusion.wire import CacheName, StepCache
 
 if TYPE_CHECKING:
@@ -65,11 +69,15 @@ class GeneratedImage:
     num_computed: int
     elapsed_s: float
 
-    def encode(self, kind: ImageKind = "png", *, quality: int = 95) -> bytes:
-        """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
-        width, height = self.image.size
-        pixels = Pixels(width=width, height=height, rgb=self.image.convert("RGB").tobytes())
-        return encode_image(pixels, kind=kind, compression=quality)
+    def encode(
+        self, kind: ImageKind = "png", *, quality: int = 95, keeps_alpha: bool = True
+    ) -> bytes:
+        """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP.
+
+        Without `keeps_alpha`, and in JPEG, a transparent image stands on white.
+        """
+        pixels = to_pixels(self.image)
+        return encode_image(pixels, kind=kind, compression=quality, keeps_alpha=keeps_alpha)
 
     def save(self, path: str | Path, *, kind: ImageKind | None = None, quality: int = 95) -> None:
         """Write a file, in the format of its suffix unless `kind` is given.

@@ -194,6 +194,7 @@ def _call(
         request=body.request(),
         model=body.model or "",
         quality=body.known_quality,
+        background=body.background,
         sources=tuple(files[: len(sources)]),
         mask=files[-1] if masks else None,
         caller=context.caller,

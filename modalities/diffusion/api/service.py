@@ -43,6 +43,7 @@ MAX_HELD_BYTES = 2**30
 """Bytes of raw pixels that all calls in progress may hold together."""
 
 Quality = Literal["auto", "low", "medium", "high"]
+Background = Literal["auto", "transparent", "opaque"]
 STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
     {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5}
 )
@@ -62,13 +63,14 @@ class ImageCall:
     """One call: the engine request, and the settings that stay in the API process.
 
     `sources` are images to begin from or to refer to; `mask` is transparent where the first may
-    change. `quality` chooses the number of steps if the request has none. The service sets the
-    request's `tenant`.
+    change. `quality` chooses the number of steps if the request has none. A transparent
+    `background` needs a model that makes one. The service sets the request's `tenant`.
     """
 
     request: ImageRequest
     model: str = ""
     quality: Quality = "auto"
+    background: Background = "auto"
     sources: tuple[ImageFile, ...] = ()
     mask: ImageFile | None = None
     caller: Caller = field(default_factory=Caller)
@@ -270,6 +272,12 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
         )
     if asked.negative_prompt:
         _check_negative(asked, model)
+    if call.background == "transparent" and not model.spec.has_alpha:
+        raise UnsupportedOption(
+            f"{model.name} makes no transparent background: ask for a plain background in the"
+            " prompt and cut it out.",
+            param="background",
+        )
     model.spec.check_images(
         len(call.sources),
         num_steps=_num_steps(call, model),

@@ -110,4 +110,5 @@ def _full_size_channels(config: Any) -> int:
     channels = config.get("decoder_block_out_channels") or config.get("block_out_channels")
     if channels:
         return int(max(channels[:2]))
-    return int(config["base_dim"] * max(config["dim_mult"][:2]))
+    base = config.get("decoder_base_dim") or config["base_dim"]
+    return int(base * max(config["dim_mult"][:2]))

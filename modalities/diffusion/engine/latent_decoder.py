@@ -115,7 +115,7 @@ class LatentDecoder:
     def decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
-        """Decode finished images to bytes `[height, width, 3]`, and whether each is finite.
+        """Decode finished images to bytes `[height, width, 3 or 4]`, and whether each is finite.
 
         Images of one size are decoded together, as far as memory allows; on a CPU one by one,
         because sharing a run there would change the last bits.
@@ -140,12 +140,12 @@ class LatentDecoder:
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         self.make_room(samples[0][1])
-        pixels_N3HW = self._recipe.decode_all(samples)
+        pixels_NCHW = self._recipe.decode_all(samples)
         return [
-            (HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all()))
-            for pixels_3HW in pixels_N3HW
+            (HostCopy(_bytes(pixels_CHW)), HostCopy(pixels_CHW.isfinite().all()))
+            for pixels_CHW in pixels_NCHW
         ]
 
 
-def _bytes(pixels_3HW: Tensor) -> Tensor:
-    return (pixels_3HW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+def _bytes(pixels_CHW: Tensor) -> Tensor:
+    return (pixels_CHW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()

@@ -234,8 +234,11 @@ def _decode_result(pixels: HostCopy, is_finite: HostCopy) -> PendingResult:
 
 
 def _pixels(copy: HostCopy) -> Pixels:
-    rows = copy.get()
-    return Pixels(width=rows.shape[1], height=rows.shape[0], rgb=rows.numpy().tobytes())
+    rows = copy.get().numpy()  # [height, width, 3], or 4 with alpha
+    alpha = rows[..., 3:].tobytes()
+    return Pixels(
+        width=rows.shape[1], height=rows.shape[0], rgb=rows[..., :3].tobytes(), alpha=alpha
+    )
 
 
 def _non_finite() -> NonFinite:

@@ -27,7 +27,7 @@ def test_recipes_agree(name: str) -> None:
     spec = spec_of(name, recipe.model.config)
     assert recipe.spec == spec
     assert isinstance(recipe, ReferenceRecipe) == (spec.max_references > 0)
-    assert spec.is_guided(spec.default_guidance) == spec.has_negative
+    assert spec.is_guided(2 * spec.default_guidance) == spec.has_negative
     side = 4 * recipe.pixel_multiple
     request = ImageRequest(prompt="", width=side, height=2 * side)
     noise = torch.zeros(recipe.latent_shape(request))

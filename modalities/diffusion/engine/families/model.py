@@ -52,6 +52,7 @@ class DenoiserFamily:
     time_flips: bool = False  # the model takes 1 - time
     next_time: str = ""  # the argument with the next step's time, if the model takes it
     negates: bool = False  # the output points from noise to the clean sample
+    sample_last: bool = False  # context comes before the sample, in the output also the text
     halves: bool = False  # the second half of output channels is a variance, dropped
     lists: frozenset[str] = frozenset()  # arguments passed as lists of rows, not stacked
     # Arguments whose rows vary in length, which are padded, and the argument that marks the real
@@ -69,8 +70,7 @@ class DenoiserFamily:
 class ContextPlace(Enum):
     """The place of a row's context among its latents, which are tokens `[T, C]`."""
 
-    AFTER = auto()  # more tokens at the end; their output is cut off
-    BEFORE = auto()  # more tokens at the beginning; their output is cut off
+    TOKENS = auto()  # more tokens, whose output is cut off
     CHANNELS = auto()  # more channels of every token
 
 
@@ -89,7 +89,7 @@ class Conditioning:
     shared: Mapping[str, Any] = field(default_factory=dict)
     key: Hashable = ()
     context: Tensor | None = None
-    context_place: ContextPlace = ContextPlace.AFTER
+    context_place: ContextPlace = ContextPlace.TOKENS
     adapters: tuple[AdapterUse, ...] = ()
 
 
@@ -274,10 +274,10 @@ class DenoiseModel:
         assert isinstance(output, Tensor)
         if self.sequence is not None and not self.sequence.is_in_blocks:
             output = self.sequence.gather(output)
-        size, first = batch.samples.shape[1], batch.conditioning[0]
-        if first.context is not None and first.context_place is ContextPlace.BEFORE:
+        size = batch.samples.shape[1]
+        if self.family.sample_last:
             output = output[:, -size:]
-        elif first.context is not None or self.family.halves:
+        elif batch.conditioning[0].context is not None or self.family.halves:
             output = output[:, :size]
         output = output.reshape(batch.samples.shape).float()
         return -output if self.family.negates else output
@@ -292,9 +292,9 @@ class DenoiseModel:
         context = [conditioning.context for conditioning in batch.conditioning]
         if context[0] is not None:
             joined = torch.stack([tensor for tensor in context if tensor is not None]).to(samples)
-            place = batch.conditioning[0].context_place
-            parts = [joined, samples] if place is ContextPlace.BEFORE else [samples, joined]
-            samples = torch.cat(parts, dim=-1 if place is ContextPlace.CHANNELS else 1)
+            is_wider = batch.conditioning[0].context_place is ContextPlace.CHANNELS
+            parts = [joined, samples] if self.family.sample_last else [samples, joined]
+            samples = torch.cat(parts, dim=-1 if is_wider else 1)
         return list(samples) if self.family.sample in self.family.lists else samples
 
     def _join(self, name: str, rows: list[Tensor]) -> Tensor | list[Tensor]:

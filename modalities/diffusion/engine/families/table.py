@@ -79,6 +79,9 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         ),
         "OvisImageTransformer2DModel": _FLUX,
         "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
+        "QwenImage21Transformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND, sample_last=True, span=_BLOCKS
+        ),
         "QwenImageTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             ragged={"encoder_hidden_states": "encoder_hidden_states_mask"},

@@ -71,7 +71,7 @@ def resize(image_CHW: Tensor, height: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
-    """Decode latents to images of one size, `[N, 3, height, width]` in 0..1, float32."""
+    """Decode latents to images of one size, `[N, 3 or 4, height, width]` in 0..1, float32."""
     latents = latents_NCHW.to(_like(vae))
     offset, factor = _scales(vae.config, latents)
     latents = latents / factor + offset
@@ -86,9 +86,13 @@ def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
 def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Encode an image in 0..1 to latents on the model's scale, `[C, height, width]`, float32.
 
+    An autoencoder of four channels gets it as opaque.
+
     Sampled with `generator` from the autoencoder's distribution, or its mode without one. The
     image's sides must be multiples of the autoencoder's downscaling.
     """
+    if has_alpha(vae.config):
+        image_3HW = torch.cat([image_3HW, torch.ones_like(image_3HW[:1])])
     pixels = to_device_like((image_3HW * 2 - 1)[None], _like(vae))
     encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
     if hasattr(encoded, "latent_dist"):
@@ -101,6 +105,11 @@ def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None 
     offset, factor = _scales(vae.config, latents)
     result: Tensor = ((latents - offset) * factor)[0].float()
     return result
+
+
+def has_alpha(config: Any) -> bool:
+    """Whether an autoencoder of this configuration takes and makes images with an alpha channel."""
+    return 4 in (config.get("in_channels"), config.get("input_channels"))
 
 
 def _sample(found: Any, generator: torch.Generator) -> Tensor:

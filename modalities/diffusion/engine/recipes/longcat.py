@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,9 +30,10 @@ from triptych.modalities.diffusion.engine.recipes.qwen import IMAGE_TOKEN, witho
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
 from triptych.modalities.diffusion.engine.recipes.references import (
     Reference,
-    ReferenceRecipe,
+    SeeingRecipe,
     bounded_aspect,
 )
+from triptych.modalities.diffusion.engine.recipes.text import SeenImages
 from triptych.modalities.diffusion.wire import ImageRequest
 
 REFERENCE_SIZE = 1024 * 1024
@@ -116,7 +116,7 @@ class LongCatImage(Packed):
         return ids
 
 
-class LongCatImageEdit(ReferenceRecipe, LongCatImage):
+class LongCatImageEdit(SeeingRecipe, LongCatImage):
     """LongCat-Image-Edit: the image is encoded with the prompt, and is also a reference."""
 
     samples_sources = False
@@ -128,15 +128,6 @@ class LongCatImageEdit(ReferenceRecipe, LongCatImage):
         "<|im_end|>\n"
         "<|im_start|>user\n"
     )
-
-    @override
-    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
-        prompts = super().prompts(request)
-        return [replace(prompt, images=request.sources) for prompt in prompts]
-
-    @override
-    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
-        return [self._read(prompt) for prompt in prompts]
 
     @override
     def guidance(self, scale: float) -> Guidance:
@@ -159,20 +150,17 @@ class LongCatImageEdit(ReferenceRecipe, LongCatImage):
         start[0] += 1
         return {"img_ids": torch.cat([ids, places + start])}
 
-    def _read(self, prompt: BranchPrompt) -> EncodedText:
+    @override
+    def read(self, prompt: BranchPrompt) -> EncodedText:
         (image,) = prompt.images
         large = _sized(image_tensor(image))
         half = resize(large, large.shape[1] // 2, large.shape[2] // 2)
-        processor = self.components["text_processor"]
-        pixels = (half * 255).round().byte().permute(1, 2, 0).numpy()
-        images = processor(images=[pixels], return_tensors="pt")
-        count = int(images["image_grid_thw"].prod()) // processor.merge_size**2
+        images = SeenImages.of(self.components["text_processor"], [half])
         instructions = self._plain_tokens(self.PREFIX)
-        seen = f"<|vision_start|>{IMAGE_TOKEN * count}<|vision_end|>"
+        seen = f"<|vision_start|>{IMAGE_TOKEN * images.counts[0]}<|vision_end|>"
         prefix = [*instructions, *self._plain_tokens(seen)]
-        return self._encode_after(
-            prefix, without_images(prompt.text), num_cut=len(instructions), images=images
-        )
+        words = without_images(prompt.text)
+        return self._encode_after(prefix, words, num_cut=len(instructions), images=images.inputs)
 
 
 def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.guidance import Guidance, NormRule
 from triptych.modalities.diffusion.engine.recipes.latents import (
@@ -27,9 +25,10 @@ from triptych.modalities.diffusion.engine.recipes.packed import Packed
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
 from triptych.modalities.diffusion.engine.recipes.references import (
     Reference,
-    ReferenceRecipe,
+    SeeingRecipe,
     bounded_aspect,
 )
+from triptych.modalities.diffusion.engine.recipes.text import SeenImages
 from triptych.modalities.diffusion.wire import ImageRequest
 
 CONDITION_IMAGE_SIZE = 384 * 384
@@ -70,7 +69,7 @@ class QwenImage(Packed):
         return Guidance(scale=scale, norm=NormRule.KEEP)
 
 
-class QwenImageEdit(ReferenceRecipe, QwenImage):
+class QwenImageEdit(SeeingRecipe, QwenImage):
     """Qwen-Image-Edit: the image is encoded with the prompt, and is also a reference.
 
     The component `processor` is the image processor alone.
@@ -93,17 +92,8 @@ class QwenImageEdit(ReferenceRecipe, QwenImage):
         return 0
 
     @override
-    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
-        prompts = super().prompts(request)
-        return [replace(prompt, images=request.sources) for prompt in prompts]
-
-    @override
-    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
-        return [self._read(prompt) for prompt in prompts]
-
-    @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
-        image = _sized(image_3HW, VAE_IMAGE_SIZE)
+        image = sized(image_3HW, VAE_IMAGE_SIZE)
         multiple = self.pixel_multiple
         _, height, width = image.shape
         tokens = pack(encode_image(self.vae, image))
@@ -116,26 +106,19 @@ class QwenImageEdit(ReferenceRecipe, QwenImage):
         shapes = [(1, reference.height, reference.width) for reference in references]
         return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
-    def _read(self, prompt: BranchPrompt) -> EncodedText:
-        encoder, images, shown = self.text_encoder(), {}, ""
-        if prompt.images:
-            sized = [self._sized_bytes(one) for one in prompt.images]
-            processor = self.components["processor"]
-            images = processor(images=sized, return_tensors="pt")
-            counts = images["image_grid_thw"].prod(-1) // processor.merge_size**2
-            shown = "".join(
-                self._IMAGE.format(number, IMAGE_TOKEN * count)
-                for number, count in enumerate(counts.tolist(), 1)
-            )
+    @override
+    def read(self, prompt: BranchPrompt) -> EncodedText:
+        encoder = self.text_encoder()
+        shrunk = [sized(image_tensor(image), self._READ_PIXELS) for image in prompt.images]
+        images = SeenImages.of(self.components["processor"], shrunk)
+        shown = "".join(
+            self._IMAGE.format(number, IMAGE_TOKEN * count)
+            for number, count in enumerate(images.counts, 1)
+        )
         asked = self._EDIT_TEMPLATE.format(shown + without_images(prompt.text))
         tokens = encoder.tokenizer([asked], return_tensors="pt")
-        text = encoder.read({**tokens, **images}, layer=-1)
+        text = encoder.read({**tokens, **images.inputs}, layer=-1)
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
-
-    def _sized_bytes(self, image: Pixels) -> Any:
-        """An image as bytes `[H, W, 3]`, at the text encoder's size."""
-        sized_3HW = _sized(image_tensor(image), self._READ_PIXELS)
-        return (sized_3HW * 255).round().byte().permute(1, 2, 0).numpy()
 
 
 class QwenImageEditPlus(QwenImageEdit):
@@ -156,7 +139,7 @@ def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
     return round(width / 32) * 32, round(width / aspect / 32) * 32
 
 
-def _sized(image_3HW: Tensor, num_pixels: int) -> Tensor:
+def sized(image_3HW: Tensor, num_pixels: int) -> Tensor:
     """Resize an image to about `num_pixels`, keeping its aspect unless that is extreme."""
     width, height = calculate_dimensions(num_pixels, bounded_aspect(image_3HW))
     return resize(image_3HW, max(32, height), max(32, width))

@@ -188,11 +188,11 @@ class Recipe(ABC):
         )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
-        """Decode finished latents to an image, `[3, height, width]` in 0..1, float32."""
+        """Decode finished latents to an image, `[3 or 4, height, width]` in 0..1, float32."""
         return self.decode_all([(sample, request)])[0]
 
     def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Tensor:
-        """Decode images of one size together, `[N, 3, height, width]`."""
+        """Decode images of one size together, `[N, 3 or 4, height, width]`."""
         latents = [self.to_latents(sample, request) for sample, request in samples]
         return decode_latents(self.vae, torch.stack(latents))
 

@@ -11,16 +11,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from triptych.core.runtime.devices.transfer import to_device
-from triptych.modalities.diffusion.engine.families.model import Conditioning, ContextPlace
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import image_tensor, resize
-from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText, Recipe
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _MAX_ASPECT = 100  # image processors raise at twice that
@@ -36,9 +36,7 @@ class Reference:
 
 
 class ReferenceRecipe(Recipe):
-    """A recipe whose model takes reference images, without noise, as tokens at `context_place`."""
-
-    context_place: ClassVar[ContextPlace] = ContextPlace.AFTER
+    """A recipe whose model takes reference images as tokens, without noise."""
 
     @override
     def add_references(
@@ -53,7 +51,6 @@ class ReferenceRecipe(Recipe):
             replace(
                 branch,
                 context=to_device(context, self.device),
-                context_place=self.context_place,
                 shared={**branch.shared, **self.reference_arguments(branch.shared, references)},
                 key=(branch.key, shapes),
             )
@@ -69,6 +66,27 @@ class ReferenceRecipe(Recipe):
         self, shared: Mapping[str, Any], references: Sequence[Reference]
     ) -> dict[str, Any]:
         """The shared arguments with the positions of the image and its references."""
+
+
+class SeeingRecipe(ReferenceRecipe):
+    """A recipe whose text encoder reads the reference images, too."""
+
+    @override
+    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
+        prompts = super().prompts(request)
+        return [replace(prompt, images=request.sources) for prompt in prompts]
+
+    @override
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
+        return [self.read(prompt) for prompt in prompts]
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
+        return self.read(BranchPrompt(prompt, is_negative))
+
+    @abstractmethod
+    def read(self, prompt: BranchPrompt) -> EncodedText:
+        """Encode a prompt and its images as model arguments."""
 
 
 def bounded_aspect(image_3HW: Tensor) -> float:

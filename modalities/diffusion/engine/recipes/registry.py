@@ -14,6 +14,7 @@ from triptych.modalities.diffusion.engine.recipes import (
     longcat,
     packed,
     qwen,
+    qwen21,
     spatial,
 )
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
@@ -38,6 +39,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "OvisImagePipeline": packed.OvisImage,
         "PixArtAlphaPipeline": spatial.PixArtAlpha,
         "PixArtSigmaPipeline": spatial.PixArt,
+        "QwenImage21Pipeline": qwen21.QwenImage21,
         "QwenImageEditPipeline": qwen.QwenImageEdit,
         "QwenImageEditPlusPipeline": qwen.QwenImageEditPlus,
         "QwenImagePipeline": qwen.QwenImage,

@@ -8,7 +8,8 @@ Legend: T tokens, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,6 +43,24 @@ class Encoded:
         """The hidden states of the real tokens."""
         (places,) = self.host_mask.nonzero(as_tuple=True)
         return self.hidden.index_select(0, to_device(places, self.hidden.device))
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImages:
+    """Images as inputs of a vision-language encoder, and the number of tokens of each."""
+
+    inputs: Mapping[str, Any]
+    counts: Sequence[int]
+
+    @classmethod
+    def of(cls, processor: Any, images_3HW: Sequence[Tensor]) -> SeenImages:
+        """Images in 0..1, already of the encoder's size; none is allowed."""
+        if not images_3HW:
+            return cls({}, ())
+        rows = [(image * 255).round().byte().permute(1, 2, 0).numpy() for image in images_3HW]
+        inputs = processor(images=rows, return_tensors="pt")
+        counts = inputs["image_grid_thw"].prod(-1) // processor.merge_size**2
+        return cls(inputs, counts.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,24 @@ class TextEncoder:
             hidden = torch.cat([output.hidden_states[index] for index in layer], dim=-1)
         rows = zip(hidden, mask, _pooled_vectors(output), tokens["attention_mask"], strict=True)
         return [Encoded(*row) for row in rows]
+
+
+@contextmanager
+def before_final_norm(module: Any) -> Iterator[None]:
+    """A context in which the last hidden states of a text encoder are not normed.
+
+    So they came from transformers 4, with which some models were trained.
+    """
+    decoder = getattr(module, "model", None)  # absent from an outline
+    if decoder is None:
+        yield
+        return
+    norm = getattr(decoder, "language_model", decoder).norm
+    hook = norm.register_forward_hook(lambda _, given, normed: given[0])
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _pooled_vectors(output: Any) -> Tensor:

@@ -9,7 +9,13 @@ from support.image_app import opened, plain
 from support.images import image
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind, encode_image
+from triptych.modalities.diffusion.api.files import (
+    MEDIA_TYPES,
+    ImageKind,
+    encode_image,
+    to_image,
+    to_pixels,
+)
 from triptych.modalities.diffusion.api.links import ID_CHARS, ImageStore
 
 GRADIENT = Pixels(width=96, height=64, rgb=image(96, 64).tobytes())
@@ -25,6 +31,23 @@ def test_a_file_holds_the_pixels_and_nothing_else(kind: ImageKind) -> None:
         "background", "timestamp", "duration",
     }  # fmt: skip
     assert not decoded.getexif()
+
+
+def test_a_transparent_image_stays_so_or_stands_on_white() -> None:
+    half = Pixels(width=16, height=8, rgb=b"\x10" * (3 * 128), alpha=b"\xff" * 64 + bytes(64))
+    kept = opened(encode_image(half))
+    assert (kept.mode, kept.getpixel((0, 0)), kept.getpixel((0, 7))[3]) == (
+        "RGBA",
+        (16, 16, 16, 255),
+        0,
+    )
+    assert to_pixels(kept) == half == to_pixels(to_image(half))
+    for opaque in (encode_image(half, keeps_alpha=False), encode_image(half, kind="jpeg")):
+        shown = opened(opaque)
+        assert shown.mode == "RGB"
+        assert min(shown.getpixel((15, 7))) > 250
+        assert max(shown.getpixel((0, 0))) < 30
+    assert half.crop(8, 4) == Pixels(width=8, height=4, rgb=half.rgb[:96], alpha=b"\xff" * 32)
 
 
 def test_a_file_is_the_same_every_time() -> None:

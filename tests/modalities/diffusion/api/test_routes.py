@@ -15,7 +15,9 @@ from support.image_app import (
     FakeImageEngine,
     colour_of,
     generation,
+    image_model,
     make_image_app,
+    make_image_service,
     one_colour,
     opened,
 )
@@ -28,6 +30,24 @@ from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 async def post(engine: FakeImageEngine, body: dict[str, Any], **server: Any) -> httpx.Response:
     async with in_process(make_image_app(engine, **server)) as client:
         return await client.post(GENERATIONS, json=body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "background"),
+    [
+        ({}, "transparent"),
+        ({"background": "transparent", "output_format": "webp"}, "transparent"),
+        ({"background": "opaque"}, "opaque"),
+        ({"output_format": "jpeg"}, "opaque"),
+    ],
+)
+async def test_a_model_of_transparent_images_says_what_it_sent(
+    fields: dict[str, str], background: str
+) -> None:
+    engine = FakeImageEngine()
+    service = make_image_service(engine, image_model(has_alpha=True))
+    reply = await post(engine, generation(**fields), service=service)
+    assert reply.json()["background"] == background
 
 
 async def test_images_come_in_base64_with_what_they_are() -> None:
@@ -151,7 +171,12 @@ async def test_quality(quality: str, num_steps: int | None, reported: str) -> No
         ({"size": "512x128"}, "size", "3 times"),
         ({"size": "1024x1024"}, "size", "Its default size is 128x128"),
         ({"quality": "xhigh"}, "quality", "'auto', 'low'"),
-        ({"background": "transparent"}, "background", "not offered"),
+        ({"background": "transparent"}, "background", "makes no transparent background"),
+        (
+            {"background": "transparent", "output_format": "jpeg"},
+            "output_format",
+            "ask for png or webp",
+        ),
         ({"output_format": "gif"}, "output_format", "'png', 'jpeg' or 'webp'"),
         ({"output_compression": 50}, "output_compression", "jpeg or webp"),
         ({"output_format": "jpeg", "output_compression": 101}, "output_compression", "100"),

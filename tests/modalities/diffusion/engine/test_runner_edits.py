@@ -105,5 +105,5 @@ def test_narrow_reference_images_keep_a_width(height: int, width: int) -> None:
 @pytest.mark.parametrize(("height", "width"), [(2, 4000), (4000, 2)])
 def test_a_mere_line_is_read_by_qwen_images_processor(height: int, width: int) -> None:
     for num_pixels in (qwen.CONDITION_IMAGE_SIZE, qwen.VAE_IMAGE_SIZE):
-        _, *sides = qwen._sized(torch.rand(3, height, width), num_pixels).shape
+        _, *sides = qwen.sized(torch.rand(3, height, width), num_pixels).shape
         smart_resize(*sides)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from support.diffusers_pipelines import SCHEDULERS, components
 from support.image_folders import FLUX, keep, save_pipeline, states_equal
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
@@ -24,6 +25,7 @@ from triptych.modalities.diffusion.engine.loading.components import (
 )
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -114,6 +116,33 @@ def test_parts_that_do_not_generate_are_not_opened(folder: Path) -> None:
     assert "safety_checker" not in loaded
     assert "image_encoder" not in loaded
     assert loaded["is_distilled"] is True
+
+
+def test_a_processors_tokenizer_reads_prompts_where_there_is_no_other(tmp_path: Path) -> None:
+    name = "QwenImage21Pipeline"
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    index: dict[str, Any] = {
+        "_class_name": name,
+        "processor": ["transformers", "Qwen3VLProcessor"],
+        "sample_sigmas": [1.0, 0.4],
+        "scheduler": ["diffusers", parts["scheduler"]["_class_name"]],
+    }
+    for part in ("text_encoder", "transformer", "vae"):
+        parts[part].save_pretrained(tmp_path / part)
+        library = "transformers" if part == "text_encoder" else "diffusers"
+        index[part] = [library, type(parts[part]).__name__]
+    for part in ("tokenizer", "processor"):
+        parts[part].save_pretrained(tmp_path / "processor")
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(parts["scheduler"]))
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    loaded = opened(tmp_path)
+    recipe = open_recipe(loaded.pipeline, loaded.parts)
+    request = ImageRequest(prompt="A red apple", width=64, height=64)
+    assert recipe.spacing(request).sigmas == (1.0, 0.4)
+    prompts = recipe.prompts(request)
+    ours, expected = (each.encode_all(prompts)[0] for each in (recipe, open_recipe(name, parts)))
+    assert states_equal(ours, expected)
 
 
 def test_the_digest_is_over_all_parts(folder: Path) -> None:
