@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ from triptych.modalities.llm.engine.fallback import FallbackBlueprint
 
 PAGE_SIZE = 16
 NUM_NEW = 64
-NATIVE = ("qwen3.5", "lfm2", "qwen3.5-moe", "qwen3-next", "lfm2-moe", "granite-hybrid", "bamba")
+NATIVE = (
+    *("qwen3.5", "lfm2", "qwen3.5-moe", "qwen3-next", "lfm2-moe", "granite-hybrid", "bamba"),
+    *("nemotron-h", "falcon-h1", "falcon-h1, with norms"),
+)
+EVERY_LEVEL = ("nemotron-h", "falcon-h1")
 
 
 @pytest.fixture
@@ -50,9 +55,9 @@ def build(folder: Path, kind: Any, dtype: torch.dtype, **given: Any) -> Built:
     return model, blueprint.kv_layout(PAGE_SIZE, dtype)
 
 
-def driver(folder: Path, reference: Any, dtype: torch.dtype = torch.float32) -> BatchDriver:
+def driver(folder: Path, reference: Any) -> BatchDriver:
     reference.save_pretrained(folder)
-    model, layout = build(folder, FallbackBlueprint, dtype)
+    model, layout = build(folder, FallbackBlueprint, torch.float32)
     return BatchDriver(model, layout, None, num_pages=30, **OPTIONS)
 
 
@@ -115,11 +120,15 @@ def test_a_class_that_loses_a_state_of_small_effect_goes_on_one_by_one(
     assert built.recurrence.is_slow is is_slow
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [(name, LEVELS[0]) for name in NATIVE] + [*product(EVERY_LEVEL, LEVELS[1:])],
+)
 def test_logits_are_bitwise_those_of_a_row_alone(
-    tmp_path: Path, name: str, one_kernel: NativeKernels
+    tmp_path: Path, name: str, level: str, kernels_of: Callable[[str], NativeKernels]
 ) -> None:
     """In chunks, next to others, after a prefix hit and after preemption; in bfloat16."""
+    one_kernel = kernels_of(level)
     recurrent_model(name, torch.bfloat16).save_pretrained(tmp_path)
     model, layout = build(tmp_path, NativeBlueprint, torch.bfloat16, native=one_kernel)
     engine = BatchDriver(model, layout, one_kernel, num_pages=15, **OPTIONS)
@@ -141,10 +150,21 @@ def test_logits_are_bitwise_those_of_a_row_alone(
             assert is_same(engine.logits[job][position], logits_V)
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "granite-hybrid"])
-def test_it_errs_no_more_than_its_class_in_bfloat16(tmp_path: Path, name: str) -> None:
+IN_BFLOAT16 = [
+    *((name, FallbackBlueprint) for name in ("qwen3.5", "lfm2", "granite-hybrid")),
+    *((name, NativeBlueprint) for name in ("granite-hybrid", "nemotron-h", "falcon-h1")),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), IN_BFLOAT16)
+def test_it_errs_no_more_than_its_class_in_bfloat16(
+    tmp_path: Path, name: str, kind: Any, one_kernel: NativeKernels
+) -> None:
     rounded = recurrent_model(name, torch.bfloat16)
-    engine = driver(tmp_path, rounded, torch.bfloat16)
+    rounded.save_pretrained(tmp_path)
+    native = {"native": one_kernel} if kind is NativeBlueprint else {}
+    built = build(tmp_path, kind, torch.bfloat16, **native)
+    engine = BatchDriver(*built, native.get("native"), num_pages=30, **OPTIONS)
     ids = prompt(1, 200)
     engine.submit("a", token_request(ids, max_tokens=20, temperature=0.0))
     engine.run()

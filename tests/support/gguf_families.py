@@ -95,12 +95,12 @@ AXES = {
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 1e6,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [1, 1],
+        "partial_rotary_factor": 0.75,
+        "mrope_section": [1, 1, 1],
         "mrope_interleaved": True,
     }
 }
-AXIS_KEYS = {"rope.dimension_sections": [1, 1, 0, 0]}
+AXIS_KEYS = {"rope.dimension_sections": [1, 1, 1, 0], "rope.dimension_count": 6}
 MAMBA_KEYS = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 8,

@@ -100,7 +100,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h": (
         "NemotronH",
         {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "mlp"],
             "intermediate_size": 48,
             "mamba_num_heads": 8,
             "mamba_head_dim": 8,
@@ -115,7 +115,32 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 8,
         },
     ),
-    "falcon-h1": ("FalconH1", _MAMBA_2 | _FEED_FORWARD | {"mamba_d_ssm": 64, "head_dim": 8}),
+    "falcon-h1": (
+        "FalconH1",
+        _MAMBA_2
+        | _FEED_FORWARD
+        | {
+            "mamba_d_ssm": 48,
+            "mamba_n_heads": 6,
+            "head_dim": 8,
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.8,
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.6,
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.9,
+            "ssm_multipliers": [0.5, 1.1, 1.4, 0.7, 1.6],
+            "mlp_multipliers": [0.6, 1.3],
+        },
+    ),
+    "falcon-h1, with norms": (
+        "FalconH1",
+        _MAMBA_2
+        | _FEED_FORWARD
+        | {"mamba_d_ssm": 64, "head_dim": 8, "mamba_rms_norm": True}
+        | {"mamba_norm_before_gate": False, "ssm_out_multiplier": 0.7},
+    ),
     "bamba": ("Bamba", _MAMBA_2 | _FEED_FORWARD | {"attn_layer_indices": [1]}),
     "jamba": (
         "Jamba",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from triptych.core.errors import ConfigError
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.mixers import is_recurrent
 from triptych.core.runtime.layers.moe import MoeConfig
 from triptych.core.runtime.layers.shards import PLAIN_UNIT, even_shard, feature_shard
 
@@ -29,11 +30,11 @@ def divide(
 
     Raises `ConfigError` where there are too many ranks.
     """
-    if len(config.attending) < len(config.attention):
+    if any(map(is_recurrent, config.parts())):
         raise ConfigError(
             "--tensor-parallel-size: recurrent layers are not divided yet; leave it out."
         )
-    layers = [layer for layer in config.attention if isinstance(layer, AttentionConfig)]
+    layers = [layer for layer in config.attending if isinstance(layer, AttentionConfig)]
     if any(layer.head_norm and layer.head_norm.is_joint for layer in layers):
         raise ConfigError(
             "--tensor-parallel-size: this model's norms read the queries of all heads, so that"

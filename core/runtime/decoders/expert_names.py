@@ -84,6 +84,12 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
                 gate_up="input_linear.weight", down="output_linear.weight", is_transposed=False
             ),
         ),
+        "nemotron_h": ExpertNames(
+            module="mixer",
+            router="mixer.gate",
+            correction="mixer.gate.e_score_correction_bias",
+            shared="mixer.shared_experts",
+        ),
         "llama4": ExpertNames(
             module="feed_forward",
             router="feed_forward.router",

@@ -18,7 +18,8 @@ from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.kernels.gated import Activation
 from triptych.core.runtime.kernels.native.state_arguments import MAX_HEAD, MAX_WIDTH
 from triptych.core.runtime.layers.attention import AttentionConfig
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.mixers import MixerConfig
 from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
 
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]

@@ -18,8 +18,14 @@ class LayerNames:
 
     Where each head has a tensor of its own, `{head}` stands for its number. The norm before the MLP
     has `mlp_norm` in a layer with norms after attention, and that of the norm after attention in
-    others. `mlp` is the module of the MLP where no mixture has another name for it.
+    others. `mlp` is the module of the MLP where no mixture has another name for it, `recurrent`
+    that of a recurrent layer where its kind has another one. `body` is that of the whole stack.
     """
+
+    body: str = "model"
+    embedding: str = "embed_tokens"
+    attention: str = "self_attn"
+    recurrent: str = ""
 
     qkv: str = ""
     query: str = "q_proj"
@@ -71,6 +77,16 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
         ),
         "bamba": LayerNames(
             attention_post_norm="pre_ff_layernorm", final_norm="final_layernorm", mlp="feed_forward"
+        ),
+        "nemotron_h": LayerNames(
+            body="backbone",
+            embedding="embeddings",
+            attention="mixer",
+            recurrent="mixer",
+            input_norm="norm",
+            attention_post_norm="norm",
+            final_norm="norm_f",
+            mlp="mixer",
         ),
         "starcoder2": LayerNames(up="c_fc", down="c_proj"),
         "stablelm": LayerNames(

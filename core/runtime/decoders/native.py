@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
-from triptych.core.runtime.decoders.families.table import read_decoder_config
+from triptych.core.runtime.decoders.families.table import has_cpu_experts, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import (
     AS_STORED,
     BARE,
@@ -80,6 +81,11 @@ class NativeBlueprint:
         encoding: WeightEncoding = AS_STORED,
     ) -> None:
         self.config = read_decoder_config(config, max_length=max_length)
+        if device.type == "cuda" and has_cpu_experts(self.config):
+            raise WeightsError(
+                "Experts without a gate are computed on a CPU alone; on a GPU use --model-impl"
+                " transformers."
+            )
         self.max_length = self.config.rope.max_length
         self.vocab_size = self.config.vocab_size
         self._largest = self.config
@@ -173,7 +179,7 @@ class NativeBlueprint:
 
 def position_values(config: DecoderConfig) -> int:
     """The most values that layers hold for each position in addition to weights and cache."""
-    attention = max(layer.position_values for layer in config.attention)
+    attention = max(part.position_values for part in config.parts())
     widest = max(3 * config.intermediate_size, attention)
     if (moe := config.moe) is not None:  # inputs and outputs of a token's experts
         of_expert = 3 * moe.intermediate_size + 3 * config.hidden_size

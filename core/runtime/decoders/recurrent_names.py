@@ -7,10 +7,11 @@ convolution reads them so. Knows no file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from triptych.core.runtime.decoders.layer_names import LAYER_NAMES
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from triptych.core.runtime.layers.mamba2 import Mamba2
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
@@ -30,10 +31,16 @@ class RecurrentNames:
 
 def recurrent_names(layer: RecurrentLayer, naming: str) -> RecurrentNames:
     """The names of a layer of a family."""
+    names, own = _names_of_kind(layer, naming), LAYER_NAMES[naming].recurrent
+    return replace(names, module=own) if own else names
+
+
+def _names_of_kind(layer: RecurrentLayer, naming: str) -> RecurrentNames:
     whole = [("in_proj", Shard.whole(layer.config.num_inputs))]
     if isinstance(layer, Mamba2):
         scan = {"A_log": layer.decay_log_H, "dt_bias": layer.dt_bias_H, "D": layer.skip_H}
-        return RecurrentNames("mamba", whole, tensors=scan | {"norm.weight": layer.norm_O})
+        norm = {"norm.weight": layer.norm_O} if layer.config.has_norm else {}
+        return RecurrentNames("mamba", whole, tensors=scan | norm)
     if not isinstance(layer, GatedDeltaNet):
         return RecurrentNames("conv", whole, convolution="conv")
     tensors = {

@@ -25,6 +25,7 @@ from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLay
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputs
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.mixers import MixerPart, mixer_parts, parts_of
 from triptych.core.runtime.layers.moe import Expert, MoeMlp
 from triptych.core.runtime.layers.norm import Norm
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
@@ -34,7 +35,7 @@ from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 
-_EMBEDDING = "embed_tokens.weight"
+_EMBEDDING = f"{LAYER_NAMES[''].embedding}.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _OF_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
@@ -43,10 +44,10 @@ _OF_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 class DecoderTensors:
     """The names of a decoder in a checkpoint: the prefix of its body, the name of its projection.
 
-    Embedding models are often stored as a body only, without a prefix.
+    A `body` of `None` is that of the family; embedding models are often stored without a prefix.
     """
 
-    body: str = "model"
+    body: str | None = None
     head: str = "lm_head.weight"
 
     @classmethod
@@ -60,8 +61,12 @@ class DecoderTensors:
         return cls(bodies[0], *heads[:1])
 
     def holds(self, name: str) -> bool:
-        """Whether the tensor `name` belongs to the decoder."""
+        """Whether the tensor `name` belongs to the decoder, which has been found."""
         return name == self.head or name.startswith(f"{self.body}.")
+
+    def body_of(self, decoder: Decoder) -> str:
+        """The prefix of a decoder's body."""
+        return LAYER_NAMES[decoder.config.naming].body if self.body is None else self.body
 
 
 AS_STORED = WeightEncoding()
@@ -179,14 +184,15 @@ def decoder_targets(
     yield embedding_target(decoder, part, encoding)
     if not decoder.config.has_tied_embeddings:
         yield _vocabulary_target(decoder, part.head, decoder.head, encoding)
-    yield from stack_targets(decoder, part.body, encoding)
+    yield from stack_targets(decoder, part.body_of(decoder), encoding)
 
 
 def embedding_target(
     decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
 ) -> ProjectionTarget:
     """The destination of the embedding, which may also be the head's."""
-    name = _below(part.body) + _EMBEDDING
+    own = LAYER_NAMES[decoder.config.naming].embedding
+    name = f"{_below(part.body_of(decoder))}{own}.weight"
     return _vocabulary_target(decoder, name, decoder.embedding, encoding)
 
 
@@ -207,15 +213,13 @@ def stack_targets(
         yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
-        for norm_name, norm in _norms(layer, names).items():
+        for norm_name, norm in _norms(layer, names):
             yield from norm_targets(f"{name}.{norm_name}", norm)
-        if isinstance(layer.attention, RecurrentLayer):
-            yield from _recurrent_targets(name, layer.attention, encoding, stack.config.naming)
-        else:
-            yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding, names)
+        for mixer in mixer_parts(layer.attention):
+            yield from _mixer_targets(name, mixer, encoding, stack.config.naming)
         if isinstance(layer.mlp, MoeMlp):
             yield from _moe_targets(name, layer.mlp, encoding, expert_names)
-        else:
+        elif layer.mlp is not None:
             yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
         if layer.input_gate is not None:
             yield from _input_gate_targets(name, layer.input_gate, encoding)
@@ -233,13 +237,16 @@ def norm_targets(name: str, norm: Norm) -> Iterator[Target]:
         yield TensorTarget(f"{name}.{last}", tensor)
 
 
-def _norms(layer: DecoderLayer, names: LayerNames) -> dict[str, Norm]:
+def _norms(layer: DecoderLayer, names: LayerNames) -> Iterator[tuple[str, Norm]]:
     """The norms around attention and MLP."""
-    norms = {names.input_norm: layer.input_norm, names.attention_post_norm: layer.mlp_norm}
-    if layer.post_norms is not None:
-        norms[names.mlp_norm] = layer.mlp_norm
-        norms[names.attention_post_norm], norms[names.mlp_post_norm] = layer.post_norms
-    return norms
+    yield names.input_norm, layer.input_norm
+    if layer.post_norms is None:
+        yield names.attention_post_norm, layer.mlp_norm
+        return
+    after_attention, after_mlp = layer.post_norms
+    yield names.mlp_norm, layer.mlp_norm
+    yield names.attention_post_norm, after_attention
+    yield names.mlp_post_norm, after_mlp
 
 
 def _layer_input_targets(
@@ -282,7 +289,17 @@ def is_surplus(name: str, config: DecoderConfig) -> bool:
     layer = int(found[1])
     if layer >= num_layers:
         return layer < num_layers + config.num_draft_layers
-    return config.attention[layer].reads_layer is not None and bool(_OF_KEYS.search(name))
+    reads = any(part.reads_layer is not None for part in parts_of(config.attention[layer]))
+    return reads and bool(_OF_KEYS.search(name))
+
+
+def _mixer_targets(
+    layer: str, mixer: MixerPart, encoding: WeightEncoding, naming: str
+) -> Iterator[Target]:
+    names = LAYER_NAMES[naming]
+    if isinstance(mixer, RecurrentLayer):
+        return _recurrent_targets(layer, mixer, encoding, naming)
+    return _attention_targets(f"{layer}.{names.attention}", mixer, encoding, names)
 
 
 def _attention_targets(
@@ -429,12 +446,12 @@ def _moe_targets(
         yield TensorTarget(f"{layer}.{names.correction}", correction)
     for number, expert in enumerate(moe.experts, moe.shard.first):
         place, shard = f"{layer}.{names.module}.experts.{number}", moe.features
-        rows = [(names.gate, shard), (names.up, shard)]
+        rows = [(names.gate, shard), (names.up, shard)][not moe.config.has_gate :]
         yield from _fused_targets(place, expert.gate_up, rows, encoding)
         yield from _down_targets(place, names.down, expert, shard, encoding)
     if moe.shared is not None:
         place, shard = f"{layer}.{names.shared}", moe.shared_features
-        rows = [("gate_proj", shard), ("up_proj", shard)]
+        rows = [("gate_proj", shard), ("up_proj", shard)][not moe.config.has_gate :]
         if names.shared_gate_up:
             rows = _within(names.shared_gate_up, [shard, shard])
         yield from _fused_targets(place, moe.shared.gate_up, rows, encoding)

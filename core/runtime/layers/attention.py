@@ -206,9 +206,9 @@ class AttentionConfig:
     those of that earlier layer. `value_norm_eps` normalizes values without weights;
     `values_are_keys`: they are the keys before norm and rotation. With a `has_output_gate` the
     result of a head is multiplied by the sigmoid of as many more outputs of the first
-    projection. `uses_local_rope` and `scales_queries`: see `DecoderConfig`. In a model that is
-    divided over ranks, head counts are this rank's, and `shards` says which heads of all they
-    are.
+    projection, and all results by `out_scale`. `uses_local_rope` and `scales_queries`: see
+    `DecoderConfig`. In a model that is divided over ranks, head counts are this rank's, and
+    `shards` says which heads of all they are.
     """
 
     hidden_size: int
@@ -230,6 +230,7 @@ class AttentionConfig:
     soft_cap: float | None = None
     has_sinks: bool = False
     has_output_gate: bool = False
+    out_scale: float = 1.0
     reads_layer: int | None = None
     shards: HeadShards | None = None
 
@@ -404,4 +405,6 @@ class Attention:
         out_THD = paged_attention(q_THD, pages, batch, self.rule)
         if gate_THD is not None:
             out_THD = out_THD * gate_THD.sigmoid()
+        if config.out_scale != 1.0:
+            out_THD = out_THD * config.out_scale
         return self.out(out_THD.flatten(1), residual_TC)

@@ -13,41 +13,51 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from typing_extensions import TypeIs
 
 from triptych.core.runtime.kernels.gated import Activation, activation_of, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import (
-    Attention,
     AttentionConfig,
     KvLayout,
     PagedStep,
     StepPositions,
 )
-from triptych.core.runtime.layers.delta_net import DeltaNetConfig, GatedDeltaNet
-from triptych.core.runtime.layers.latent_attention import LatentAttention, LatentConfig
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputConfig
 from triptych.core.runtime.layers.linear import Linear
-from triptych.core.runtime.layers.mamba2 import Mamba2, Mamba2Config
+from triptych.core.runtime.layers.mixers import (
+    Mixer,
+    MixerConfig,
+    MixerPair,
+    PartConfig,
+    is_recurrent,
+    new_part,
+    parts_of,
+)
 from triptych.core.runtime.layers.moe import MoeConfig, MoeMlp
 from triptych.core.runtime.layers.norm import LayerNorm, Norm, NormKind, RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 from triptych.core.runtime.layers.shards import Shard
-from triptych.core.runtime.layers.short_convolution import ShortConvConfig, ShortConvolution
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
-RecurrentConfigs = DeltaNetConfig | Mamba2Config | ShortConvConfig
-MixerConfig = AttentionConfig | LatentConfig | RecurrentConfigs
-"""What a layer has for tokens to read earlier ones: attention, or a recurrent layer."""
-Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConvolution
+
+@dataclass(frozen=True, slots=True)
+class MlpScales:
+    """Factors of an MLP: of the gate before its activation, and of what `down` projects."""
+
+    gate: float = 1.0
+    product: float = 1.0
+
+
+UNSCALED = MlpScales()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The differences between decoders. `attention` has one entry per layer, some recurrent.
+    """The differences between decoders. `attention` has the mixer of each layer, if it has one.
 
     `local_rope` rotates the layers that use it; `query_scaling` scales the queries of layers that
     ask for it. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale` and then
@@ -57,10 +67,10 @@ class DecoderConfig:
     Weights of norms may be centred (see `core.runtime.layers.norm`). There are norms before
     attention and MLP (`has_pre_norms`), after them (`has_post_norms`) or both; in a parallel block
     the MLP reads the same normed input as attention. An MLP has a gate, or only an activation
-    between its two projections. `mlp_sizes` are the intermediate sizes of all layers where they
-    differ. With `moe` most MLPs are mixtures of experts. `layer_inputs` are additional inputs of
-    each layer, and `has_layer_scales`: a layer's result is multiplied by a weight. Checkpoints have
-    `num_draft_layers` more, which are not used.
+    between its two projections; `mlp_scales` are its factors. `mlp_sizes` are the intermediate
+    sizes of all layers where they differ; 0: no MLP. With `moe` most MLPs are mixtures of experts.
+    `layer_inputs` are additional inputs of each layer, and `has_layer_scales`: a layer's result is
+    multiplied by a weight. Checkpoints have `num_draft_layers` more, which are not used.
 
     In a model that is divided over ranks, `intermediate_size`, `mlp_sizes` and the heads are this
     rank's: `features`, of each layer, and `vocabulary` say which part of the whole it has. `naming`
@@ -89,6 +99,7 @@ class DecoderConfig:
     has_pre_norms: bool = True
     has_post_norms: bool = False
     is_parallel: bool = False
+    mlp_scales: MlpScales = UNSCALED
     mlp_sizes: tuple[int, ...] = ()
     moe: MoeConfig | None = None
     num_draft_layers: int = 0
@@ -104,21 +115,24 @@ class DecoderConfig:
             shapes=tuple(layer.shape for layer in self.attending if layer.reads_layer is None),
             page_size=page_size,
             dtype=dtype,
-            states=tuple(layer.state for layer in self.attention if is_recurrent(layer)),
+            states=tuple(part.state for part in self.parts() if is_recurrent(part)),
         )
+
+    def parts(self, num_layers: int | None = None) -> list[PartConfig]:
+        """The parts of the mixers of all layers, or of the first ones."""
+        return [part for mixer in self.attention[:num_layers] for part in parts_of(mixer)]
 
     @property
     def attending(self) -> list[AttentionConfig | LatentConfig]:
-        """The layers that attend."""
-        return [layer for layer in self.attention if not is_recurrent(layer)]
+        """The parts that attend."""
+        return [part for part in self.parts() if not is_recurrent(part)]
 
-    def cells_of(self, layer: int) -> int:
-        """The index, in the cache, of the cells that a layer reads, or of its states."""
-        own = self.attention[layer]
-        if is_recurrent(own):
-            return sum(map(is_recurrent, self.attention[:layer]))
-        owner = layer if own.reads_layer is None else own.reads_layer
-        earlier = (each for each in self.attention[:owner] if not is_recurrent(each))
+    def cells_of(self, layer: int, part: PartConfig) -> int:
+        """The index, in the cache, of the cells that a part of a layer reads, or of its states."""
+        if is_recurrent(part):
+            return sum(map(is_recurrent, self.parts(layer)))
+        owner = layer if part.reads_layer is None else part.reads_layer
+        earlier = (each for each in self.parts(owner) if not is_recurrent(each))
         return sum(each.reads_layer is None for each in earlier)
 
     def features_of(self, layer: int) -> Shard:
@@ -126,11 +140,6 @@ class DecoderConfig:
         if self.features:
             return self.features[layer]
         return Shard.whole(self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size)
-
-
-def is_recurrent(layer: MixerConfig) -> TypeIs[RecurrentConfigs]:
-    """Whether a layer keeps states in place of keys and values."""
-    return isinstance(layer, RecurrentConfigs)
 
 
 class Mlp:
@@ -152,6 +161,7 @@ class Mlp:
             group, (features, hidden), has_bias=bias, dtype=dtype, device=device
         )
         self._activate = (gate_of if self.has_gate else activation_of)(config.activation)
+        self._scales = config.mlp_scales
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -164,11 +174,17 @@ class Mlp:
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the MLP. Adds to the residual where given."""
-        return self.down(self._activate(self.gate_up(x_TC)), residual_TC)
+        hidden_TF, scales = self.gate_up(x_TC), self._scales
+        if scales.gate != 1.0:
+            hidden_TF[:, : self.features.length] *= scales.gate
+        hidden_TF = self._activate(hidden_TF)
+        if scales.product != 1.0:
+            hidden_TF *= scales.product
+        return self.down(hidden_TF, residual_TC)
 
 
 class DecoderLayer:
-    """Attention and MLP, each after its norm, before another one, or both."""
+    """A mixer and an MLP, each after its norm, before another one, or both; or one of the two."""
 
     def __init__(
         self,
@@ -181,10 +197,11 @@ class DecoderLayer:
     ) -> None:
         make_norm = partial(new_norm, config, dtype=dtype, device=device)
         has_mlp_norm = config.has_pre_norms and not config.is_parallel
-        self.input_norm = make_norm() if config.has_pre_norms else Norm()
-        self.attention = _attention(config, layer, dtype=dtype, device=device, group=group)
-        self.mlp_norm = make_norm() if has_mlp_norm else Norm()
+        self.attention = _mixer(config, layer, dtype=dtype, device=device, group=group)
         self.mlp = _mlp(config, layer, dtype=dtype, device=device, group=group)
+        has_input_norm = config.has_pre_norms and self.attention is not None
+        self.input_norm = make_norm() if has_input_norm else Norm()
+        self.mlp_norm = make_norm() if has_mlp_norm and self.mlp is not None else Norm()
         self.post_norms = (make_norm(), make_norm()) if config.has_post_norms else None
         self.input_gate: InputGate | None = None
         if config.layer_inputs is not None:
@@ -204,19 +221,17 @@ class DecoderLayer:
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
-        self.attention.prepare(native)
         for norm in self.norms:
             norm.prepare()
-        self.mlp.prepare(native)
-        if self.input_gate is not None:
-            self.input_gate.prepare(native)
+        for part in (self.attention, self.mlp, self.input_gate):
+            if part is not None:
+                part.prepare(native)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
-        yield from self.attention.linears()
-        yield from self.mlp.linears()
-        if self.input_gate is not None:
-            yield from self.input_gate.linears()
+        for part in (self.attention, self.mlp, self.input_gate):
+            if part is not None:
+                yield from part.linears()
 
     def __call__(
         self,
@@ -234,14 +249,22 @@ class DecoderLayer:
         normed_TC, x_TC = self.input_norm.of_sum(x_TC, pending_TC)
         is_scaled = self._residual_scale != 1.0
         if not x_TC.is_cuda and self.post_norms is None and not is_scaled:
-            x_TC = self.attention(normed_TC, x_TC, positions, step)
+            if self.attention is not None:
+                x_TC = self.attention(normed_TC, x_TC, positions, step)
+            if self.mlp is None:
+                return x_TC, None
             y_TC = normed_TC if self._is_parallel else self.mlp_norm(x_TC)
             return self.mlp(y_TC, x_TC), None
         after_attention, after_mlp = self.post_norms or (self._scaled, self._scaled)
-        y_TC = after_attention(self.attention(normed_TC, None, positions, step))
+        mixed_TC: torch.Tensor | None = None
+        if self.attention is not None:
+            mixed_TC = after_attention(self.attention(normed_TC, None, positions, step))
+        if self.mlp is None:
+            return x_TC, mixed_TC
         if self._is_parallel:
-            return x_TC, y_TC + after_mlp(self.mlp(normed_TC, None))
-        normed_TC, x_TC = self.mlp_norm.of_sum(x_TC, y_TC)
+            assert mixed_TC is not None
+            return x_TC, mixed_TC + after_mlp(self.mlp(normed_TC, None))
+        normed_TC, x_TC = self.mlp_norm.of_sum(x_TC, mixed_TC)
         return self._closed(x_TC, after_mlp(self.mlp(normed_TC, None)), input_TP)
 
     def _closed(
@@ -260,24 +283,19 @@ class DecoderLayer:
         return x_TC if self._residual_scale == 1.0 else x_TC * self._residual_scale
 
 
-def _attention(
+def _mixer(
     config: DecoderConfig,
     layer: int,
     *,
     dtype: torch.dtype,
     device: torch.device,
     group: RankGroup | None,
-) -> Mixer:
-    own, cells = config.attention[layer], config.cells_of(layer)
-    if isinstance(own, DeltaNetConfig):
-        return GatedDeltaNet(own, cells=cells, dtype=dtype, device=device)
-    if isinstance(own, Mamba2Config):
-        return Mamba2(own, cells=cells, dtype=dtype, device=device)
-    if isinstance(own, ShortConvConfig):
-        return ShortConvolution(own, cells=cells, dtype=dtype, device=device)
-    if isinstance(own, LatentConfig):
-        return LatentAttention(own, cells=cells, dtype=dtype, device=device, group=group)
-    return Attention(own, cells=cells, dtype=dtype, device=device, group=group)
+) -> Mixer | None:
+    parts = [
+        new_part(part, config.cells_of(layer, part), dtype=dtype, device=device, group=group)
+        for part in parts_of(config.attention[layer])
+    ]
+    return MixerPair(*parts) if len(parts) > 1 else next(iter(parts), None)
 
 
 def _mlp(
@@ -287,10 +305,11 @@ def _mlp(
     dtype: torch.dtype,
     device: torch.device,
     group: RankGroup | None,
-) -> Mlp | MoeMlp:
+) -> Mlp | MoeMlp | None:
     moe = config.moe
     if moe is None or layer in moe.dense_layers:
-        return Mlp(config, layer, dtype, device, group)
+        has_mlp = config.features_of(layer).length > 0
+        return Mlp(config, layer, dtype, device, group) if has_mlp else None
     return MoeMlp(
         moe, config.hidden_size, config.activation, dtype=dtype, device=device, group=group
     )

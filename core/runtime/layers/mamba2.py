@@ -1,4 +1,4 @@
-"""Mamba 2's layers: the recurrent layers of Granite 4, Bamba and others.
+"""Mamba 2's layers: the recurrent layers of Granite 4, Nemotron-H, Falcon-H1 and others.
 
 Owns the weights of one layer. A row's state has a matrix for each head, and the last inputs of the
 convolution.
@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import silu
 
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.native.state_arguments import (
     MAX_HEAD,
     RecurrentArguments,
@@ -32,7 +33,11 @@ from triptych.core.runtime.layers.states import LayerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config:
-    """One layer. Heads of a group share the vectors that write to the state and read from it."""
+    """One layer. Heads of a group share the vectors that write to the state and read from it.
+
+    `input_scales` are factors of the gate, the values, the two vectors and the steps, `out_scale`
+    is one of the result. Results may have no norm.
+    """
 
     hidden_size: int
     num_heads: int
@@ -44,6 +49,9 @@ class Mamba2Config:
     step_limits: tuple[float, float] = (0.0, float("inf"))
     has_bias: bool = False
     has_convolution_bias: bool = True
+    has_norm: bool = True
+    input_scales: tuple[float, float, float, float, float] = (1.0,) * 5
+    out_scale: float = 1.0
     activates: ClassVar[bool] = True
     reads_layer: ClassVar[int | None] = None
 
@@ -89,8 +97,21 @@ class Mamba2(MatrixLayer):
         super().__init__(config, config.num_heads, cells=cells, dtype=dtype, device=device)
         self.skip_H, self.norm_O = (
             torch.empty(size, dtype=torch.float32, device=device)
-            for size in (config.num_heads, config.num_outputs)
+            for size in (config.num_heads, config.num_outputs * config.has_norm)
         )
+        self._weight_O = self.norm_O
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        config: Mamba2Config = self.config
+        _, values, write, read, _ = config.input_scales
+        vectors = config.num_groups * config.state_dim
+        parts = self.convolution_X1K.split((config.num_outputs, vectors, vectors))
+        for part_X1K, scale in zip(parts, (values, write, read), strict=True):
+            part_X1K.mul_(scale)
+        super().prepare(native)
+        ones_O = self.skip_H.new_ones(config.num_outputs)
+        self._weight_O = (self.norm_O if config.has_norm else ones_O) * config.out_scale
 
     def mix(
         self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
@@ -99,6 +120,7 @@ class Mamba2(MatrixLayer):
         config: Mamba2Config = self.config
         sizes = config.num_outputs, config.num_channels, config.num_heads
         z_TO, x_TX, dt_TH = in_TI.split(sizes, dim=1)
+        gate_scale, *_, step_scale = config.input_scales
         x_TX = convolve(x_TX, self.convolution, states[0], rows)
         vectors, groups = config.num_groups * config.state_dim, (config.num_groups, -1)
         x_TO, b_TX, c_TX = x_TX.split((config.num_outputs, vectors, vectors), dim=1)
@@ -106,16 +128,19 @@ class Mamba2(MatrixLayer):
             x_THP=x_TO.unflatten(1, (config.num_heads, -1)),
             b_TGN=b_TX.unflatten(1, groups),
             c_TGN=c_TX.unflatten(1, groups),
-            dt_TH=dt_TH,
+            dt_TH=dt_TH.float() * step_scale,
             decay_H=self._decay_H,
             dt_bias_H=self.dt_bias_H,
             skip_H=self.skip_H,
             limits=config.step_limits,
         )
-        y_TO = selective_scan(inputs, states[1], rows).flatten(1) * silu(z_TO.float())
-        groups_TGX = y_TO.unflatten(1, groups)
-        scale_TG1 = torch.rsqrt(groups_TGX.square().mean(2, keepdim=True) + config.norm_eps)
-        out_TO: torch.Tensor = ((groups_TGX * scale_TG1).flatten(1) * self.norm_O).to(in_TI.dtype)
+        gate_TO = silu(z_TO.float() * gate_scale)
+        y_TO = selective_scan(inputs, states[1], rows).flatten(1) * gate_TO
+        if config.has_norm:
+            y_TGX = y_TO.unflatten(1, groups)
+            scale_TG1 = torch.rsqrt(y_TGX.square().mean(2, keepdim=True) + config.norm_eps)
+            y_TO = (y_TGX * scale_TG1).flatten(1)
+        out_TO: torch.Tensor = (y_TO * self._weight_O).to(in_TI.dtype)
         return out_TO
 
     def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
@@ -123,10 +148,11 @@ class Mamba2(MatrixLayer):
         config: Mamba2Config = self.config
         arguments = super().arguments(states)
         assert config.state_dim <= MAX_HEAD, "configurations check it"
-        tensors = (self._decay_H, self.dt_bias_H, self.skip_H, self.norm_O, states[1])
+        tensors = (self._decay_H, self.dt_bias_H, self.skip_H, self._weight_O, states[1])
         arguments.scan = ScanArguments(
             *(tensor.data_ptr() for tensor in tensors),
             *(config.num_heads, config.num_groups, config.head_dim, config.state_dim),
             *(config.norm_eps, *config.step_limits),
+            *(config.input_scales[0], config.input_scales[-1], config.has_norm),
         )
         return arguments

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.runtime.kernels.expert_products import ExpertRule, moe_product
-from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, activation_of, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.routing import Routing, route
 from triptych.core.runtime.layers.chosen_experts import chosen_experts
@@ -39,7 +39,8 @@ class MoeConfig:
 
     Every token also goes through a shared expert of `shared_size` features, if any; with a
     `has_shared_gate` its result is multiplied by the sigmoid of one more projection.
-    `has_correction`: see `core.runtime.kernels.routing`. If it `scales_inputs`, weights are of an
+    `has_correction`: see `core.runtime.kernels.routing`. Experts have a gate, or only an
+    activation between their two projections. If it `scales_inputs`, weights are of an
     expert's input, not of its result. A `clamp` limits the experts' gates. Checkpoints name tensors
     as `naming` says (see `core.runtime.decoders.expert_names`). In a model that is divided over
     ranks, a rank has the experts `experts`, or `features` of each, and `shared_features` of the
@@ -54,6 +55,7 @@ class MoeConfig:
     has_router_bias: bool = False
     has_correction: bool = False
     has_expert_bias: bool = False
+    has_gate: bool = True
     scales_inputs: bool = False
     clamp: SwigluClamp | None = None
     naming: str = ""
@@ -65,7 +67,7 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One MLP: gate and up as one projection, and down."""
+    """One MLP: gate and up, or up alone, as one projection, and down."""
 
     gate_up: Linear
     down: Linear
@@ -116,7 +118,8 @@ class MoeMlp:
         self.shared_gate = new(hidden_size, 1, has_bias=False) if config.has_shared_gate else None
 
     def _expert(self, num_features: int, has_bias: bool) -> Expert:
-        sizes = (self._hidden_size, 2 * num_features), (num_features, self._hidden_size)
+        num_outputs = (1 + self.config.has_gate) * num_features
+        sizes = (self._hidden_size, num_outputs), (num_features, self._hidden_size)
         return Expert(*(self._new(*each, has_bias=has_bias) for each in sizes))
 
     def _new_stacks(
@@ -164,7 +167,7 @@ class MoeMlp:
         return y_TC if residual_TC is None else residual_TC + y_TC
 
     def _of_shared(self, x_TC: torch.Tensor, shared: Expert) -> torch.Tensor:
-        hidden_TF = gate_of(self.activation)(shared.gate_up(x_TC))
+        hidden_TF = self._activate(shared.gate_up(x_TC))
         y_TC = shared.down(hidden_TF, out_dtype=torch.float32)
         if self.shared_gate is not None:
             y_TC *= self.shared_gate(x_TC, out_dtype=torch.float32).sigmoid()
@@ -209,11 +212,15 @@ class MoeMlp:
                 total_TC[tokens_N] += self._of_expert(x_TC[tokens_N], weights_N1, expert)
         return total_TC
 
+    def _activate(self, x: torch.Tensor, clamp: SwigluClamp | None = None) -> torch.Tensor:
+        own = self.activation
+        return (gate_of(own, clamp) if self.config.has_gate else activation_of(own))(x)
+
     def _of_expert(
         self, x_NC: torch.Tensor, weights_N1: torch.Tensor, expert: Expert
     ) -> torch.Tensor:
         if self.config.scales_inputs:
             x_NC = (x_NC * weights_N1).to(x_NC.dtype)
-        hidden_NF = gate_of(self.activation, self.config.clamp)(expert.gate_up(x_NC))
+        hidden_NF = self._activate(expert.gate_up(x_NC), self.config.clamp)
         y_NC = expert.down(hidden_NF, out_dtype=torch.float32)
         return y_NC if self.config.scales_inputs else y_NC * weights_N1

@@ -1,8 +1,8 @@
-"""The attention of one layer in the native step: addresses of its weights, its shape and its rules.
+"""The mixer of one layer in the native step: addresses of its weights, its shape and its rules.
 
-Owns the part of the structure `Layer` that attention fills, or a recurrent layer in its place, by
-kind, and the tensors that are made for it. The order of the step is in
-core/runtime/kernels/native/decoder.c, latents.c and recurrent.c.
+Owns the part of the structure `Layer` that attention or a recurrent part fills, by kind, and the
+tensors that are made for it. The order of the step is in core/runtime/kernels/native/decoder.c,
+latents.c and recurrent.c.
 
 Shapes: X heads, D head dim.
 """
@@ -10,6 +10,7 @@ Shapes: X heads, D head dim.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,13 +28,14 @@ from triptych.core.runtime.kernels.native.state_arguments import RecurrentArgume
 from triptych.core.runtime.layers.attention import Attention, KvCache
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.mixers import Mixer, MixerPart, mixer_parts
 from triptych.core.runtime.layers.native_mixture import projection
 from triptych.core.runtime.layers.norm import Norm
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
 
 
-class NativeAttention(Protocol):
-    """One layer's attention in the step, or a recurrent layer in its place.
+class NativeMixer(Protocol):
+    """One layer's attention in the step, a recurrent part, or both.
 
     `widths` are the values that it keeps for a token: until it attends, and from then on.
     """
@@ -47,15 +49,33 @@ class NativeAttention(Protocol):
         """Point the structure to the layer's part of a cache."""
 
 
-def native_attention(
-    attention: Attention | LatentAttention | RecurrentLayer, norm_dtype: torch.dtype
-) -> NativeAttention:
-    """The part of a prepared layer; its pointers live no longer than it."""
-    if isinstance(attention, RecurrentLayer):
-        return _Recurrent(attention)
-    if isinstance(attention, LatentAttention):
-        return _Latents(attention)
-    return _Heads(attention, norm_dtype)
+def native_mixer(mixer: Mixer | None, norm_dtype: torch.dtype) -> NativeMixer:
+    """The mixer of a prepared layer; its pointers live no longer than it."""
+    return _Together([_native_part(part, norm_dtype) for part in mixer_parts(mixer)])
+
+
+def _native_part(part: MixerPart, norm_dtype: torch.dtype) -> NativeMixer:
+    if isinstance(part, RecurrentLayer):
+        return _Recurrent(part)
+    if isinstance(part, LatentAttention):
+        return _Latents(part)
+    return _Heads(part, norm_dtype)
+
+
+class _Together:
+    """All parts of a mixer, which use the same memory one after the other."""
+
+    def __init__(self, parts: Sequence[NativeMixer]) -> None:
+        self._parts = parts
+        before, after = zip((0, 0), *(part.widths for part in parts), strict=True)
+        self.widths = max(before), max(after)
+
+    def fields(self) -> dict[str, Any]:
+        return {name: value for part in self._parts for name, value in part.fields().items()}
+
+    def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
+        for part in self._parts:
+            part.bind(pointers, kv)
 
 
 class _Heads:
@@ -89,6 +109,7 @@ class _Heads:
             "rotation": -1 if not config.uses_rope else int(config.uses_local_rope),
             "flags": self._flags(),
             "scale": rule.scale,
+            "attention_scale": config.out_scale,
             "soft_cap": rule.soft_cap or 0.0,
             "head_eps": 0.0 if self._norm is None else self._norm.eps,
             "value_eps": config.value_norm_eps or 0.0,
@@ -155,6 +176,7 @@ class _Latents:
             "head_dim": config.row_dim,
             "flags": LayerFlags.ADJACENT_PAIRS if config.is_interleaved else LayerFlags(0),
             "scale": config.scale,
+            "attention_scale": 1.0,
         }
 
     def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
@@ -171,8 +193,8 @@ class _Recurrent:
 
     def fields(self) -> dict[str, Any]:
         return {
-            "qkv": projection_pointers(self._owner.into),
-            "out": projection_pointers(self._owner.out),
+            "recurrent_in": projection_pointers(self._owner.into),
+            "recurrent_out": projection_pointers(self._owner.out),
         }
 
     def bind(self, pointers: LayerPointers, kv: KvCache) -> None:

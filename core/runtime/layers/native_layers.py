@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import chain
 from types import MappingProxyType
 
@@ -39,7 +40,7 @@ from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
 from triptych.core.runtime.layers.native_attention import (
-    native_attention,
+    native_mixer,
     norm_pointers,
     projection_pointers,
 )
@@ -53,7 +54,7 @@ _NORMS = MappingProxyType({"rms": 0, "layer": 1})
 def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
     """Whether the call has all parts of prepared layers, and all weights are packed for it."""
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp)]
-    has_biases = config.has_mlp_bias or any(each.has_out_bias for each in config.attention)
+    has_biases = config.has_mlp_bias or any(each.has_out_bias for each in config.parts())
     return (
         all(linear.native is not None for layer in layers for linear in _projections(layer))
         and all(moe.fused is not None for moe in mixtures)
@@ -133,7 +134,7 @@ class NativeLayers:
     def _bind(self, kv: KvCache) -> None:
         """Point the layers at a cache; usually it stays the same."""
         for pointers, part in zip(self._layers, self._parts, strict=True):
-            part.attention.bind(pointers, kv)
+            part.mixer.bind(pointers, kv)
         self._kv = kv
 
     def _run(self, step: StepArguments, first: int, end: int, norm: Norm | None = None) -> None:
@@ -183,7 +184,7 @@ class NativeLayers:
             qkv_width=self._widths["qkv"],
             mixed_width=self._widths["mixed"],
             gate_up_width=self._widths["gate_up"],
-            gate=GateArguments.of(config.activation),
+            gate=GateArguments.of(config.activation, scales=astuple(config.mlp_scales)),
             norm_kind=_NORMS[config.norm_kind],
             norm_dtype=DTYPES[self._norm_dtype],
             has_gate=config.has_gate,
@@ -196,7 +197,7 @@ class NativeLayers:
 
 def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:
     """Values of each part of the scratch memory, for a token of the widest layer."""
-    widths = [part.attention.widths for part in parts]
+    widths = [part.mixer.widths for part in parts]
     size = max(part.num_features for part in parts)
     inputs = config.layer_inputs
     gated = max(size, 0 if inputs is None else inputs.size)
@@ -218,7 +219,7 @@ class _LayerParts:
 
     def __init__(self, layer: DecoderLayer, norm_dtype: torch.dtype) -> None:
         self._layer = layer
-        self.attention = native_attention(layer.attention, norm_dtype)
+        self.mixer = native_mixer(layer.attention, norm_dtype)
         self._mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
         self.num_features = 0 if self._mlp is None else self._mlp.features.length
         self.mixture = layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
@@ -228,7 +229,7 @@ class _LayerParts:
         layer, gate, mlp = self._layer, self._layer.input_gate, self._mlp
         after_attention, after_mlp = layer.post_norms or (None, None)
         return LayerPointers(
-            **self.attention.fields(),
+            **self.mixer.fields(),
             gate_up=projection_pointers(None if mlp is None else mlp.gate_up),
             down=projection_pointers(None if mlp is None else mlp.down),
             mixture=None if self.mixture is None else ctypes.pointer(self.mixture.pointers),

@@ -94,6 +94,7 @@ def _point_to(moe: MoeMlp) -> MixturePointers:
         intermediate=config.intermediate_size,
         shared_intermediate=config.shared_size,
         scales_inputs=config.scales_inputs,
+        has_gate=config.has_gate,
         has_blocks=any(linear.has_blocks for linear in moe.linears()),
         gate=GateArguments.of(moe.activation, config.clamp),
         **_rules(config.routing),

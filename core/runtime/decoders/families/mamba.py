@@ -24,8 +24,9 @@ from triptych.core.runtime.decoders.hf_config import (
     parse,
 )
 from triptych.core.runtime.kernels.routing import Routing
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.mamba2 import Mamba2Config
+from triptych.core.runtime.layers.mixers import MixerConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 
 _Some = Annotated[int, msgspec.Meta(ge=0)]
@@ -33,7 +34,9 @@ _INFINITY = {"__float__": "Infinity"}
 """As transformers writes it."""
 
 
-class _Mamba2Fields(CausalLmConfig, frozen=True, kw_only=True):
+class Mamba2Fields(CausalLmConfig, frozen=True, kw_only=True):
+    """The fields of Mamba 2's layers, as most families name them."""
+
     mamba_n_heads: Count = 128
     mamba_n_groups: Count = 1
     mamba_d_state: StateHead = 256
@@ -45,7 +48,7 @@ class _Mamba2Fields(CausalLmConfig, frozen=True, kw_only=True):
     time_step_limit: tuple[float, float] | None = None
 
 
-def _parse(config: Mapping[str, Any], kind: type[Any]) -> Any:
+def parse_with_limits(config: Mapping[str, Any], kind: type[Any]) -> Any:
     """Check `config`, in which the limit of steps may be infinite."""
     limits = config.get("time_step_limit") or (0.0, _INFINITY)
     if isinstance(limits, list | tuple):
@@ -53,9 +56,10 @@ def _parse(config: Mapping[str, Any], kind: type[Any]) -> Any:
     return parse({**config, "time_step_limit": limits}, kind)
 
 
-def _mamba_of(fields: _Mamba2Fields) -> Mamba2Config:
-    inner, num_heads = fields.mamba_expand * fields.hidden_size, fields.mamba_n_heads
-    size = fields.mamba_d_head
+def mamba_of(fields: Mamba2Fields, inner: int = 0) -> Mamba2Config:
+    """The layer of these fields, with `inner` values; 0: as many as `mamba_expand` says."""
+    inner = inner or fields.mamba_expand * fields.hidden_size
+    num_heads, size = fields.mamba_n_heads, fields.mamba_d_head
     head_dim = inner // num_heads if isinstance(size, str) else size
     if head_dim * num_heads != inner or num_heads % fields.mamba_n_groups:
         raise WeightsError("config.json: mamba_n_heads does not fit the sizes of Mamba's layers.")
@@ -73,7 +77,7 @@ def _mamba_of(fields: _Mamba2Fields) -> Mamba2Config:
     )
 
 
-class _GraniteHybridFields(_Mamba2Fields, frozen=True, kw_only=True):
+class _GraniteHybridFields(Mamba2Fields, frozen=True, kw_only=True):
     attention_multiplier: float = 1.0
     num_local_experts: _Some = 8
     num_experts_per_tok: _Some = 2
@@ -83,7 +87,7 @@ class _GraniteHybridFields(_Mamba2Fields, frozen=True, kw_only=True):
 
 def _granite_hybrid(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Granite with Mamba 2 in most layers, and with experts or a plain MLP."""
-    fields: _GraniteHybridFields = _parse(config, _GraniteHybridFields)
+    fields: _GraniteHybridFields = parse_with_limits(config, _GraniteHybridFields)
     attention = replace(
         attention_of(fields),
         scale=fields.attention_multiplier,
@@ -92,8 +96,8 @@ def _granite_hybrid(config: Mapping[str, Any], max_length: int) -> DecoderConfig
     kinds: dict[str, MixerConfig] = {
         "full_attention": attention,
         "attention": attention,  # as older files name them
-        "linear_attention": _mamba_of(fields),
-        "mamba": _mamba_of(fields),
+        "linear_attention": mamba_of(fields),
+        "mamba": mamba_of(fields),
     }
     types = fields.layer_types or tuple(config.get("layers_block_type") or ())
     layers = layers_by_type(fields, types, kinds)
@@ -110,7 +114,7 @@ def _granite_hybrid(config: Mapping[str, Any], max_length: int) -> DecoderConfig
     return with_experts(decoder, moe)
 
 
-class _BambaFields(_Mamba2Fields, frozen=True, kw_only=True):
+class _BambaFields(Mamba2Fields, frozen=True, kw_only=True):
     rms_norm_eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-5
     num_key_value_heads: Count | None = 8
     max_position_embeddings: Count = 262144
@@ -120,10 +124,10 @@ class _BambaFields(_Mamba2Fields, frozen=True, kw_only=True):
 
 def _bamba(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Llama with Mamba 2 in most layers."""
-    fields: _BambaFields = _parse(config, _BambaFields)
+    fields: _BambaFields = parse_with_limits(config, _BambaFields)
     kinds: dict[str, MixerConfig] = {
         "full_attention": attention_of(fields),
-        "linear_attention": _mamba_of(fields),
+        "linear_attention": mamba_of(fields),
     }
     types = tuple(
         "full_attention" if layer in (fields.attn_layer_indices or ()) else "linear_attention"

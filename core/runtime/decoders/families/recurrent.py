@@ -24,8 +24,9 @@ from triptych.core.runtime.decoders.hf_config import (
 )
 from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.attention import HeadNormConfig
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig, MixerConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig
+from triptych.core.runtime.layers.mixers import MixerConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 from triptych.core.runtime.layers.short_convolution import ShortConvConfig
 

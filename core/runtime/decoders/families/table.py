@@ -27,6 +27,7 @@ from triptych.core.runtime.decoders.families import (
     qwen,
     recurrent,
     relatives,
+    state_space,
 )
 from triptych.core.runtime.decoders.hf_config import NotNativeError, Reader
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         **qwen.READERS,
         **recurrent.READERS,
         **mamba.READERS,
+        **state_space.READERS,
         **gemma.READERS,
         **mixtures.READERS,
         **phi.READERS,
@@ -69,18 +71,26 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
     return reader(config, max_length)
 
 
-def is_native(config: Mapping[str, Any]) -> bool:
-    """Whether our decoder knows this architecture, in the variant of the configuration."""
+def is_native(config: Mapping[str, Any], *, on_gpu: bool = False) -> bool:
+    """Whether our decoder knows this architecture, in the variant of the configuration.
+
+    On a GPU all experts have a gate.
+    """
     reader = FAMILIES.get(architecture_of(config))
     if reader is None or config.get("model_type") in _OTHER_NAMES:
         return False
     try:
-        reader(config, 0)
+        decoder = reader(config, 0)
     except NotNativeError:
         return False
     except WeightsError:  # it is reported where the model is loaded
         return True
-    return True
+    return not (on_gpu and has_cpu_experts(decoder))
+
+
+def has_cpu_experts(decoder: DecoderConfig) -> bool:
+    """Whether a mixture is computed on a CPU alone: its experts have no gate."""
+    return decoder.moe is not None and not decoder.moe.has_gate
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

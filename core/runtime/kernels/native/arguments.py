@@ -168,15 +168,20 @@ class GateArguments(ctypes.Structure):
 
     _fields_ = (
         ("activation", ctypes.c_int32),
-        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit", "in_scale", "out_scale")),
     )
 
     @classmethod
-    def of(cls, activation: Activation, clamp: SwigluClamp | None = None) -> GateArguments:
-        """The gate of these fields of a configuration."""
+    def of(
+        cls,
+        activation: Activation,
+        clamp: SwigluClamp | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> GateArguments:
+        """The gate of these fields of a configuration; `scales` are of its input and its result."""
         if clamp is not None:
-            return cls(2, clamp.alpha, clamp.limit)
-        return cls({"silu": 0, "gelu_tanh": 1, "relu2": 3}[activation])
+            return cls(2, clamp.alpha, clamp.limit, *scales)
+        return cls({"silu": 0, "gelu_tanh": 1, "relu2": 3}[activation], 0.0, 0.0, *scales)
 
 
 class MixturePointers(ctypes.Structure):
@@ -190,7 +195,7 @@ class MixturePointers(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_experts", "intermediate")),
         ("shared_intermediate", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_chosen", "scoring", "renormalizes")),
-        *((name, ctypes.c_int32) for name in ("scales_inputs", "has_blocks")),
+        *((name, ctypes.c_int32) for name in ("scales_inputs", "has_blocks", "has_gate")),
         *((name, ctypes.c_int32) for name in ("num_groups", "num_chosen_groups")),
         ("num_group_scores", ctypes.c_int32),
         ("scale", ctypes.c_float),
@@ -245,7 +250,8 @@ class LayerPointers(ctypes.Structure):
     """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
     _fields_ = (
-        *((name, ProjectionPointers) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, ProjectionPointers) for name in ("qkv", "out", "recurrent_in", "recurrent_out")),
+        *((name, ProjectionPointers) for name in ("gate_up", "down")),
         *((name, ProjectionPointers) for name in ("input_gate", "input_projection")),
         *((name, NormPointers) for name in ("input_norm", "attention_post_norm", "mlp_norm")),
         *((name, NormPointers) for name in ("mlp_post_norm", "input_post_norm")),
@@ -256,8 +262,8 @@ class LayerPointers(ctypes.Structure):
         ("recurrent", ctypes.POINTER(RecurrentArguments)),
         *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("window", "rotation", "intermediate", "flags")),
-        *((name, ctypes.c_float) for name in ("scale", "soft_cap", "head_eps", "value_eps")),
-        ("scale_of_result", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "attention_scale", "soft_cap")),
+        *((name, ctypes.c_float) for name in ("head_eps", "value_eps", "scale_of_result")),
     )
 
 

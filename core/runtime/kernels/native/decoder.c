@@ -127,7 +127,7 @@ static Attention attention_of(const Glue *g) {
     a.window = layer->window;
     a.scale = layer->scale;
     a.soft_cap = layer->soft_cap;
-    a.out_scale = g->step->residual_scale;
+    a.out_scale = g->step->residual_scale * layer->attention_scale;
     return a;
 }
 
@@ -139,7 +139,7 @@ static int attend_layer(const Glue *g) {
     if (layer->latents) return attend_latents(g, a);
     Glue heads = *g;
     heads.attention = &a;
-    const void *x = open_half(&heads, &layer->input_norm, open_token);
+    const void *x = layer->recurrent ? t->normed : open_half(&heads, &layer->input_norm, open_token);
     project(s, x, s->hidden, layer->qkv, NULL, t->qkv, a.q_stride);
     for_tokens(&heads, NULL, prepare_heads);
     if (paged_attention(&a)) return 1;
@@ -149,18 +149,17 @@ static int attend_layer(const Glue *g) {
     return 0;
 }
 
-/* A recurrent layer in the place of attention. */
-static int go_on_layer(const Glue *g) {
+/* A recurrent part in the place of attention, or before it. */
+static void go_on_layer(const Glue *g) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
     const Scratch *t = g->scratch;
     const Recurrent *r = layer->recurrent;
     const void *x = open_half(g, &layer->input_norm, norm_token);
-    project(s, x, s->hidden, layer->qkv, NULL, t->qkv, r->in_width);
+    project(s, x, s->hidden, layer->recurrent_in, NULL, t->qkv, r->in_width);
     recur(r, s->state_rows, t->qkv, t->mixed);
     if (s->residual_scale != 1.0f) for_tokens(g, NULL, scale_mixed_token);
-    project_back(g, t->mixed, r->out_width, layer->out, &layer->attention_post_norm, 1.0f);
-    return 0;
+    project_back(g, t->mixed, r->out_width, layer->recurrent_out, &layer->attention_post_norm, 1.0f);
 }
 
 /* A mixture of experts in the place of an MLP. */
@@ -185,6 +184,7 @@ static void transform_layer(const Glue *g) {
     const Scratch *t = g->scratch;
     int64_t size = layer->intermediate;
     float scale = layer->input_gate.weights ? 1.0f : layer->scale_of_result;
+    if (!layer->mixture && !layer->gate_up.weights) return;
     const void *x = s->is_parallel ? t->normed : open_half(g, &layer->mlp_norm, norm_token);
     if (layer->mixture) {
         mix_layer(g, x, scale);
@@ -225,7 +225,9 @@ int decoder_step(const Step *s) {
     if (s->input_projection.weights) make_inputs(&g);
     for (int64_t index = 0; index < s->num_layers; index++) {
         g.layer = &s->layers[index];
-        if (g.layer->recurrent ? go_on_layer(&g) : attend_layer(&g)) return 1;
+        int attends = g.layer->qkv.weights || g.layer->latents;
+        if (g.layer->recurrent) go_on_layer(&g);
+        if (attends && attend_layer(&g)) return 1;
         transform_layer(&g);
         if (g.layer->input_gate.weights) take_input(&g);
     }

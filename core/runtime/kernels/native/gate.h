@@ -15,6 +15,7 @@ INLINE vec activate(vec x, int activation) {
 }
 
 INLINE vec gate_lanes(vec x, vec up, const Gate *g) {
+    x *= g->in_scale;
     if (g->activation != CLAMPED_SILU) return activate(x, g->activation) * up;
     vec most = splat(g->limit);
     x = blend(x > most, most, x);
@@ -22,10 +23,11 @@ INLINE vec gate_lanes(vec x, vec up, const Gate *g) {
     return x / (1.0f + exp_vec(-x * g->alpha)) * (up + 1.0f);
 }
 
-/* y[size] = act(x) * up * scale; without `up` it is 1. */
+/* y[size] = gate(x, up) * scale; without `up` it is 1. */
 INLINE void gate_as(const void *x, const void *up, void *y, int64_t size, Gate g, float scale,
                     const int dtype) {
     int64_t i = 0;
+    scale *= g.out_scale;
     for (; i + LANES <= size; i += LANES) {
         vec factor = up ? load_as(up, i, dtype) : splat(1.0f);
         store_as(y, i, gate_lanes(load_as(x, i, dtype), factor, &g) * scale, dtype);
@@ -44,7 +46,8 @@ static void gate_values(const void *x, const void *up, void *y, int64_t size, co
         gate_as(x, up, y, size, *g, scale, BFLOAT16);
 }
 
-/* The gate and its factor are the halves of `gate_up`. */
-INLINE void gate_row(const void *gate_up, void *y, int64_t size, const Gate *g, int dtype) {
-    gate_values(gate_up, (const char *)gate_up + size * size_of(dtype), y, size, g, 1.0f, dtype);
+/* The gate and its factor are the halves of `gate_up`; without a gate it is only activated. */
+INLINE void gate_row(const void *gate_up, void *y, int64_t size, const Gate *g, int has_gate, int dtype) {
+    const char *up = has_gate ? (const char *)gate_up + size * size_of(dtype) : NULL;
+    gate_values(gate_up, up, y, size, g, 1.0f, dtype);
 }

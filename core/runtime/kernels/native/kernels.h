@@ -119,23 +119,24 @@ typedef struct {
 
 enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2, RELU2 = 3 };
 
-/* The activation of an MLP; the limits of the clamped kind are those of core/runtime/kernels/gated.py. */
+/* The activation of an MLP; the limits of the clamped kind are those of core/runtime/kernels/gated.py.
+ * Its input is multiplied by `in_scale`, its result, with the factor if there is one, by `out_scale`. */
 typedef struct {
     int32_t activation;
-    float alpha, limit;
+    float alpha, limit, in_scale, out_scale;
 } Gate;
 
 enum { SOFTMAX = 0, SIGMOID = 1 };
 
 /* A mixture of experts (core/runtime/layers/moe.py); rules of the choice are those of
- * core/runtime/kernels/routing.py. `correction` is [num_experts], and so are `gate_up` and `down`.
+ * core/runtime/kernels/routing.py. Experts have a gate, or only the activation. `correction` is [num_experts], and so are `gate_up` and `down`.
  * Absent parts are NULL, with 0 as the size of an absent shared expert. */
 typedef struct {
     Projection router, shared_gate, shared_gate_up, shared_down;
     const Projection *gate_up, *down;
     const float *correction;
     int64_t num_experts, intermediate, shared_intermediate;
-    int32_t num_chosen, scoring, renormalizes, scales_inputs, has_blocks;
+    int32_t num_chosen, scoring, renormalizes, scales_inputs, has_blocks, has_gate;
     int32_t num_groups, num_chosen_groups, num_group_scores;
     float scale;
     Gate gate;
@@ -190,12 +191,14 @@ typedef struct {
     float eps;
 } Latents;
 
-/* One layer of a decoder, the `number`-th; absent parts NULL. `head_norms` has a row of weights for
+/* One layer of a decoder, the `number`-th; absent parts NULL. A layer has attention, or a recurrent
+ * part between `recurrent_in` and `recurrent_out`, or both, which read the same normed input, or
+ * neither; and it may have no MLP. The result of attention is multiplied by `attention_scale`. `head_norms` has a row of weights for
  * each query and key head, `value_norm` one for all values. Rotations are rows of the step's first or
  * second table, or none: `rotation` is 0, 1 or -1. `scale_of_result` multiplies the residual stream
  * after the layer's last norm. */
 typedef struct {
-    Projection qkv, out, gate_up, down, input_gate, input_projection;
+    Projection qkv, out, recurrent_in, recurrent_out, gate_up, down, input_gate, input_projection;
     Norm input_norm, attention_post_norm, mlp_norm, mlp_post_norm, input_post_norm;
     const void *head_norms, *value_norm;
     const float *sinks;
@@ -203,9 +206,9 @@ typedef struct {
     bf16 *k_scales, *v_scales;
     const Mixture *mixture; /* in the place of `gate_up` and `down` */
     const Latents *latents; /* in the place of `qkv`; `head_dim` is that of rows */
-    const Recurrent *recurrent; /* between `qkv` and `out`, in the place of attention */
+    const Recurrent *recurrent;
     int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;
-    float scale, soft_cap, head_eps, value_eps, scale_of_result;
+    float scale, attention_scale, soft_cap, head_eps, value_eps, scale_of_result;
 } Layer;
 
 /* A step through some layers. `attention` holds the arguments that all layers share; its

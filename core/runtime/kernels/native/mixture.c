@@ -39,6 +39,9 @@ INLINE int64_t round_up(int64_t size, int64_t unit) { return (size + unit - 1) /
 
 INLINE int64_t padded_experts(const Mixture *x) { return round_up(x->num_experts, LANES); }
 
+/* The outputs of the first projection of experts with `size` features. */
+INLINE int64_t first_width(const Mixture *x, int64_t size) { return (1 + x->has_gate) * size; }
+
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Bytes of one row of quantized inputs of any projection; 0 if none is in blocks. */
@@ -64,10 +67,10 @@ static int64_t divide(const Mixture *x, char *base, int64_t tokens, int64_t hidd
     TAKE(places, pairs, sizeof(int32_t));
     TAKE(pairs, pairs, sizeof(int32_t));
     TAKE(rows, pairs * hidden, size);
-    TAKE(gate_up, pairs * 2 * x->intermediate, size);
+    TAKE(gate_up, pairs * first_width(x, x->intermediate), size);
     TAKE(gated, pairs * x->intermediate, size);
     TAKE(results, pairs * hidden, sizeof(float));
-    TAKE(shared_gate_up, shared * 2 * x->shared_intermediate, size);
+    TAKE(shared_gate_up, shared * first_width(x, x->shared_intermediate), size);
     TAKE(shared_gated, shared * x->shared_intermediate, size);
     TAKE(shared, shared * hidden, sizeof(float));
     TAKE(shared_scores, shared, sizeof(float));
@@ -264,7 +267,7 @@ static void project_experts(Pass *p, int is_down) {
     const Mixture *x = m->mixture;
     int64_t size = size_of(m->dtype), per_row = row_quantized_bytes(x, m->hidden), begin = 0;
     int64_t inputs = is_down ? x->intermediate : m->hidden;
-    int64_t outputs = is_down ? m->hidden : 2 * x->intermediate;
+    int64_t outputs = is_down ? m->hidden : first_width(x, x->intermediate);
     int shares = !is_down && reads_tokens(p);
     for (int64_t e = 0; e < x->num_experts; begin = p->at.ends[e++]) {
         int64_t num_rows = p->at.ends[e] - begin;
@@ -293,7 +296,7 @@ static void project_shared(Pass *p, int is_down) {
     Linear *l = add_linear(p, is_down ? &x->shared_down : &x->shared_gate_up, from, to,
                            p->num_tokens);
     l->num_inputs = is_down ? x->shared_intermediate : m->hidden;
-    l->num_outputs = is_down ? m->hidden : 2 * x->shared_intermediate;
+    l->num_outputs = is_down ? m->hidden : first_width(x, x->shared_intermediate);
     l->quantized = p->at.quantized + p->num_tokens * x->num_chosen * per_row;
     if (is_down) l->y_dtype = FLOAT32;
 }
@@ -307,11 +310,13 @@ static void gate_rows(void *context, int64_t index, int worker) {
     int64_t row = index - num_pairs, shared = x->shared_intermediate;
     (void)worker;
     if (row < 0)
-        gate_row(p->at.gate_up + index * 2 * x->intermediate * size,
-                 p->at.gated + index * x->intermediate * size, x->intermediate, &x->gate, m->dtype);
+        gate_row(p->at.gate_up + index * first_width(x, x->intermediate) * size,
+                 p->at.gated + index * x->intermediate * size, x->intermediate, &x->gate,
+                 x->has_gate, m->dtype);
     else
-        gate_row(p->at.shared_gate_up + row * 2 * shared * size,
-                 p->at.shared_gated + row * shared * size, shared, &m->shared_gate, m->dtype);
+        gate_row(p->at.shared_gate_up + row * first_width(x, shared) * size,
+                 p->at.shared_gated + row * shared * size, shared, &m->shared_gate, x->has_gate,
+                 m->dtype);
 }
 
 /* ---- the sum ----------------------------------------------------------------------------------- */

@@ -245,7 +245,7 @@ static void scan_head(void *context, int64_t index, int worker) {
     for (int64_t token = t.first; token < t.end; token++) {
         void *in = value_at(w->in, token * r->in_width, dtype);
         void *y = value_at(w->out, token * r->out_width + head * head_dim, dtype);
-        float step = softplus(read_as(in, dt_place, dtype) + s->dt_bias[head]);
+        float step = softplus(read_as(in, dt_place, dtype) * s->step_scale + s->dt_bias[head]);
         step = step < s->least ? s->least : step > s->most ? s->most : step;
         float decay = exp_vec(splat(s->decay[head] * step))[0];
         convert(value_at(in, b_place, dtype), dtype, b, FLOAT32, size);
@@ -271,18 +271,18 @@ static void scan_head(void *context, int64_t index, int worker) {
     }
 }
 
-INLINE vec gated_lanes(const void *y, const void *z, int64_t i, int dtype) {
-    vec gate = load_as(z, i, dtype);
+INLINE vec gated_lanes(const void *y, const void *z, int64_t i, float scale, int dtype) {
+    vec gate = load_as(z, i, dtype) * scale;
     return load_as(y, i, dtype) * (gate / (1.0f + exp_vec(-gate)));
 }
 
-static float gated_value(const void *y, const void *z, int64_t i, int dtype) {
-    float gate = read_as(z, i, dtype);
+static float gated_value(const void *y, const void *z, int64_t i, float scale, int dtype) {
+    float gate = read_as(z, i, dtype) * scale;
     return read_as(y, i, dtype) * gate * sigmoid(gate);
 }
 
-/* A group of a token's results, in place: norm(y * silu(z)). */
-static void norm_group(void *context, int64_t index, int worker) {
+/* A group of a token's results, in place: norm(y * silu(z)), or without the norm. */
+static void finish_group(void *context, int64_t index, int worker) {
     const Work *w = context;
     const Recurrent *r = w->r;
     const Scan *s = &r->scan;
@@ -290,22 +290,23 @@ static void norm_group(void *context, int64_t index, int worker) {
     int64_t size = r->out_width / s->num_groups, first = group * size, i = 0;
     const void *z = value_at(w->in, token * r->in_width + first, dtype);
     void *y = value_at(w->out, token * r->out_width + first, dtype);
-    const float *norm = s->norm + first;
+    const float *weight = s->weight + first, scale = s->gate_scale;
     vec squares = splat(0.0f);
     float sum;
     (void)worker;
     for (; i + LANES <= size; i += LANES) {
-        vec value = gated_lanes(y, z, i, dtype);
+        vec value = gated_lanes(y, z, i, scale, dtype);
         squares += value * value;
     }
     for (sum = sum_lanes(squares); i < size; i++) {
-        float value = gated_value(y, z, i, dtype);
+        float value = gated_value(y, z, i, scale, dtype);
         sum += value * value;
     }
-    float factor = 1.0f / sqrtf(sum / (float)size + s->eps);
+    float factor = s->has_norm ? 1.0f / sqrtf(sum / (float)size + s->eps) : 1.0f;
     for (i = 0; i + LANES <= size; i += LANES)
-        store_as(y, i, gated_lanes(y, z, i, dtype) * factor * load(norm + i), dtype);
-    for (; i < size; i++) write_as(y, i, gated_value(y, z, i, dtype) * factor * norm[i], dtype);
+        store_as(y, i, gated_lanes(y, z, i, scale, dtype) * factor * load(weight + i), dtype);
+    for (; i < size; i++)
+        write_as(y, i, gated_value(y, z, i, scale, dtype) * factor * weight[i], dtype);
 }
 
 /* ------------------------------------------------------------------------------------------------ */
@@ -322,6 +323,6 @@ void recur(const Recurrent *r, const StateRows *rows, void *in, void *out) {
     if (r->kind == MAMBA_2) {
         for_parts(&w, r->scan.num_heads, scan_head);
         int64_t num_tokens = rows->starts[rows->num_rows];
-        run_tasks(num_tokens * r->scan.num_groups, rows->num_threads, norm_group, &w);
+        run_tasks(num_tokens * r->scan.num_groups, rows->num_threads, finish_group, &w);
     }
 }

@@ -54,6 +54,8 @@ class ScanArguments(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("num_heads", "num_groups")),
         *((name, ctypes.c_int32) for name in ("head_dim", "state_dim")),
         *((name, ctypes.c_float) for name in ("eps", "least", "most")),
+        *((name, ctypes.c_float) for name in ("gate_scale", "step_scale")),
+        ("has_norm", ctypes.c_int32),
     )
 
 

@@ -43,17 +43,19 @@ typedef struct {
 /* Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060). For each head, with b and c of its group and the
  * state S [head_dim][state_dim] in float32:
  *
- *     step = min(max(softplus(dt + dt_bias), least), most)
+ *     step = min(max(softplus(step_scale * dt + dt_bias), least), most)
  *     S = exp(decay * step) * S + step * x b
  *     y = S c + skip * x
  *
- * Then the values of each group are multiplied by silu(z), and normalized together. `decay`, `dt_bias`
- * and `skip` are [num_heads], `norm` is [num_heads * head_dim]. */
+ * Then the values of each group are multiplied by silu(gate_scale * z), normalized together if there is
+ * a norm, and multiplied by `weight`. `decay`, `dt_bias` and `skip` are [num_heads], `weight` is
+ * [num_heads * head_dim]. */
 typedef struct {
-    const float *decay, *dt_bias, *skip, *norm;
+    const float *decay, *dt_bias, *skip, *weight;
     void *state; /* of line 0: [num_heads][head_dim][state_dim] */
     int32_t num_heads, num_groups, head_dim, state_dim;
-    float eps, least, most;
+    float eps, least, most, gate_scale, step_scale;
+    int32_t has_norm;
 } Scan;
 
 enum { SHORT_CONV = 0, DELTA_NET = 1, MAMBA_2 = 2 };

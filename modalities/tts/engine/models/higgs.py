@@ -154,8 +154,10 @@ class HiggsModel:
             normed_TC = torch.empty_like(x_TC)
             for layer, index in _layers_by_kind(words, sound, inputs):
                 normed_TC.index_copy_(0, index, layer.input_norm(x_TC.index_select(0, index)))
+            assert words.attention is not None
             x_TC = words.attention(normed_TC, x_TC, places, PagedStep(kv, inputs.batch))
             for layer, index in _layers_by_kind(words, sound, inputs):
+                assert layer.mlp is not None
                 part = x_TC.index_select(0, index)
                 x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))
         return self.words.norm(x_TC)

@@ -44,6 +44,7 @@ VARIANTS: dict[str, tuple[MoeConfig, str]] = {
         ),
         "",
     ),
+    "without gates": (replace(PLAIN, shared_size=40, has_gate=False), ""),
     "blocks": (replace(PLAIN, has_expert_bias=True), "q4_0"),
 }
 

@@ -30,6 +30,16 @@ CONFIGS = {
     "mamba 2 of odd sizes": Mamba2Config(
         **MAMBA, num_heads=3, num_groups=1, head_dim=7, state_dim=19, step_limits=(0.1, 0.9)
     ),
+    "mamba 2 without a norm": Mamba2Config(
+        **MAMBA,
+        num_heads=3,
+        num_groups=1,
+        head_dim=16,
+        state_dim=16,
+        has_norm=False,
+        input_scales=(0.5, 1.5, 0.7, 1.2, 0.9),
+        out_scale=0.6,
+    ),
     "short convolution": ShortConvConfig(hidden_size=40, width=3, has_bias=True),
 }
 LAYERS: dict[type, Any] = {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from support.decoder_rig import Rig, load_decoder
 from support.gguf_families import FAMILIES, fields_of
 from support.gguf_models import write_model
+from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.gguf.convert import convert_gguf
 from triptych.core.weights.gguf.describe import ARCHITECTURES
@@ -47,6 +50,20 @@ def test_tensors_and_configuration_come_back(name: str, tmp_path: Path) -> None:
         for key, value in expected.items():
             assert torch.allclose(ours.pop(key), value, rtol=0, atol=2e-7), key
     assert not ours
+    if is_native(config):
+        check_answer(folder, model)
+
+
+def check_answer(folder: Path, model: Any) -> None:
+    """Our decoder scores tokens as the class does, whose file it was."""
+    decoder = load_decoder(folder)
+    layout = decoder.config.kv_layout(16, torch.float32)
+    rig = Rig(decoder, layout, native=None, max_length=64, max_batch_size=1)
+    row = rig.open([*range(3, 40)])
+    rig.prefill(row)
+    with torch.inference_mode():
+        expected_V = model.eval()(torch.tensor([row.tokens[: row.num_prompt_tokens]])).logits[0, -1]
+    torch.testing.assert_close(row.logits[37], expected_V, atol=1e-3, rtol=1e-3)
 
 
 def unfused(name: str, tensor: torch.Tensor, model: str) -> dict[str, torch.Tensor]:

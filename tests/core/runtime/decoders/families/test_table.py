@@ -12,6 +12,7 @@ from triptych.core.errors import SetupError, WeightsError
 from triptych.core.runtime.decoders.families.table import FAMILIES, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.mixers import mixer_parts
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -134,10 +135,12 @@ def sections_of(architecture: str) -> list[int]:
 def test_targets_cover_every_parameter_once(architecture: str) -> None:
     """The views of all targets together are exactly the decoder's memory."""
     rope = {"mrope_section": sections_of(architecture), "partial_rotary_factor": 1.0}
-    fields = {"attention_bias": True, "mlp_bias": True, "rope_parameters": rope}
+    fields: dict[str, Any] = {"attention_bias": True, "rope_parameters": rope}
     if architecture in ("BambaForCausalLM", "GraniteMoeHybridForCausalLM"):
         fields["layer_types"] = ["mamba", "attention", "mamba", "attention"]
         fields["attn_layer_indices"] = [1, 3]
+    fields["mlp_bias"] = architecture != "NemotronHForCausalLM"  # its experts have none
+    fields["mamba_d_ssm"] = None
     decoder = Decoder(
         read_decoder_config(config(architecture, **fields)),
         dtype=torch.float32,
@@ -149,10 +152,12 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     )
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     holders = [decoder, *decoder.layers]
-    holders += [p for layer in decoder.layers for p in (layer.attention, layer.mlp)]
+    holders += [layer.mlp for layer in decoder.layers]
+    holders += [part for layer in decoder.layers for part in mixer_parts(layer.attention)]
     holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
     for layer in decoder.layers:
-        holders += [*layer.linears(), *layer.norms, *vars(layer.attention).values()]
+        holders += [*layer.linears(), *layer.norms]
+        holders += [x for part in mixer_parts(layer.attention) for x in vars(part).values()]
     if (inputs := decoder.layer_inputs) is not None:
         holders += [inputs.table, inputs.projection, inputs.norm]
     storages = {}
