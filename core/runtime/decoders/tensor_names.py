@@ -272,9 +272,10 @@ def is_unused(name: str) -> bool:
     """Whether checkpoints hold `name` without any decoder of ours needing it.
 
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
-    is a target of every decoder with a separate head, so it is only unused when tied.
+    is a target of every decoder with a separate head, so it is only unused when tied. Qwen and
+    Nemotron store layers that predict further tokens apart, as `mtp`.
     """
-    return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
+    return name.startswith("mtp.") or name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
 
 def is_surplus(name: str, config: DecoderConfig) -> bool:

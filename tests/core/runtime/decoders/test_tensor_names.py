@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from triptych.core.runtime.decoders.tensor_names import decoder_targets
+from triptych.core.runtime.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
@@ -43,3 +43,9 @@ def test_with_rows_in_blocks_nothing_plain_is_allocated() -> None:
         target.fill(source)
         num_bytes += target.num_bytes(4) if len(target.shape) == 2 else 0
     assert sum(linear.num_bytes for linear in decoder.linears()) == num_bytes
+
+
+def test_tensors_of_no_decoder_are_known_by_their_names() -> None:
+    unused = ("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "mtp.fc.weight")
+    assert all(map(is_unused, unused))
+    assert not is_unused("model.layers.0.mtp.weight")
