@@ -47,7 +47,7 @@ from triptych.modalities.tts.scheduling.state import (
     segment_prompt,
     token_options,
 )
-from triptych.modalities.tts.scheduling.voices import Voices
+from triptych.modalities.tts.scheduling.voices import RequestVoices
 from triptych.modalities.tts.wire import (
     SAMPLE_BYTES,
     SpeechDelta,
@@ -111,7 +111,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         self._estimates = SpeechCosts(model.clock, self.costs)
         self._policy = SpeechPolicy(model, speech, self._state, self._tokens, self._estimates)
         self._expected_s: dict[int, float] = {}
-        self._voices = Voices(model)
+        self._voices = RequestVoices(model)
         self._resumed: list[Stream] = []
         self._num_submitted = 0
         self._now_s = -math.inf

@@ -16,7 +16,7 @@ _MAX_VOICES = 64
 """Encoded voices of clips that are kept."""
 
 
-class Voices:
+class RequestVoices:
     """The voices of `model`, and by digest those of clips, the latest used last."""
 
     def __init__(self, model: SpeechModel) -> None:

@@ -22,7 +22,7 @@ _NUM_WARPS = 4
 GATES = ("silu", "gelu_tanh", "relu2", "clamped_silu")
 
 
-class Gate(NamedTuple):
+class GateRule(NamedTuple):
     """A gate as a constant of kernels: one of `GATES`, and the numbers of a clamped one.
 
     They are those of `core.runtime.kernels.gated.SwigluClamp`.
@@ -33,7 +33,7 @@ class Gate(NamedTuple):
     limit: float = 0.0
 
 
-GPT_OSS_GATE = Gate("clamped_silu", 1.702, 7.0)
+GPT_OSS_GATE = GateRule("clamped_silu", 1.702, 7.0)
 """For variants."""
 
 
@@ -50,7 +50,7 @@ def launch(
             out_TF,
             gate_up_T2F.stride(0),
             num_features,
-            GATE=Gate(kind, alpha, limit),
+            GATE=GateRule(kind, alpha, limit),
             BLOCK_F=_BLOCK_F,
             num_warps=_NUM_WARPS,
             num_stages=2,
@@ -133,9 +133,9 @@ def variants() -> tuple[Variant, ...]:
             num_warps=_NUM_WARPS,
         )
         for name, gate in (
-            ("silu", Gate("silu")),
-            ("gelu", Gate("gelu_tanh")),
-            ("relu2", Gate("relu2")),
+            ("silu", GateRule("silu")),
+            ("gelu", GateRule("gelu_tanh")),
+            ("relu2", GateRule("relu2")),
             ("clamped", GPT_OSS_GATE),
         )
     )

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.runtime.kernels.triton.gated import Gate, gate_product
+from triptych.core.runtime.kernels.triton.gated import GateRule, gate_product
 from triptych.core.runtime.kernels.triton.linear import STEP_INPUTS, dense_sum
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
@@ -80,7 +80,7 @@ def grouped_linear(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: Gate | None = None,
+    gate: GateRule | None = None,
     bias_EO: torch.Tensor | None = None,
     scale_P: torch.Tensor | None = None,
     is_added: bool = False,
@@ -323,7 +323,7 @@ def grouped_variant(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: Gate | None = None,
+    gate: GateRule | None = None,
     is_added: bool = False,
     has_bias: bool = False,
     out: str = "*bf16",

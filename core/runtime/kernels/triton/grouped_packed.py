@@ -27,7 +27,7 @@ from triptych.core.runtime.kernels.triton.fp8_linear import (
     has_float8_units,
     launch_quantize_rows,
 )
-from triptych.core.runtime.kernels.triton.gated import GPT_OSS_GATE, Gate
+from triptych.core.runtime.kernels.triton.gated import GPT_OSS_GATE, GateRule
 from triptych.core.runtime.kernels.triton.gguf_linear import gguf_constants, gguf_sum
 from triptych.core.runtime.kernels.triton.gptq_linear import (
     MAX_STEP_INPUTS,
@@ -46,7 +46,7 @@ from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK = tl.constexpr(BLOCK)
 _FLOAT8_ROWS = 64
-_SILU = Gate("silu")
+_SILU = GateRule("silu")
 
 
 def fitting_tiling(tiling: Tiling, *forms: str) -> Tiling:
@@ -63,7 +63,7 @@ def packed_grouped_linear(
     tiling: Tiling,
     *,
     pairs_per_row: int = 1,
-    gate: Gate | None = None,
+    gate: GateRule | None = None,
     bias_EO: torch.Tensor | None = None,
     scale_P: torch.Tensor | None = None,
 ) -> None:
@@ -391,7 +391,7 @@ def _gguf_variant(
     name: str,
     kind: str,
     tiling: Tiling,
-    gate: Gate | None = _SILU,
+    gate: GateRule | None = _SILU,
     *,
     has_bias: bool = False,
 ) -> Variant:
@@ -406,7 +406,7 @@ def _variant(
     types: dict[str, str],
     constants: dict[str, Any],
     tiling: Tiling,
-    gate: Gate | None = _SILU,
+    gate: GateRule | None = _SILU,
 ) -> Variant:
     types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32") | {"out_ptr": "*bf16"}
     constants |= {

@@ -20,7 +20,7 @@ import triton.language as tl
 from triptych.core.runtime.kernels.expert_products import ExpertRule
 from triptych.core.runtime.kernels.gated import gate_of
 from triptych.core.runtime.kernels.stacked_weights import PLAIN, StackedWeight
-from triptych.core.runtime.kernels.triton.gated import GATES, GPT_OSS_GATE, Gate
+from triptych.core.runtime.kernels.triton.gated import GATES, GPT_OSS_GATE, GateRule
 from triptych.core.runtime.kernels.triton.grouped import (
     GroupedPairs,
     group_pairs,
@@ -53,7 +53,7 @@ class _Experts:
 
     gate_up: ExpertWeight
     down: ExpertWeight
-    gate: Gate
+    gate: GateRule
     gate_up_bias_EF: torch.Tensor | None
     down_bias_EI: torch.Tensor | None
     scales_inputs: bool
@@ -140,11 +140,11 @@ def launch_moe_mlp(
 
     `gate_up_EFI` holds the rows of the gate, then those of the factor: `[E, 2 F, I]`. Biases are
     added to the products. If it `scales_inputs`, the weight is a factor of `x`. `gate`, `alpha` and
-    `limit` are those of `gated.Gate`. Weights are float32, experts int32. Within an expert, results
+    `limit` are those of `GateRule`. Weights are float32, experts int32. Within an expert, results
     are in the type of `x_TI`.
     """
     experts = _Experts(
-        *(gate_up_EFI, down_EIF, Gate(gate, alpha, limit)),
+        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit)),
         *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     return experts.run(x_TI, weights_TC, experts_TC, is_deterministic=deterministic)
@@ -169,7 +169,7 @@ def _(
     scales_inputs: bool = False,
 ) -> torch.Tensor:
     experts = _Experts(
-        *(gate_up_EFI, down_EIF, Gate(gate, alpha, limit)),
+        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit)),
         *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     experts.check(x_TI, weights_TC, experts_TC)
@@ -195,7 +195,7 @@ def launch_packed_moe_mlp(
     """As `launch_moe_mlp`, of the tensors and forms of two `StackedWeight`."""
     stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
     experts = _Experts(
-        *(*stacked, Gate(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
+        *(*stacked, GateRule(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
     )
     return experts.run(x_TI, weights_TC, experts_TC, is_deterministic=deterministic)
 
@@ -222,7 +222,7 @@ def _(
 ) -> torch.Tensor:
     stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
     experts = _Experts(
-        *(*stacked, Gate(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
+        *(*stacked, GateRule(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
     )
     experts.check(x_TI, weights_TC, experts_TC)
     return x_TI.new_empty(x_TI.shape)
@@ -322,7 +322,7 @@ def variants() -> tuple[Variant, ...]:
     constants = {"NUM_CHOSEN": 8, "B": _SUM_BLOCK}
     unsorted, of_four = {"rows_ptr": None}, {"NUM_CHOSEN": 4}
     combine_variant = partial(product_variant, kernel=_combine_kernel)
-    gate_up = partial(grouped_variant, pairs_per_row=8, gate=Gate("silu"))
+    gate_up = partial(grouped_variant, pairs_per_row=8, gate=GateRule("silu"))
     clamped = partial(grouped_variant, pairs_per_row=4, gate=GPT_OSS_GATE, has_bias=True)
     return (
         combine_variant("combine", types=types, constants=constants | unsorted),
