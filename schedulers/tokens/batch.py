@@ -26,6 +26,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.budget import StepBudget
+from triptych.schedulers.tokens.draft_pace import Price, no_price
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
@@ -77,6 +78,8 @@ class TokenBatch:
         """Rows whose grammars start because their reasoning has ended."""
         self.lookup_rule: LookupRule | None = None
         """How rows find drafts in their own text; set before the first sequence, if they do."""
+        self.draft_price: Price = no_price
+        """The price of drafts."""
         self.vocab_size = 0
         """The length of masks in tokens; set before the first sequence of a model with masks."""
         self._max_length = max_length
@@ -352,13 +355,11 @@ class TokenBatch:
         if num_drafts:
             lookup.settle(num_drafts, num_accepted)
         lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
-        most = min(
-            row.max_outputs - len(row.output_ids) - 1,
-            _MAX_VERIFIED // max(1, len(self.state.running)) - 1,
-        )
+        num_rows = max(1, len(self.state.running))
+        most = min(row.max_outputs - len(row.output_ids) - 1, _MAX_VERIFIED // num_rows - 1)
         if row.reasoning is not None:
             most = min(most, row.reasoning.num_unconstrained - 1)
-        row.drafts = lookup.find(most)
+        row.drafts = lookup.find(most, num_rows, self.draft_price)
 
     def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
         """Record a row's next token mask, and the tokens that its grammar forces.

@@ -22,6 +22,7 @@ from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
+from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
@@ -73,6 +74,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._options = options
         self._state = self.tokens.state
         self._step_shares = StepShares(self.costs)
+        self._draft_costs = DraftCosts(self.costs)
+        self.tokens.draft_price = self._draft_costs.price
 
     def connect(self, post: Post) -> None:
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""
@@ -225,6 +228,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _learn(self, step: TokenStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
+        if self.tokens.lookup_rule is not None and "decode_rows" in step.work:
+            self._draft_costs.observe(step.rows, result)
         if kind == "decode":
             self._step_shares.observe(len(step.rows), result.elapsed_s)
         num_tokens = step.work.get("prompt_tokens", 0)

@@ -109,7 +109,7 @@ class StoryDrafts:
     def take(self, token_ids: Sequence[int]) -> None:
         self.num_tokens += len(token_ids)
 
-    def find(self, most: int) -> tuple[int, ...]:
+    def find(self, most: int, *_: object) -> tuple[int, ...]:
         size = min(most, self._rng.randrange(6))
         right = [self._story.sampled_after(self.num_tokens + n) for n in range(max(0, size))]
         return tuple((n + (self._rng.random() < self._error)) % VOCAB_SIZE for n in right)

@@ -13,7 +13,7 @@ class _LongDrafts(StoryDrafts):
     def __init__(self, request: TokenRequest) -> None:
         super().__init__(request, random.Random(0), 0.0)
 
-    def find(self, most: int) -> tuple[int, ...]:
+    def find(self, most: int, *_: object) -> tuple[int, ...]:
         return tuple(self._story.sampled_after(self.num_tokens + n) for n in range(min(most, 5)))
 
 

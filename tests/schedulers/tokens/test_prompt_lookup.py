@@ -17,7 +17,7 @@ def lookup(*token_ids: int, rule: LookupRule = RULE) -> PromptLookup:
 
 
 def test_drafts_are_what_followed_the_same_tokens() -> None:
-    assert lookup(1, 2, 3, 4, 5, 9, 1, 2).find(8) == (3, 4, 5)
+    assert lookup(1, 2, 3, 4, 5, 9, 1, 2).find(3) == (3, 4, 5)
 
 
 def test_the_longest_match_counts_and_the_latest_of_equal_ones() -> None:
@@ -39,30 +39,27 @@ def test_without_room_there_are_no_drafts(most: int) -> None:
     assert lookup(1, 2, 3, 1, 2).find(most) == ()
 
 
-def test_lengths_follow_what_is_accepted() -> None:
+def test_drafts_are_as_long_as_they_are_worth() -> None:
     found = lookup(*range(20), *range(3))
-    sizes = [len(found.find(99))]
-    for num_accepted in (3, 7, 7, 2, 0):
-        found.settle(sizes[-1], num_accepted)
-        sizes.append(len(found.find(99)))
-    assert sizes == [3, 7, 7, 7, 3, 2]
+    assert len(found.find(99)) == RULE.max_drafts
+    assert found.find(99, 1, lambda num_rows, num_drafts: num_drafts) == ()
+    assert len(found.find(99, 1, lambda num_rows, num_drafts: 0.5 * num_drafts)) == 1
 
 
-def test_failing_drafts_pause_for_ever_more_tokens() -> None:
-    """And come back soon after a success."""
+def test_drafts_that_fail_end_and_come_back() -> None:
     found = lookup(*[1, 2] * 4)
 
     def tokens_until_a_draft() -> int:
-        while found.find(9):
-            found.settle(2, 0)
-        before = found.num_tokens
-        while not found.find(9):
+        num_tokens = 0
+        while not found.find(9, 1, lambda num_rows, num_drafts: 0.4):
             found.take((1, 2))
-        return found.num_tokens - before
+            num_tokens += 2
+        found.settle(1, 0)
+        return num_tokens
 
-    assert [tokens_until_a_draft() for _ in range(3)] == [8, 16, 32]
-    found.settle(3, 3)
-    assert tokens_until_a_draft() == 8
+    gaps = [tokens_until_a_draft() for _ in range(6)]
+    assert gaps[:2] == [0, 0]
+    assert all(gap >= 16 for gap in gaps[3:])
 
 
 def test_old_places_are_forgotten() -> None:

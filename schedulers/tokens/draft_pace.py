@@ -1,0 +1,74 @@
+"""How many tokens a row drafts: as many as are expected to save time, and none where they lose it.
+
+Owns what is known of a row's drafts so far, and the time that it may lose by them. Knows neither
+texts nor steps.
+
+A step that verifies drafts takes longer than one without; the difference is their price, in tokens
+that the batch would sample in that time. A row pays prices out of a credit: it gets a small part of
+each of its tokens, and what accepted drafts save. So however its drafts turn out, it loses no more
+than that part of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_SHARE = 0.02
+"""The part of a row's time that it may lose."""
+_FIRST_CREDIT, _MOST_CREDIT = 1.0, 3.0
+_LONG_MATCH = 6
+"""Matches of so many tokens are followed by the same tokens more often than shorter ones."""
+_EXPECTED = 0.7, 0.9
+"""The part of drafted tokens that is accepted, after short and long matches, before any was."""
+_TRUST = 2.0
+"""The drafted tokens whose weight that expectation has."""
+_KEPT = 0.98
+"""What was found out fades: this part of it is left after each token."""
+
+Price = Callable[[int, int], float]
+"""The price of `(num_rows, num_drafts)`, in tokens."""
+
+
+def no_price(num_rows: int, num_drafts: int) -> float:
+    """The price where none was measured."""
+    return 0.0
+
+
+class DraftPace:
+    """One row's drafts."""
+
+    def __init__(self) -> None:
+        self._credit = _FIRST_CREDIT
+        self._tried, self._accepted = [0.0, 0.0], [0.0, 0.0]
+        self._kind, self._price = 0, 0.0
+
+    def choose(self, most: int, match: int, num_rows: int, price: Price) -> int:
+        """The number of tokens to draft, `most` at most, after a match of so many tokens.
+
+        It gives the batch of `num_rows` the most tokens for its time.
+        """
+        kind = int(match >= _LONG_MATCH)
+        expected = (_EXPECTED[kind] * _TRUST + self._accepted[kind]) / (_TRUST + self._tried[kind])
+        best, best_speed, gain, part = 0, 1.0, 0.0, 1.0
+        for num_drafts in range(1, most + 1):
+            part *= expected
+            gain += part
+            cost = price(num_rows, num_drafts)
+            speed = (num_rows + gain) / (num_rows + cost)
+            if speed > best_speed and cost <= self._credit:
+                best, best_speed, self._price = num_drafts, speed, cost
+        self._kind = kind
+        return best
+
+    def settle(self, num_drafts: int, num_accepted: int) -> None:
+        """Learn from a verified draft, of the number chosen last or less."""
+        self._accepted[self._kind] += num_accepted
+        self._tried[self._kind] += min(num_drafts, num_accepted + 1)
+        self._credit = min(self._credit + num_accepted - self._price, _MOST_CREDIT)
+
+    def go_on(self, num_tokens: int) -> None:
+        """Count tokens of the answer."""
+        self._credit = min(self._credit + _SHARE * num_tokens, _MOST_CREDIT)
+        kept = _KEPT**num_tokens
+        self._tried = [kept * each for each in self._tried]
+        self._accepted = [kept * each for each in self._accepted]
