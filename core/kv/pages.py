@@ -45,6 +45,17 @@ class PoolCounters:
     num_duplicates: int = 0
 
 
+@dataclass(slots=True)
+class PageJournal:
+    """Keys of pages that were indexed, and of pages whose content turned out not to be trusted.
+
+    The owner of a lower tier reads and empties both.
+    """
+
+    indexed: list[bytes] = field(default_factory=list)
+    distrusted: list[bytes] = field(default_factory=list)
+
+
 class PagePool:
     """Pages `0 .. num_pages - 1` of `page_size` tokens each.
 
@@ -65,6 +76,8 @@ class PagePool:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.counters = PoolCounters()
+        self.journal: PageJournal | None = None
+        """The changes of the index, where a lower tier follows them."""
         self.snapshots = None if num_snapshots is None else SnapshotIndex(num_snapshots)
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -170,6 +183,8 @@ class PagePool:
                 continue
             if self._index.setdefault(key, page_id) == page_id:
                 self._keys[page_id] = key
+                if self.journal is not None:
+                    self.journal.indexed.append(key)
             else:
                 self.counters.num_duplicates += 1
 
@@ -181,6 +196,8 @@ class PagePool:
         assert lease in self._leases, "the lease has ended"
         for page_id in lease.page_ids:
             self._unindex(page_id)
+        if self.journal is not None:
+            self.journal.distrusted += keys
         if self.snapshots is not None:
             for key in keys:
                 self.snapshots.drop(key)

@@ -13,8 +13,16 @@ from tempfile import NamedTemporaryFile
 _PREFIX, _SUFFIX = ".triptych-", ".partial"
 
 
-def write_whole(path: Path, parts: Iterable[bytes], *, is_durable: bool = True) -> None:
-    """Write `path` through a temporary file and a rename. Raises `OSError`.
+def write_whole(
+    path: Path,
+    parts: Iterable[bytes | memoryview],
+    *,
+    is_durable: bool = True,
+    mode: int = 0o644,
+) -> None:
+    """Write `path`, with permissions `mode`, through a temporary file and a rename.
+
+    Raises `OSError`.
 
     `is_durable` flushes to disk before the rename. Without it a power cut may lose or damage the
     file, which suits content that can be recreated.
@@ -25,7 +33,7 @@ def write_whole(path: Path, parts: Iterable[bytes], *, is_durable: bool = True) 
             file.flush()
             if is_durable:
                 os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)

@@ -1,9 +1,8 @@
 """Prefill/decode disaggregation: KV pages that one engine computes and another continues from.
 
 Owns both ends on the engine's loop: `FetchedPages` in an engine that decodes, `SentPages` in one
-that computes prompts for it. Both use only the prefix index. Arriving pages are published there as
-if a row of this engine had computed them; a row waits for an arriving page as it waits for one that
-another row computes; missing pages are computed locally. Knows no sockets, no tensors.
+that computes prompts for it. Both use only the prefix index (`schedulers.tokens.page_fetches`).
+Knows no sockets, no tensors.
 
 All methods run on the loop's thread, except those of `PageTransferHandler`.
 """
@@ -15,7 +14,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, takewhile
 from typing import Protocol
 
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
@@ -23,38 +21,20 @@ from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.pages import Lease
-from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.executors import Post
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
-from triptych.schedulers.tokens.batch import TokenBatch
 from triptych.schedulers.tokens.page_exchange import PageExchange
+from triptych.schedulers.tokens.page_fetches import (
+    ExchangingScheduler,
+    OpenFetch,
+    PageFetches,
+    PageSource,
+)
 from triptych.schedulers.tokens.state import SequenceState
 
-_MAX_SHARE = 0.5
-"""The share of the pool that pages in transfer may hold: running rows need the rest."""
 
-
-class ExchangingScheduler(Protocol):
-    """The part of `schedulers.tokens.scheduler.TokenScheduler` that an exchange uses."""
-
-    tokens: TokenBatch
-
-    def row_of(self, job_id: str) -> SequenceState | None:
-        """The sequence of a job that has not ended."""
-        ...
-
-    def cancel(self, job_id: str) -> None:
-        """End a job."""
-        ...
-
-    def note_change(self) -> None:
-        """Make chosen steps outdated: rows or pages have changed."""
-        ...
-
-
-class PageSource(Protocol):
+class RemotePages(PageSource, Protocol):
     """The loop's view of `core.kv.transfer.client.PageClient`."""
 
     counts: Counter[str]
@@ -64,88 +44,25 @@ class PageSource(Protocol):
         """Whether an engine that computes prompts is connected."""
         ...
 
-    def start(self, fetch: PageFetch) -> None:
-        """Start fetching pages."""
-        ...
 
-    def stop(self, fetch: PageFetch) -> None:
-        """End a fetch early; `ended` follows."""
-        ...
-
-
-@dataclass(eq=False, slots=True)
-class _OpenFetch:
-    """A fetch and the pages that it fills; `num_taken` of them no lease held before."""
-
-    row: SequenceState
-    lease: Lease
-    keys: list[bytes]
-    started_s: float
-    num_taken: int
-    num_published: int = 0
-    is_dropped: bool = False
-    fetch: PageFetch | None = None
-
-
-class FetchedPages(PageExchange):
+class FetchedPages(PageFetches):
     """Fetches the pages of prompts from another engine."""
 
-    def __init__(self, scheduler: ExchangingScheduler, source: PageSource) -> None:
+    def __init__(self, scheduler: ExchangingScheduler, source: RemotePages) -> None:
+        super().__init__(scheduler, source)
         self._counts = Counter(page_fetches_total=0, page_fallbacks_total=0)
         self._wait_s = 0.0
-        self._state = scheduler.tokens.state
         self._source = source
-        self._note_change = scheduler.note_change
-        self._post: Post = lambda call: call()
-        self._ids = count()
-        self._open: dict[SequenceState, _OpenFetch] = {}
-
-    def connect(self, post: Post) -> None:
-        """Register `post`, which schedules a call on the loop's thread."""
-        self._post = post
 
     def on_submit(self, row: SequenceState) -> None:
         """Fetch the full pages of a prompt that are neither cached nor coming."""
-        state, pool = self._state, self._state.pool
-        keys = row.lookup_keys(pool.page_size)
-        num_found = len(pool.peek(keys))
-        first = num_found + sum(1 for _ in takewhile(state.is_coming, keys[num_found:]))
-        if first == len(keys):
+        missing = self._missing(row)
+        if not missing.keys:
             return
         self._counts["page_fetches_total"] += 1
-        lease = pool.acquire()
-        pool.extend_cached(lease, keys[:num_found])
-        num_held = sum(pool.num_holders(page) > 1 for page in lease.page_ids)
-        num_taken = num_found - num_held + len(keys) - first
-        num_carried = sum(each.num_taken for each in self._open.values())
-        has_room = len(keys) - first <= pool.num_available
-        has_room &= num_carried + num_taken <= _MAX_SHARE * pool.num_pages
-        if not (has_room and self._source.is_connected):
-            pool.release(lease)
+        prompt, num_pages = _prompt_of(row.request), len(missing.keys)
+        if not (self._source.is_connected and self._start(row, missing, num_pages, prompt)):
             self._counts["page_fallbacks_total"] += 1
-            return
-        pool.extend(lease, len(keys) - first)
-        awaited = _OpenFetch(row, lease, keys[first:], time.monotonic(), num_taken)
-        self._open[row] = awaited
-        state.in_transfer.add(lease)
-        state.arriving.update(awaited.keys)
-        awaited.fetch = PageFetch(
-            fetch_id=next(self._ids),
-            request=_prompt_of(row.request),
-            first=first,
-            keys=awaited.keys,
-            page_ids=lease.page_ids[lease.num_published :],
-            arrived=lambda num: self._post(partial(self._take, awaited, num)),
-            ended=lambda: self._post(partial(self._end, awaited)),
-        )
-        self._source.start(awaited.fetch)
-
-    def on_end(self, row: SequenceState) -> None:
-        """End the fetch of a row that has ended."""
-        awaited = self._open.get(row)
-        if awaited is not None and awaited.fetch is not None:
-            awaited.is_dropped = True
-            self._source.stop(awaited.fetch)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with the counts of fetched pages."""
@@ -153,25 +70,15 @@ class FetchedPages(PageExchange):
         counted.counters["page_wait_seconds_total"] = self._wait_s
         return counted
 
-    def _take(self, awaited: _OpenFetch, num_arrived: int) -> None:
-        """Publish the first pages of a fetch, which are written."""
-        keys = awaited.keys[awaited.num_published : num_arrived]
-        self._state.pool.publish(awaited.lease, keys)
-        self._state.arriving.difference_update(keys)
-        awaited.num_published = num_arrived
-        awaited.row.num_fetched_pages += len(keys)
-        self._note_change()
+    def _take(self, awaited: OpenFetch, num_arrived: int) -> None:
+        awaited.row.num_fetched_pages += num_arrived - awaited.num_published
+        super()._take(awaited, num_arrived)
 
-    def _end(self, awaited: _OpenFetch) -> None:
-        """Close a fetch that ended: missing pages are computed locally."""
-        missing = awaited.keys[awaited.num_published :]
-        self._state.arriving.difference_update(missing)
-        self._state.in_transfer.remove(awaited.lease)
-        self._state.pool.release(awaited.lease)
-        del self._open[awaited.row]
+    def _end(self, awaited: OpenFetch) -> None:
+        is_short = awaited.num_published < len(awaited.keys)
         self._wait_s += time.monotonic() - awaited.started_s
-        self._counts["page_fallbacks_total"] += bool(missing) and not awaited.is_dropped
-        self._note_change()
+        self._counts["page_fallbacks_total"] += is_short and not awaited.is_dropped
+        super()._end(awaited)
 
 
 @dataclass(eq=False, slots=True)

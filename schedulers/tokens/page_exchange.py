@@ -1,6 +1,7 @@
-"""Hooks that the token scheduler calls so that engines can exchange pages.
+"""Hooks that the token scheduler calls so that pages come and go.
 
-Owns the interface and its empty implementation. `schedulers.roles` implements it.
+Owns the interface and its empty implementation. `schedulers.roles` implements it for other engines,
+`schedulers.tokens.stored_pages` for lower tiers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class PageExchange:
 
     def on_submit(self, row: SequenceState) -> None:
         """React to a new row in the queue."""
+
+    def on_preempt(self, row: SequenceState) -> None:
+        """React to a row that is about to lose its pages, and waits again."""
 
     def on_end(self, row: SequenceState) -> None:
         """React to the end of a row."""

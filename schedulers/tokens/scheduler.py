@@ -69,7 +69,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self.grammar_worker: GrammarWorker | None = None
         """Computes masks of rows with grammars; set before jobs come, if there may be any."""
         self.exchange = PageExchange()
-        """Exchanges pages with other engines; set before jobs come."""
+        """Exchanges pages with other engines or lower tiers; set before jobs come."""
         self._rows_by_grammar: dict[GrammarState, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
@@ -214,6 +214,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         for victim in step.victims:
             victim.job.state = JobState.WAITING
             victim.job.recorder.wait(PREEMPTED, now_s)
+            self.exchange.on_preempt(victim)
         for admission in step.admissions:
             job = admission.row.job
             job.state = JobState.RUNNING

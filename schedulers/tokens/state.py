@@ -336,9 +336,9 @@ class TokenState:
         self.retries = Retries()
         self.computing: dict[bytes, SequenceState] = {}
         self.arriving: set[bytes] = set()
-        """Keys of pages that another engine sends (`schedulers.roles.page_exchange`)."""
+        """Keys of pages that are fetched (`schedulers.tokens.page_fetches`)."""
         self.in_transfer: set[Lease] = set()
-        """Leases of pages in transfer from or to other engines."""
+        """Leases of pages in transfer from or to other engines and lower tiers."""
         self.shares = ServiceShares()
         """Tokens computed for each client."""
         self.free_slots = list(range(options.max_batch_size))

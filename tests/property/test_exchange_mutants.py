@@ -9,23 +9,24 @@ from support.page_link import HandLink, drive_pair
 from support.token_driver import random_world
 from support.token_world import World
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _OpenFetch, _SentPrompt
+from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _SentPrompt
+from triptych.schedulers.tokens.page_fetches import OpenFetch
 
 _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)
 _take, _end = FetchedPages._take, FetchedPages._end
 
 
-def publishes_a_page_too_many(self: FetchedPages, awaited: _OpenFetch, num_arrived: int) -> None:
+def publishes_a_page_too_many(self: FetchedPages, awaited: OpenFetch, num_arrived: int) -> None:
     _take(self, awaited, min(num_arrived + 1, len(awaited.keys)))
 
 
-def forgets_what_was_to_come(self: FetchedPages, awaited: _OpenFetch) -> None:
+def forgets_what_was_to_come(self: FetchedPages, awaited: OpenFetch) -> None:
     missing = set(awaited.keys[awaited.num_published :])
     _end(self, awaited)
     self._state.arriving |= missing
 
 
-def gives_no_pages_back(self: FetchedPages, awaited: _OpenFetch) -> None:
+def gives_no_pages_back(self: FetchedPages, awaited: OpenFetch) -> None:
     self._state.pool.acquire()
     _end(self, awaited)
 

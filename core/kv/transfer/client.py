@@ -71,6 +71,7 @@ class PageFetch:
     arrived: Callable[[int], None]
     ended: Callable[[], None]
     num_arrived: int = 0
+    is_stopped: bool = False
     _timer: asyncio.TimerHandle | None = field(default=None)
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:

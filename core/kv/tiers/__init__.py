@@ -1,0 +1,1 @@
+"""Tiers of the prefix cache below the device: host memory and disk."""

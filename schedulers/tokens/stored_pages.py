@@ -1,0 +1,177 @@
+"""The tiers of the prefix cache below the device: which pages are saved, and which come back.
+
+Owns the order on the engine's loop. Pages are saved once they are indexed, a few at a time; a page
+that is evicted before is lost to the tiers and computed again. The pages of a waiting row come back
+once there is a slot for it: at its arrival, after a preemption, or after a wait in which pages that
+it had found were evicted. Knows no files and no tensors: `core.kv.tiers` moves the pages.
+
+All methods run on the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from triptych.core.kv.pages import Lease, PageJournal
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.tokens.page_fetches import (
+    ExchangingScheduler,
+    OpenFetch,
+    PageFetches,
+    PageSource,
+)
+from triptych.schedulers.tokens.state import SequenceState
+
+_MOST_SAVED_AT_ONCE = 8
+"""Pages held for one copy; the pool may be small, and running rows need it."""
+_POOL_SHARE = 8
+_MOST_RETRIED = 2  # waiting rows whose missing pages are looked for at the end of a step
+
+
+class PageStore(PageSource, Protocol):
+    """The loop's view of `core.kv.tiers.store.PageTiers`."""
+
+    counts: Counter[str]
+
+    def gauges(self) -> dict[str, float]:
+        """The bytes in each tier, by series name."""
+        ...
+
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        """The number of leading pages that can be fetched."""
+        ...
+
+    def save(self, pages: Sequence[tuple[bytes, int]], saved: Callable[[], None]) -> None:
+        """Copy pages, `(key, page_id)`; they stay as they are until `saved` is called."""
+        ...
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Make the pages of a prompt those used last."""
+        ...
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Remove pages."""
+        ...
+
+
+class StoredPages(PageFetches):
+    """Saves the pages of one model to `store`, and fetches them from there."""
+
+    def __init__(self, scheduler: ExchangingScheduler, store: PageStore) -> None:
+        super().__init__(scheduler, store)
+        pool = scheduler.tokens.pool
+        self._store = store
+        self._pool = pool
+        self._journal = pool.journal = PageJournal()
+        self._most_saved = max(1, min(_MOST_SAVED_AT_ONCE, pool.num_pages // _POOL_SHARE))
+        self._unsaved: dict[bytes, None] = {}
+        self._is_saving = False
+        self._wanting: dict[SequenceState, int] = {}  # with the step of its last fetch
+        self._num_steps = 0
+        self._num_unsaved = 0
+
+    def on_submit(self, row: SequenceState) -> None:
+        """Fetch the pages of a prompt that are in a lower tier."""
+        self._wanting[row] = -1
+        self._fetch(row)
+
+    def on_preempt(self, row: SequenceState) -> None:
+        """Fetch the pages of a row again if they are evicted until it starts."""
+        self._wanting[row] = -1
+
+    def on_end(self, row: SequenceState) -> None:
+        """End the fetch of a row, and keep its pages longest."""
+        super().on_end(row)
+        self._wanting.pop(row, None)
+        self._store.touch(row.keys)
+
+    def on_step_end(self) -> None:
+        """Save the pages that the step completed, and fetch those that there is room for now."""
+        self._num_steps += 1
+        self._read_journal()
+        self._save()
+        self._fetch_first()
+
+    def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with the counts of the tiers."""
+        counters = {**stats.counters, **self._store.counts}
+        counters["kv_pages_unsaved_total"] = self._num_unsaved
+        return replace(
+            stats, gauges={**stats.gauges, **self._store.gauges()}, counters=dict(counters)
+        )
+
+    def _fetch_first(self) -> None:
+        """Fetch the pages of the rows that waited longest, as far as there are slots for them."""
+        for row in tuple(islice(self._wanting, _MOST_RETRIED)):
+            self._fetch(row)
+
+    def _fetch(self, row: SequenceState) -> None:
+        """Fetch the pages that a waiting row lacks and that a tier has, once in a step.
+
+        Otherwise two rows might evict each other's pages without end.
+        """
+        has_slot = len(self._state.running) < self._state.max_rows
+        if row.lease is not None:
+            self._wanting.pop(row, None)
+        elif has_slot and row not in self._open and self._wanting[row] < self._num_steps:
+            missing = self._missing(row)
+            num_held = self._store.num_held(missing.keys)
+            if num_held and self._start(row, missing, num_held, row.request):
+                self._wanting[row] = self._num_steps
+
+    def _most_pages(self) -> int:
+        """All pages, if no row runs that may need another one."""
+        return super()._most_pages() if self._state.running else self._pool.num_pages
+
+    def _read_journal(self) -> None:
+        journal = self._journal
+        self._unsaved.update(dict.fromkeys(journal.indexed))
+        journal.indexed.clear()
+        if journal.distrusted:
+            for key in journal.distrusted:
+                self._unsaved.pop(key, None)
+            self._store.drop(journal.distrusted)
+            journal.distrusted.clear()
+
+    def _save(self) -> None:
+        """Save the next pages, unless others are being saved."""
+        if self._is_saving:
+            return
+        lease, pages = self._pool.acquire(), list[tuple[bytes, int]]()
+        while self._unsaved and len(pages) < self._most_saved:
+            key = next(iter(self._unsaved))
+            del self._unsaved[key]
+            self._pool.extend_cached(lease, (key,))
+            if len(lease) > len(pages):
+                pages.append((key, lease.page_ids[-1]))
+            else:
+                self._num_unsaved += 1
+        if not pages:
+            self._pool.release(lease)
+            return
+        self._is_saving = True
+        self._state.in_transfer.add(lease)
+        self._store.save(pages, lambda: self._post(partial(self._saved, lease)))
+
+    def _saved(self, lease: Lease) -> None:
+        self._is_saving = False
+        self._state.in_transfer.remove(lease)
+        self._pool.release(lease)
+        self._note_change()
+        self._save()
+
+    def _take(self, awaited: OpenFetch, num_arrived: int) -> None:
+        num_indexed = len(self._journal.indexed)
+        super()._take(awaited, num_arrived)
+        del self._journal.indexed[num_indexed:]  # they came from a tier
+
+    def _end(self, awaited: OpenFetch) -> None:
+        super()._end(awaited)
+        if awaited.num_published < len(awaited.keys):
+            self._wanting.pop(awaited.row, None)  # it computes the rest
+        self._fetch_first()
