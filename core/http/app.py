@@ -47,9 +47,11 @@ from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_er
 from triptych.core.http.recent_requests import RecentRequests, RecordRequests
 from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
+from triptych.core.kv.tiers.salt import kept_salt
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.options.config import Config, ServerOptions
 from triptych.core.options.served_names import ServedNames
+from triptych.core.options.tier_plan import TierPlan
 
 
 class _App(FastAPI):
@@ -99,12 +101,12 @@ def create_app(
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
     `upload_budget`, `tasks`, `models_by_task`, `accepted_names`, `further_names`, `routes`,
     `tracing` and empty `user_files`.
-    Raises `ConfigError` for API keys that cannot be read.
+    Raises `ConfigError` for API keys, or a folder of cached pages, that cannot be read.
     """
     observers = _Observers.of(config.server, client, cards)
     metrics = observers.metrics
     in_flight = InFlight()
-    keyring = Keyring.from_options(config.server)
+    keyring = Keyring.from_options(config.server, kept_salt(TierPlan.of(config)))
     app = _App(
         title="Triptych",
         version=version("triptych"),

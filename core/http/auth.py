@@ -45,19 +45,24 @@ class Keyring:
         *,
         admin_keys: Iterable[str] = (),
         is_cache_shared: bool = False,
+        salt: bytes = b"",
     ) -> None:
         self._admins = frozenset(map(_digest, admin_keys))
         self._digests = tuple(dict.fromkeys([*map(_digest, keys), *self._admins]))
-        self._salt = secrets.token_bytes(32)
+        self._salt = salt or secrets.token_bytes(32)
         self._is_cache_shared = is_cache_shared
 
     @classmethod
-    def from_options(cls, options: ServerOptions) -> Keyring:
-        """Read the keys of the options. Raises `ConfigError`."""
+    def from_options(cls, options: ServerOptions, salt: bytes = b"") -> Keyring:
+        """Read the keys of the options; tenants have the same names wherever `salt` is the same.
+
+        Raises `ConfigError`.
+        """
         return cls(
             _configured(options),
             admin_keys=options.admin_key,
             is_cache_shared=options.share_prefix_across_keys,
+            salt=salt,
         )
 
     @property

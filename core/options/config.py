@@ -9,9 +9,9 @@ kinds only; `core/options/relevance.py` reports its use with others. Knows nothi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from triptych.core.block_formats import BLOCK_ENCODINGS
+from triptych.core.options.cache import CacheOptions
 from triptych.core.options.declaration import (
     BOUND,
     COUNT,
@@ -21,7 +21,6 @@ from triptych.core.options.declaration import (
     TEXT,
     TOKENS,
     Range,
-    Role,
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
@@ -301,39 +300,6 @@ class DeviceOptions:
     def num_devices(self) -> int:
         """The most devices that any one model uses."""
         return max(self.tensor_parallel_size, self.num_image_ranks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
-    """The paged key-value cache."""
-
-    ROLES: ClassVar[tuple[Role, ...]] = TOKENS
-
-    kv_cache_page_size: int = option(
-        32,
-        "Tokens per page.",
-        aliases=("--page-size", "--block-size"),
-        within=Range(low=1, is_power_of_two=True),
-    )
-    kv_cache_format: str = option(
-        "auto",
-        "Type of cached keys and values. `auto` follows the compute type. float8_e4m3fn and int8"
-        " (one scale per token and head) take half the memory of bfloat16.",
-        aliases=("--kv-cache-dtype",),
-        choices=("auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
-    )
-    kv_cache_memory_mb: int = option(
-        0,
-        "Maximum size of each model's cache in MiB; 0: what memory and batch limits allow.",
-        within=BOUND,
-    )
-    enable_prefix_caching: bool = option(True, "Reuse the cache pages of shared prompt prefixes.")
-    max_vision_cache_entries: int = option(
-        256,
-        "Images whose features are kept for later prompts; 0: only while in use.",
-        within=BOUND,
-        roles=("vision",),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,24 +14,27 @@ from triptych.core.errors import ConfigError
 _MAX_FILE_BYTES = 2**20
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """Return the file's values by key. Raises `ConfigError` with the file's name and the cause."""
+def read_config_file(path: str, flag: str = "--config-file") -> dict[str, Any]:
+    """Return the values by key of the file that `flag` names.
+
+    Raises `ConfigError` with the file's name and the cause.
+    """
     try:
         with open(path, "rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1).decode()
         if len(text) > _MAX_FILE_BYTES:
-            raise ConfigError(f"--config-file {path}: larger than {_MAX_FILE_BYTES} bytes.")
+            raise ConfigError(f"{flag} {path}: larger than {_MAX_FILE_BYTES} bytes.")
         content = _UniqueKeys(text).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
+        raise ConfigError(f"{flag} {path}: cannot be read ({reason}).") from error
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"--config-file {path}: invalid YAML ({reason}).") from error
+        raise ConfigError(f"{flag} {path}: invalid YAML ({reason}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
+        raise ConfigError(f"{flag} {path}: expected `option: value` lines.")
     return {str(key): value for key, value in content.items()}
 
 

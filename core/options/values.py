@@ -36,6 +36,8 @@ def format_value(value: Any) -> str:
 def convert_value(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     """Convert `value` to the option's type and check it against choices and range."""
     given = value
+    if value is None and "null" in option.choices:
+        value = "null"  # YAML reads the word as nothing
     if option.is_repeatable:
         value = _texts(value)
     if option.is_numbers:

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from triptych.core.kv.pages import Lease, PageJournal
+from triptych.core.kv.tiers.disk import DiskTier
+from triptych.core.kv.tiers.host import HostTier
+from triptych.core.kv.tiers.store import PageTiers
+from triptych.core.kv.transfer.memory import PageMemory
+from triptych.core.kv.transfer.messages import PageFormat
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.page_fetches import (
     ExchangingScheduler,
@@ -26,6 +32,9 @@ from triptych.schedulers.tokens.page_fetches import (
     PageSource,
 )
 from triptych.schedulers.tokens.state import SequenceState
+
+if TYPE_CHECKING:
+    from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 _MOST_SAVED_AT_ONCE = 8
 """Pages held for one copy; the pool may be small, and running rows need it."""
@@ -55,8 +64,33 @@ class PageStore(PageSource, Protocol):
         ...
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Remove pages."""
+        """Remove pages; from now on they are not found."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """The bytes in host memory, and on disk in `folder` if that is not empty; 0: by free space."""
+
+    host_bytes: int
+    folder: str
+    disk_bytes: int
+
+
+def open_tiers(
+    scheduler: TokenScheduler, memory: PageMemory, page_format: PageFormat, sizes: TierSizes
+) -> Callable[[], None]:
+    """Keep a model's pages in tiers below the device; returns the function that ends that.
+
+    Raises `ConfigError` for a folder that cannot be used.
+    """
+    disk = None
+    if sizes.folder:
+        disk = DiskTier(Path(sizes.folder).expanduser(), page_format, sizes.disk_bytes)
+    tiers = PageTiers(memory, HostTier(sizes.host_bytes, memory.page_bytes), disk)
+    scheduler.exchange = StoredPages(scheduler, tiers)
+    tiers.begin()
+    return tiers.close
 
 
 class StoredPages(PageFetches):

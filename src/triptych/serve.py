@@ -39,6 +39,7 @@ from triptych.core.options.table import (
     add_options,
     resolve_with_sources,
 )
+from triptych.core.options.tier_plan import TierPlan
 from triptych.core.process import logs
 from triptych.core.process.lazy import load
 from triptych.core.process.logs import fields
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped. Raises `SetupError` in one actionable line."""
     resolved = resolve_with_sources(args)
     PipelinePlan.of(resolved.config)
+    TierPlan.of(resolved.config)
     plan = ReplicaPlan.of(resolved.config)
     if plan.needs_ray:
         launch: Callable[[Resolved, ReplicaPlan], int] = load("triptych.replicas.launch:launch")

@@ -82,7 +82,7 @@ TRUE = {
     "an answer cites nothing",
     "answers are the same with and without a cache",
     "answers are the same without it",
-    "cached pages live on the device only",
+    "changes of the cache are not published",
     "there are no cache diagnostics",
     "code from model repositories never runs",
     "diffusion language models are not served",

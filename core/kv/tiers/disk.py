@@ -15,8 +15,9 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +33,13 @@ _HEADER = struct.Struct("<8s32s32sQ32s")
 """Magic, digest of the format, key, bytes of content, digest of these and the content."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PREFIXES = tuple(f"{n:02x}" for n in range(256))
+_GIB = 2**30
+_MOST_BYTES = 50 * _GIB  # unless the size is given
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 class DiskTier:
-    """At most `max_bytes` of page files of one format, below `folder`.
+    """At most `max_bytes` of page files of one format, below `folder`; 0: by the free space.
 
     Raises `ConfigError` if the folder cannot be used. All other methods are called on one thread.
     """
@@ -45,12 +48,13 @@ class DiskTier:
         self._format = hashlib.sha256(msgspec.msgpack.encode(page_format)).digest()
         self._content_bytes = page_format.page_bytes
         self.page_bytes = _HEADER.size + self._content_bytes
-        self.num_pages = max_bytes // self.page_bytes
         self.order = PageOrder()
         self._folder = folder / self._format.hex()[:32]
         try:
             self._lock = self._open(folder)
-            self._index()
+            found = sorted(self._scan())
+            self.num_pages = self._size(folder, max_bytes, len(found)) // self.page_bytes
+            self._index(found)
         except OSError as error:
             raise ConfigError(
                 f"disk_offload_dir {folder}: {error.strerror or error}; name a folder that this"
@@ -127,9 +131,19 @@ class DiskTier:
             ) from error
         return lock
 
-    def _index(self) -> None:
-        """Find the pages of earlier processes, those used last as the last to give way."""
-        found = sorted(self._scan())
+    def _size(self, folder: Path, max_bytes: int, num_found: int) -> int:
+        """The bytes that files may take. Raises `ConfigError` if there is no room for so many."""
+        own_bytes = num_found * self.page_bytes
+        free_bytes = shutil.disk_usage(folder).free + own_bytes
+        if max_bytes > free_bytes:
+            raise ConfigError(
+                f"disk_offload_max_gb: {max_bytes / _GIB:.1f} GiB are wanted in {folder}, and"
+                f" {free_bytes / _GIB:.1f} are free there."
+            )
+        return max_bytes or min(_MOST_BYTES, max(own_bytes, free_bytes // 2))
+
+    def _index(self, found: Sequence[tuple[int, bytes]]) -> None:
+        """Take over the pages of earlier processes; those used last give way last."""
         for number, (_, key) in enumerate(found):
             self.order.add(key, 0)
             if len(found) - number > self.num_pages:

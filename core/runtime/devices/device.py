@@ -101,7 +101,7 @@ class Device:
         if not self.is_cpu:
             free, _ = torch.cuda.mem_get_info(self.torch)
             return int(free)
-        return min(int(psutil.virtual_memory().available), _container_bytes())
+        return free_host_bytes()
 
     def obtainable_bytes(self) -> int:
         """Memory that this process can allocate now: free, or held without being used.
@@ -191,6 +191,11 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
         options.device_memory_utilization,
     )
     return device, ledger
+
+
+def free_host_bytes() -> int:
+    """Host memory that can be allocated now without swapping, container limits respected."""
+    return min(int(psutil.virtual_memory().available), _container_bytes())
 
 
 def has_fast_cpu_bfloat16() -> bool:

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _CACHES = frozenset(
-    ("kv", "states", "vision-cache", "prompts", "voices", "codec-state", "images", "recordings")
+    (
+        "kv",
+        "kv-host",
+        "states",
+        "vision-cache",
+        "prompts",
+        "voices",
+        "codec-state",
+        "images",
+        "recordings",
+    )
 )
 _COLUMNS = ("weights", "caches", "activations")
 _MIB = 2**20

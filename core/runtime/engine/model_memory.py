@@ -17,8 +17,9 @@ from triptych.core.bundle.store import Bundle
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge
 from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.options.config import Config
+from triptych.core.options.tier_plan import TierPlan
 from triptych.core.process.logs import fields
-from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.devices.device import Device, free_host_bytes
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.memory_table import memory_table
 from triptych.core.runtime.graphs.captured import CapturedSteps
@@ -47,10 +48,12 @@ _REMEDIES = MappingProxyType(
         " to make steps smaller.",
         "states": " Lower --max-batch-size to keep the states of fewer rows.",
         "codec-state": " Lower --max-streams to keep fewer voices.",
+        "kv-host": " Lower --host-kvcache-swap-space-gb to keep fewer cached pages.",
         "vision-cache": " Lower --max-vision-cache-entries to keep fewer images.",
     }
 )
 """Advice for the user, by the purpose that is too large."""
+_HOST_SHARE = 0.5  # of the memory that is left, for the host tier unless its size is given
 _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop needs memory for other programs
 
 _log = logging.getLogger(__name__)
@@ -237,6 +240,30 @@ class ModelMemory:
         self.reserve("kv", (size.num_pages + 1) * layout.page_bytes)
         self.reserve_states(layout, size.num_snapshots)
         return size
+
+    def reserve_host_tier(self, plan: TierPlan, layout: KvLayout, size: CacheSize) -> int:
+        """Reserve and return the bytes of host memory for pages that leave the device.
+
+        On a CPU they are part of the ledger, as the cache is; on a GPU they must be free now.
+        Raises `ConfigError`, or an error of the ledger, where there is no room.
+        """
+        left_bytes = self._ledger.available_bytes if self._device.is_cpu else free_host_bytes()
+        wanted = plan.host_bytes
+        if not wanted:
+            even = int(_HOST_SHARE * left_bytes) // max(1, len(self._config.models.model))
+            wanted = min(int(plan.host_ratio * size.num_pages * layout.page_bytes), even)
+        wanted -= wanted % layout.page_bytes
+        if not wanted or (wanted > left_bytes and not self._device.is_cpu):
+            raise ConfigError(
+                f"--kv-connector {plan.connector}: {mib(left_bytes)} of host memory are free, and"
+                f" {self._name} has pages of {mib(layout.page_bytes)}; set another"
+                " --host-kvcache-swap-space-gb, or leave it out."
+            )
+        if self._device.is_cpu:
+            self.reserve("kv-host", wanted, is_divided=False)
+        else:
+            _log.info("%s: %s of host memory for cached pages", self._name, mib(wanted))
+        return wanted
 
     def reserve_states(self, layout: KvLayout, num_states: int) -> None:
         """Reserve the states of so many rows or snapshots, if the model keeps states."""

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from msgspec import structs
 
 from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
 from triptych.core.errors import ConfigError
@@ -19,6 +23,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.options.pipeline_plan import PipelinePlan
 from triptych.core.options.speculation import NGRAM
+from triptych.core.options.tier_plan import TierPlan
 from triptych.core.process.lazy import load
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.families.table import is_native
@@ -45,6 +50,7 @@ from triptych.schedulers.roles.pipeline_roles import open_exchange
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
 from triptych.schedulers.tokens.scheduler import TokenScheduler
+from triptych.schedulers.tokens.stored_pages import TierSizes, open_tiers
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
@@ -73,6 +79,7 @@ class LlmLoader(TokenLoader):
 
     is_fixed_on_gpu: ClassVar[bool] = True
     generates: ClassVar[bool] = True
+    _host_bytes = 0  # for pages that leave the device
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -99,6 +106,7 @@ class LlmLoader(TokenLoader):
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
             size = memory.reserve_cache(layout, max_length)
+            self._reserve_tiers(memory, layout, size)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
             if ranks is not None:
@@ -242,12 +250,34 @@ class LlmLoader(TokenLoader):
                 f"--speculative-algorithm {NGRAM}: the states of {self.name}'s recurrent layers"
                 " cannot go back to before a wrong draft; leave it out for this model."
             )
-        plan = PipelinePlan.checked(self._config)
+        plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
         if plan.sends_pages or plan.fetches_pages:
             raise ConfigError(
                 f"--pipeline-role {plan.role}: the recurrent layers of {self.name} keep states, and"
                 " engines exchange pages alone; serve it without roles."
             )
+        if tiers is not None:
+            raise ConfigError(
+                f"--kv-connector {tiers.connector}: the recurrent layers of {self.name} keep"
+                " states, and only pages are kept outside the device; leave the option out."
+            )
+
+    def _reserve_tiers(
+        self, memory: ModelMemory, layout: KvLayout, size: CacheSize, *, shares: bool = True
+    ) -> None:
+        """Reserve host memory for pages that leave the device, if they are kept.
+
+        Raises `ConfigError` for a model that `shares` none.
+        """
+        plan = TierPlan.of(self._config)
+        if plan is None:
+            return
+        if not shares:
+            raise ConfigError(
+                f"--kv-connector {plan.connector}: {self.name} computes each prompt as a whole and"
+                " reuses no pages; leave the option out."
+            )
+        self._host_bytes = memory.reserve_host_tier(plan, layout, size)
 
     def _choose_backend(self, blueprint: Blueprint, layout: KvLayout) -> str:
         """The kernels of attention. Raises `ConfigError` for some that cannot serve the model."""
@@ -316,10 +346,8 @@ class LlmLoader(TokenLoader):
     def _exchange(
         self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
     ) -> None:
-        """Open the page exchange with engines of the other role, if this engine has a role."""
-        plan = PipelinePlan.checked(self._config)
-        if not (plan.sends_pages or plan.fetches_pages):
-            return
+        """Open the page exchange with engines of the other role, or the tiers, if there are any."""
+        plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
         page_format = PageFormat(
             weights=self._resolved.digest,
             layout=str(kv.layout),
@@ -328,9 +356,20 @@ class LlmLoader(TokenLoader):
             max_length=blueprint.max_length,
             page_bytes=kv.layout.page_bytes,
         )
-        pages = CacheMemory(kv)
-        close = open_exchange(self.name, scheduler, pages, page_format, plan)
-        stack.callback(close)
+        if plan.sends_pages or plan.fetches_pages:
+            pages = CacheMemory(kv)
+            stack.callback(open_exchange(self.name, scheduler, pages, page_format, plan))
+        elif tiers is not None:
+            kept = structs.replace(
+                page_format, compute=f"{page_format.compute} {self._versions(kv)}"
+            )
+            sizes = TierSizes(self._host_bytes, tiers.folder, tiers.disk_bytes)
+            stack.callback(open_tiers(scheduler, CacheMemory(kv), kept, sizes))
+
+    def _versions(self, kv: KvCache) -> str:
+        """The programs that computed a page: others may round differently."""
+        level = kv.native.level if kv.native is not None else self._device.name
+        return f"{version('triptych')} {torch.__version__} {level}"
 
     def _compute(self, blueprint: Any) -> str:
         """The numerics of a model: equal values give equal bits on processors of one kind."""

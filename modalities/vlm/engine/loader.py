@@ -85,6 +85,8 @@ class VisionLoader(LlmLoader):
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             size = memory.reserve_cache(layout, max_length)
+            shares = not blueprint.traits.whole_prompts
+            self._reserve_tiers(memory, layout, size, shares=shares)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
             source = CachedFeatures(features, blueprint.dtype)
@@ -103,7 +105,6 @@ class VisionLoader(LlmLoader):
             )
             runner = self._vision_runner(tokens, encoder, features, blueprint, ranks)
             stack.callback(runner.close)
-            shares = not blueprint.traits.whole_prompts
             scheduler = VisionScheduler(
                 **self._schedule(layout, size, max_length, shares=shares),
                 vision=VisionResources(

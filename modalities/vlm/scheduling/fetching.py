@@ -19,7 +19,7 @@ from triptych.core.kv.transfer.client import PageFetch
 from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ReceivingMemory, page_keys
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.executors import Post
-from triptych.schedulers.roles.page_exchange import PageSource
+from triptych.schedulers.roles.page_exchange import RemotePages
 from triptych.schedulers.roles.transfer_jobs import exchange_stats
 
 
@@ -59,7 +59,7 @@ class _AwaitedImage:
 class FetchedFeatures(ImageExchange):
     """Fetches image features from engines of the encoder role."""
 
-    def __init__(self, memory: ReceivingMemory, source: PageSource) -> None:
+    def __init__(self, memory: ReceivingMemory, source: RemotePages) -> None:
         self._memory = memory
         self._source = source
         self._counts = Counter(feature_fetches_total=0, feature_fallbacks_total=0)
