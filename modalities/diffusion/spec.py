@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.modalities.diffusion.unserved import reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +237,7 @@ def spec_of(
     class with two branches has only one.
     """
     if pipeline not in PIPELINES:
-        known = ", ".join(sorted(PIPELINES))
-        raise WeightsError(f"Unknown pipeline {pipeline}; known pipelines: {known}.")
+        raise WeightsError(f"{pipeline} is not served: {reason_of(pipeline, PIPELINES)}.")
     spec = PIPELINES[pipeline]
     if not spec.has_negative and model.get("guidance_embeds") is False:
         spec = replace(spec, has_negative=True, default_guidance=spec.own_guidance)

@@ -6,15 +6,27 @@ listed for chat is not listed again as an encoder.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import diffusers
 import transformers
-from diffusers.pipelines import auto_pipeline
 from transformers.models.auto import modeling_auto as auto
 
 from triptych.modalities.diffusion.spec import PIPELINES
+
+_OF_VIDEO = frozenset({"num_frames", "video", "frames", "video_length", "num_videos_per_prompt"})
+_NO_IMAGES = frozenset({
+    "DiffusionGemmaPipeline",
+    "LLaDA2Pipeline",
+    "LTX2VideoDiffusionDecodePipeline",
+    "RFD4ProteinaPipeline",
+    "ShapEImg2ImgPipeline",
+    "ShapEPipeline",
+    "StableAudio3Pipeline",
+})  # fmt: skip
+"""Pipelines of texts, sounds, solids and proteins, whose arguments do not tell."""
 
 
 def versions() -> dict[str, str]:
@@ -57,11 +69,15 @@ def _first_names(*lists: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pipelines() -> list[str]:
-    """The pipelines of diffusers that make or change images."""
-    lists = (
-        auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
-        auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
-        auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
-    )
-    known = {kind.__name__ for each in lists for kind in each.values()}
+    """The pipelines of diffusers that make or change still images."""
+    names = {name for name in dir(diffusers) if name.endswith("Pipeline")} - _NO_IMAGES
+    known = {name for name in names if _makes_images(getattr(diffusers, name))}
     return sorted(known | set(PIPELINES))
+
+
+def _makes_images(kind: Any) -> bool:
+    is_pipeline = isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)
+    if not is_pipeline or kind is diffusers.DiffusionPipeline:
+        return False
+    arguments = inspect.signature(kind.__call__).parameters
+    return _OF_VIDEO.isdisjoint(arguments) and not any("audio" in name for name in arguments)

@@ -32,7 +32,7 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.spec import PIPELINES
+from triptych.modalities.diffusion.spec import spec_of
 from triptych.modalities.embedding.architecture import FAMILIES as ENCODERS
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
 from triptych.modalities.modality import modality_of
@@ -65,12 +65,21 @@ def judge(kind: str, name: str, architecture: str) -> Verdict:
     """Judge a type of a kind in `catalog`. Raises `AssertionError` where it answers otherwise."""
     if kind == "chat":
         return judge_chat(name)
-    own = {"vision": SIGHTED, "embedding": ENCODERS, "speech": VOICES, "images": PIPELINES}
+    if kind == "images":
+        return judge_pipeline(name)
+    own = {"vision": SIGHTED, "embedding": ENCODERS, "speech": VOICES}
     if name in own.get(kind, ("whisper",)):
         return Verdict(NATIVE)
-    if kind == "images":
-        return Verdict(REFUSED, "Its pipeline has no recipe here.")
     return _judge_default(name, architecture)
+
+
+def judge_pipeline(name: str) -> Verdict:
+    """Whether a folder with a pipeline of this class is served, and else the refusal."""
+    try:
+        spec_of(name)
+    except WeightsError as error:
+        return Verdict(REFUSED, error.message)
+    return Verdict(NATIVE)
 
 
 def judge_chat(model_type: str) -> Verdict:

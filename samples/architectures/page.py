@@ -32,8 +32,9 @@ served or refused like the rest.
 
 Chat models are judged with tiny random weights: greedy answers in chunks, next to other requests,
 have the tokens of transformers' own class, and its log-probabilities within 0.001. Models of other
-kinds are judged by their default configuration, for which their loader reserves memory, and image
-pipelines by our recipes. `python samples/architectures/check.py` repeats all of it.
+kinds are judged by their default configuration, for which their loader reserves memory, and
+pipelines of diffusers that make or change still images by the name of their class, which decides
+whether a folder loads. `python samples/architectures/check.py` repeats all of it.
 """
 _TITLES = {
     "chat": "Chat",

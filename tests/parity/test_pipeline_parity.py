@@ -156,7 +156,7 @@ def test_sizes_that_do_not_fit_and_unknown_pipelines_are_named() -> None:
     assert recipe.pixel_multiple == 16
     with pytest.raises(InvalidRequest, match=r"multiples of 16.*not 1000x72"):
         recipe.prepare(replace(REQUEST, width=1000, height=72), pools)
-    with pytest.raises(WeightsError, match="Unknown pipeline MysteryPipeline"):
+    with pytest.raises(WeightsError, match="MysteryPipeline is not served"):
         open_recipe("MysteryPipeline", parts)
     assert pools.num_used == 0
 

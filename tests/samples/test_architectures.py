@@ -30,6 +30,13 @@ def test_a_type_answers_as_its_class_or_is_refused(judge: Any, name: str) -> Non
     assert (verdict.runs == "refused") == bool(verdict.reason) == (name in REFUSED), verdict
 
 
+def test_the_page_has_what_is_said_of_each_pipeline(judge: Any) -> None:
+    page = json.loads(import_module("page").RESULTS.read_text("utf-8"))
+    for name, found in page["images"].items():
+        verdict = judge.judge_pipeline(name)
+        assert (verdict.runs, verdict.reason) == (found["runs"], found["reason"]), name
+
+
 def test_page_is_what_its_results_say() -> None:
     with importing_samples(SAMPLES / "architectures"):
         page = import_module("page")

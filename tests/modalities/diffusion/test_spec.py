@@ -41,9 +41,20 @@ def test_all_but_an_older_name_are_of_diffusers() -> None:
     ]
 
 
-def test_unknown_pipelines_are_named() -> None:
-    with pytest.raises(WeightsError, match=r"Unknown pipeline Mystery.*FluxPipeline"):
-        spec_of("Mystery")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("MysteryPipeline", "its steps are not implemented"),
+        ("GlmImagePipeline", "makes tokens of the image before the denoiser"),
+        ("FluxControlNetPipeline", "it needs control or example images"),
+        ("FluxImg2ImgPipeline", "its weights are served where model_index.json names FluxPipeline"),
+        ("StableDiffusionInpaintPipeline", "its UNet takes the mask as channels"),
+        ("HunyuanImageRefinerPipeline", "it enlarges or refines the images of another model"),
+    ],
+)
+def test_other_pipelines_are_refused_with_a_reason(name: str, reason: str) -> None:
+    with pytest.raises(WeightsError, match=f"^{name} is not served: .*{reason}"):
+        spec_of(name)
 
 
 def test_guidance_without_an_embedding_needs_two_branches() -> None:
