@@ -6,9 +6,10 @@ number, and its key that of the page after which the state was.
 A cached page of such a model is of use only if a state is known at its end or at the end of a later
 page: the layers that read pages can go on anywhere, the recurrent ones cannot.
 
-Every snapshot is in exactly one place: free, pending (a step in flight writes it) or indexed (the
-least recently used is overwritten first). Steps run in order on the device. So an indexed snapshot
-may be overwritten by a later step than the one that reads it, and needs no holders.
+Every snapshot is in exactly one place: free, pending (a step in flight writes it) or indexed. Spare
+ones, which perhaps no row needs, are overwritten first, then the least recently used. Steps run in
+order on the device. So an indexed snapshot may be overwritten by a later step than the one that
+reads it, and needs no holders.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class SnapshotIndex:
         self.num_snapshots = num_snapshots
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._index: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._spares: OrderedDict[bytes, None] = OrderedDict()  # of the indexed, oldest first
         self._pending: set[int] = set()
         self._found: set[bytes] = set()
 
@@ -35,8 +37,8 @@ class SnapshotIndex:
 
     @property
     def has_free(self) -> bool:
-        """Whether `take` overwrites none that is indexed."""
-        return bool(self._free)
+        """Whether `take` overwrites at most a spare one."""
+        return bool(self._free or self._spares)
 
     @property
     def num_pending(self) -> int:
@@ -53,6 +55,7 @@ class SnapshotIndex:
     def find(self, key: bytes) -> int:
         """The snapshot of `key`, which is indexed; it becomes the most recently used one."""
         self._index.move_to_end(key)
+        self._spares.pop(key, None)
         self._found.add(key)
         return self._index[key]
 
@@ -62,24 +65,37 @@ class SnapshotIndex:
 
     def take(self) -> int | None:
         """A snapshot to be written, pending; the least recently used one if none is free."""
-        if self._free:
-            snapshot = self._free.pop()
-        elif self._index:
-            key, snapshot = self._index.popitem(last=False)
-            self._found.discard(key)
-        else:
+        if not self.has_free and self._index:
+            self.drop(next(iter(self._index)))
+        return self.take_spare()
+
+    def take_spare(self) -> int | None:
+        """As `take`, without overwriting any but the oldest spare one."""
+        if not self._free and self._spares:
+            self.drop(next(iter(self._spares)))
+        if not self._free:
             return None
+        snapshot = self._free.pop()
         self._pending.add(snapshot)
         return snapshot
 
-    def publish(self, snapshot: int, key: bytes) -> bool:
+    def publish(self, snapshot: int, key: bytes, *, is_spare: bool = False) -> bool:
         """Index a pending snapshot: its step is over; false if one with its key is kept instead."""
         self._pending.remove(snapshot)
+        if not is_spare:
+            self._spares.pop(key, None)
         if key in self._index:
             self._free.append(snapshot)
             return False
         self._index[key] = snapshot
+        if is_spare:
+            self._spares[key] = None
         return True
+
+    def spare(self, key: bytes) -> None:
+        """Let the snapshot of `key`, if any, be overwritten first, unless a row found it."""
+        if key in self._index and key not in self._found:
+            self._spares[key] = None
 
     def give_back(self, snapshot: int) -> None:
         """Free a pending snapshot that was not written, or is not trusted."""
@@ -91,6 +107,7 @@ class SnapshotIndex:
         snapshot = self._index.pop(key, None)
         if snapshot is not None:
             self._found.discard(key)
+            self._spares.pop(key, None)
             self._free.append(snapshot)
 
     def check(self) -> None:
@@ -98,3 +115,4 @@ class SnapshotIndex:
         places = [*self._free, *self._pending, *self._index.values()]
         assert sorted(places) == list(range(self.num_snapshots)), "a snapshot is lost"
         assert self._found <= self._index.keys(), "a snapshot that is gone was found"
+        assert self._spares.keys() <= self._index.keys() - self._found, "a spare one is of use"

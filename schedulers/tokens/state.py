@@ -42,9 +42,10 @@ class SequenceState(Unit):
     were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
     next tokens; while it `is_verifying`, such a step is in flight.
 
-    In a model with recurrent layers its state is saved after `saved_pages`, in steps in flight
-    after `pending_pages`; `progress_key` is that of its latest snapshot. A row that `is_spoiled`
-    was in a step that ran out of memory, which may have changed its state: it begins again.
+    In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
+    after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after
+    `progress_page`, if not 0. A row that `is_spoiled` was in a step that ran out of memory, which
+    may have changed its state: it begins again.
     """
 
     name: str
@@ -77,8 +78,9 @@ class SequenceState(Unit):
     num_times_overtaken: int = 0
     awaited_key: bytes | None = None
     saved_pages: set[int] = field(default_factory=set)
+    spare_pages: set[int] = field(default_factory=set)
     pending_pages: set[int] = field(default_factory=set)
-    progress_key: bytes | None = None
+    progress_page: int = 0
     is_spoiled: bool = False
     lookup: PromptLookup | None = None
     drafts: tuple[int, ...] = ()
@@ -426,7 +428,7 @@ class TokenState:
         row.is_bound = row.is_decoding = row.is_spoiled = row.is_verifying = False
         row.drafts = ()
         row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
-        row.progress_key = None
+        row.progress_page = 0
 
     def leave(self, row: SequenceState) -> None:
         """Remove an ended row from every queue; it keeps its resources until released."""

@@ -6,6 +6,8 @@ Owns the choice. A row saves its state
   from cached pages whose state is not known, so that the next prompt that parts there hits; these
   stay until they are the least recently used ones;
 - where another row waits for its pages;
+- at some pages between, where memory is free: a later prompt may part there from this one, as after
+  the instructions that many requests have in common. Their distances double, up to a limit;
 - at the last page's end of every step: its progress, where it goes on if it is preempted, and where
   the next turn of a conversation begins. A row keeps one of these, unless another row found it. The
   last one is overwritten before the next one is known only where no other is free.
@@ -19,6 +21,9 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.kv.snapshots import SnapshotIndex
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 
+_SPARE_TOKENS = 256
+"""The largest distance of snapshots that are saved where memory is free."""
+
 
 def plan_saves(pool: PagePool, row: SequenceState) -> None:
     """Choose the pages of a row that starts now after which its state is saved."""
@@ -26,6 +31,14 @@ def plan_saves(pool: PagePool, row: SequenceState) -> None:
         return
     keys = row.keys[: (row.num_known - 1) // pool.page_size]
     row.saved_pages = {len(keys), pool.num_indexed(keys)}
+    row.spare_pages = _spare_pages(len(keys), pool.page_size) - row.saved_pages
+
+
+def _spare_pages(num_pages: int, page_size: int) -> set[int]:
+    """Pages of a prompt after which another may part from it."""
+    most = max(1, _SPARE_TOKENS // page_size)
+    doubled = {2**power for power in range(most.bit_length()) if 2**power < num_pages}
+    return doubled.union(range(most, num_pages, most))
 
 
 def book_saves(pool: PagePool, piece: ScheduledRow, num_rows: int) -> None:
@@ -42,30 +55,37 @@ def book_saves(pool: PagePool, piece: ScheduledRow, num_rows: int) -> None:
         if not snapshots.has_free:
             _drop_progress(snapshots, row)
         taken.append((last, snapshots.take()))
+    spare = [page for page in row.spare_pages - row.saved_pages if first < page < last]
+    taken += [(page, snapshots.take_spare()) for page in sorted(spare)]
     piece.saves = tuple(
-        [(page * size, snapshot) for page, snapshot in taken if snapshot is not None]
+        [(page * size, snapshot) for page, snapshot in sorted(taken) if snapshot is not None]
     )
     row.pending_pages.update(position // size for position, _ in piece.saves)
 
 
 def _drop_progress(snapshots: SnapshotIndex, row: SequenceState) -> None:
-    """Free the snapshot of the row's last progress, unless another row found it."""
-    if row.progress_key is not None and not snapshots.is_found(row.progress_key):
-        snapshots.drop(row.progress_key)
-    row.progress_key = None
+    """Free the snapshot of the row's last progress, unless another row found it, or may do so."""
+    if row.progress_page:
+        key = row.keys[row.progress_page - 1]
+        if row.progress_page in row.spare_pages:
+            snapshots.spare(key)
+        elif not snapshots.is_found(key):
+            snapshots.drop(key)
+    row.progress_page = 0
 
 
 def publish_saves(pool: PagePool, piece: ScheduledRow) -> None:
     """Index the snapshots of a step that is over; its pages are published."""
-    row = piece.unit
+    row, last = piece.unit, (piece.start + piece.num_tokens) // pool.page_size
     for position, snapshot in piece.saves:
         assert pool.snapshots is not None, "only rows with states save them"
         page = position // pool.page_size
         key = row.keys[page - 1]
-        is_own = pool.snapshots.publish(snapshot, key)
-        if is_own and page not in row.saved_pages:
+        is_spare = page < last and page not in row.saved_pages
+        is_own = pool.snapshots.publish(snapshot, key, is_spare=is_spare)
+        if is_own and page == last and page not in row.saved_pages:
             _drop_progress(pool.snapshots, row)
-            row.progress_key = key
+            row.progress_page = page
         row.pending_pages.discard(page)
     piece.saves = ()
 

@@ -56,6 +56,39 @@ def test_a_pending_snapshot_is_not_found_until_it_is_published() -> None:
     assert len(index) == 0
 
 
+def test_a_spare_snapshot_is_overwritten_first_until_it_is_found() -> None:
+    index = SnapshotIndex(3)
+    saved(index, KEYS[0])
+    for key in KEYS[1:3]:
+        spare = index.take_spare()
+        assert spare is not None
+        index.publish(spare, key, is_spare=True)
+    index.find(KEYS[1])
+    index.check()
+    assert index.has_free
+    assert index.take() is not None
+    assert [key in index for key in KEYS[:3]] == [True, True, False]
+    assert not index.has_free
+    assert index.take_spare() is None
+    index.spare(KEYS[1])  # it was found
+    assert not index.has_free
+    index.spare(KEYS[0])
+    assert index.take_spare() is not None
+    assert [key in index for key in KEYS[:3]] == [False, True, False]
+    index.check()
+
+
+def test_a_spare_snapshot_that_is_saved_for_a_row_is_spare_no_longer() -> None:
+    index = SnapshotIndex(2)
+    for is_spare in (True, False):
+        snapshot = index.take()
+        assert snapshot is not None
+        index.publish(snapshot, KEYS[0], is_spare=is_spare)
+    saved(index, KEYS[1])
+    assert not index.has_free
+    assert KEYS[0] in index
+
+
 def test_a_lost_snapshot_is_noticed() -> None:
     index = SnapshotIndex(2)
     index._free.pop()
