@@ -169,6 +169,12 @@ class EngineDown(Unavailable):
     code = "engine_down"
 
 
+class Asleep(Unavailable):
+    """The models are out of memory until the server is woken."""
+
+    code = "asleep"
+
+
 class Draining(Unavailable):
     """The server is shutting down and accepts no new work."""
 

@@ -38,9 +38,11 @@ from msgspec import structs
 
 from triptych.core.engine_api.job import Job, JobState, Output, Sink, discard
 from triptych.core.engine_api.job_report import QUEUE, JobRecorder
+from triptych.core.engine_api.model_changes import ModelChange, Sleep
 from triptych.core.engine_api.plan import Plan
-from triptych.core.engine_api.reports import Heartbeat, RunningStep, StepReport
+from triptych.core.engine_api.reports import ASLEEP, Heartbeat, RunningStep, StepReport
 from triptych.core.errors import (
+    Asleep,
     Draining,
     EngineDown,
     InvalidRequest,
@@ -57,7 +59,9 @@ from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter, FaultInjector
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
-from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
+from triptych.schedulers.model_entry import OpenLoader
+from triptych.schedulers.model_manager import LoopHooks, ModelManager
+from triptych.schedulers.sleeping import ChangeDone
 from triptych.schedulers.step_log import StepLog
 from triptych.schedulers.timeline import Timeline
 
@@ -81,7 +85,7 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """Runs all models of one device in one loop.
 
-    `submit`, `cancel`, `set_paused`, `load`, `watch`, `drain` and `stop` may be called from any
+    `submit`, `cancel`, `set_paused`, `change`, `watch`, `drain` and `stop` may be called from any
     thread; they only post to the loop's inbox. `on_beat` receives each heartbeat, `on_steps` each
     report of steps while they are watched, and `on_turn` is called after each turn, all on the
     loop's thread; none may block.
@@ -139,6 +143,15 @@ class EngineCore:
         self._is_draining = False
         self._is_stopping = False
 
+    @property
+    def open_loader(self) -> OpenLoader:
+        """Opens the loader of a model that is added while the engine runs. May be set."""
+        return self._models.open_loader
+
+    @open_loader.setter
+    def open_loader(self, open_loader: OpenLoader) -> None:
+        self._models.open_loader = open_loader
+
     # Callable from any thread.
 
     def submit(self, job: Job) -> None:
@@ -153,13 +166,9 @@ class EngineCore:
         """Pause or resume jobs; unknown ids are ignored."""
         self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
-    def load(self, model: str, done: LoadDone = lambda error: None) -> None:
-        """Load a model now; `done` receives the outcome, on the loop's thread."""
-        self._executors.post(partial(self._load, model, done))
-
-    def unload(self, model: str) -> None:
-        """Unload a model as soon as no job needs it; an unknown one is ignored."""
-        self._executors.post(partial(self._unload, model))
+    def change(self, change: ModelChange, done: ChangeDone = lambda error: None) -> None:
+        """Change the models; `done` receives the outcome, on the loop's thread."""
+        self._executors.post(partial(self._change, change, done))
 
     def watch(self, is_on: bool) -> None:
         """Start or stop reporting steps to `on_steps`."""
@@ -203,7 +212,7 @@ class EngineCore:
         self._turn += 1
         self._executors.take(self._wake_s - self.clock())
         now_s = self.clock()
-        self._wake_s = self._models.unload_idle(now_s)
+        self._wake_s = self._models.unload_due(now_s)
         self._expire(now_s)
         self._launch_ahead()
         self._beat()
@@ -360,7 +369,9 @@ class EngineCore:
             return "stop"
         if self._in_flight:
             return "step"
-        return "load" if self._models.is_loading else "idle"
+        if self._models.is_loading:
+            return "load"
+        return ASLEEP if self._models.is_asleep else "idle"
 
     def _wake_by(self, moment_s: float) -> None:
         self._wake_s = min(self._wake_s, moment_s)
@@ -448,17 +459,15 @@ class EngineCore:
             if (loaded := self._models.ready.get(job.model)) is not None:
                 loaded.scheduler.set_paused(job_id, is_paused)
 
-    def _load(self, model: str, done: LoadDone) -> None:
+    def _change(self, change: ModelChange, done: ChangeDone) -> None:
+        if isinstance(change, Sleep) and change.ends_jobs:
+            for job in tuple(self._jobs.values()):
+                self._refuse(job, Asleep("The server was put to sleep.", retry_after_s=5.0))
+                self._remove(job)
         try:
-            self._models.load(model, done)
+            self._models.change(change, done)
         except TriptychError as error:
             done(error)
-
-    def _unload(self, model: str) -> None:
-        try:
-            self._models.unload(model)
-        except TriptychError as error:
-            _log.debug("nothing to unload: %s", error.message)
 
     def _drain(self) -> None:
         self._is_draining = True

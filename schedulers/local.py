@@ -16,6 +16,7 @@ from typing import Any
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import LoadModel, ModelChange, UnloadModel
 from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
@@ -42,7 +43,7 @@ class LocalClient:
         self._outbox: deque[Output] = deque()
         self._is_collecting = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loads: set[asyncio.Future[None]] = set()
+        self._changes: set[asyncio.Future[None]] = set()
         self._last_beat: Heartbeat | None = None
         self._last_beat_s = engine.clock()
         self._final_error: TriptychError | None = None
@@ -105,10 +106,14 @@ class LocalClient:
 
     async def unload(self, model: str) -> None:
         """Unload a model once no job needs it (`EngineClient.unload`)."""
-        self._engine.unload(model)
+        await self.change(UnloadModel(model))
 
     async def load(self, model: str) -> None:
         """Load a configured model and wait until it is ready; raises what loading raised."""
+        await self.change(LoadModel(model))
+
+    async def change(self, change: ModelChange) -> None:
+        """Change the models (`EngineClient.change`)."""
         loop = self._bind()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -120,14 +125,14 @@ class LocalClient:
             else:
                 done.set_exception(error)
 
-        self._loads.add(done)
+        self._changes.add(done)
         try:
             if self._final_error is not None:
                 raise self._final_error
-            self._engine.load(model, lambda error: self._call(conclude, error))
+            self._engine.change(change, lambda error: self._call(conclude, error))
             await done
         finally:
-            self._loads.discard(done)
+            self._changes.discard(done)
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Pass every report of steps to `sink` (`EngineClient.watch`)."""
@@ -190,10 +195,10 @@ class LocalClient:
             self._streams.deliver(self._outbox.popleft())
 
     def _fail_all(self) -> None:
-        """End all streams and loads: the engine has ended."""
+        """End all streams and changes: the engine has ended."""
         assert self._final_error is not None
         self._collect()
         self._streams.fail_all(self._final_error)
-        for done in tuple(self._loads):
+        for done in tuple(self._changes):
             if not done.done():
                 done.set_exception(self._final_error)

@@ -1,9 +1,9 @@
 """The models on the device: loading, unloading when idle, eviction for other models.
 
-Owns every configured model's state (unloaded, loading, ready, failed) and the jobs that wait for
-a model to load. Loads run one at a time on another thread, so the loop never waits for one. Knows
-nothing of what a model is; the ledger decides whether it fits. All methods run on the loop's
-thread, except `_load` and `_check_size`.
+Owns every model's state (unloaded, loading, ready, failed), the jobs that wait for a model to load,
+and the changes of the models while the engine runs. Loads run one at a time on another thread, so
+the loop never waits for one. Knows nothing of what a model is; the ledger decides whether it fits.
+All methods run on the loop's thread, except `_load`, `_check_size` and `_check_added`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.job_report import LOAD
-from triptych.core.engine_api.reports import ModelState, ModelStatus
+from triptych.core.engine_api.model_changes import (
+    AddModel,
+    KeepModel,
+    LoadModel,
+    ModelChange,
+    RemoveModel,
+    Sleep,
+    UnloadModel,
+    Wake,
+)
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import (
     InternalError,
     MemoryBudgetExceeded,
@@ -34,6 +44,15 @@ from triptych.core.process.metrics import Metrics
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.executors import Clock, Executors, without_locals
+from triptych.schedulers.model_entry import (
+    ModelEntry,
+    OpenLoader,
+    finite_or_never,
+    is_held,
+    open_nothing,
+    too_large,
+)
+from triptych.schedulers.sleeping import ChangeDone, Sleeping, Waking
 
 RETRY_FAILED_AFTER_S = 10.0
 """After a failed load, new jobs do not cause another one for this long."""
@@ -42,24 +61,6 @@ MEMORY_RETRY_S = 5.0
 """Retry time of a job that needs memory while no resident model can be evicted."""
 
 _log = logging.getLogger(__name__)
-
-LoadDone = Callable[[TriptychError | None], None]
-
-
-@dataclass(slots=True)
-class _ModelEntry:
-    loader: ModelLoader
-    state: ModelState = "unloaded"
-    progress: float = 0.0
-    error: TriptychError | None = None
-    loaded: LoadedModel | None = None
-    is_closing: bool = False
-    is_unwanted: bool = False
-    num_loads: int = 0
-    last_used_s: float = 0.0
-    last_failed_s: float = -math.inf
-    waiting: dict[str, Job] = field(default_factory=dict)
-    listeners: list[LoadDone] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class LoopHooks:
 
 
 class ModelManager:
-    """Loads and unloads the configured models."""
+    """Loads and unloads the models."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class ModelManager:
         executors: Executors,
         hooks: LoopHooks,
     ) -> None:
-        self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}
+        self._entries = {loader.name: ModelEntry(loader) for loader in loaders}
         self._config = config
         self._clock = clock
         self._executors = executors
@@ -97,6 +98,13 @@ class ModelManager:
         self.is_start_shown = False  # by another output than the log
         self.ready: dict[str, LoadedModel] = {}
         self._costs: dict[str, CostModel] = {}
+        self._sleep = Sleeping()
+        self.open_loader: OpenLoader = open_nothing
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the models are out of memory until the engine is woken."""
+        return self._sleep.is_on
 
     @property
     def is_loading(self) -> bool:
@@ -113,11 +121,12 @@ class ModelManager:
                 error=to_info(entry.error) if entry.error is not None else None,
                 idle_s=self._idle_s(name, entry),
                 num_loads=entry.num_loads,
+                keep_s=finite_or_never(self._keep_s(entry)),
             )
             for name, entry in self._entries.items()
         )
 
-    def _idle_s(self, name: str, entry: _ModelEntry) -> float:
+    def _idle_s(self, name: str, entry: ModelEntry) -> float:
         if entry.loaded is None or not self._hooks.is_idle(name):
             return 0.0
         return max(0.0, self._clock() - entry.last_used_s)
@@ -140,6 +149,7 @@ class ModelManager:
     def submit(self, job: Job) -> None:
         """Submit a job to its model, now or once it is loaded. Raises `NotFound`, `Unavailable`."""
         entry = self._entry(job.model)
+        self._sleep.check()
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
             self._hooks.admit(entry.loaded, job)
@@ -153,9 +163,32 @@ class ModelManager:
         """Remove a job that waits for its model; whether there was one."""
         return self._entries[job.model].waiting.pop(job.job_id, None) is not None
 
-    def load(self, name: str, done: LoadDone) -> None:
-        """Load a model now; `done` receives the outcome. Raises `NotFound`."""
+    def change(self, change: ModelChange, done: ChangeDone) -> None:
+        """Make a change; `done` receives the outcome. Raises `NotFound`, `Asleep`."""
+        match change:
+            case AddModel(model):
+                self._add(self.open_loader(model), done)
+            case LoadModel(name):
+                self._load_now(name, done)
+            case RemoveModel(name):
+                self._entry(name).leaving.append(done)
+                self._drop_left()
+            case Sleep():
+                names = [name for name, entry in self._entries.items() if is_held(entry)]
+                self._sleep.begin(names, done)
+            case Wake():
+                self._wake(done)
+            case KeepModel(name, idle_s):
+                self._entry(name).keep_s = idle_s
+                done(None)
+            case UnloadModel(name):
+                entry = self._entry(name)
+                entry.is_unwanted = is_held(entry)
+                done(None)
+
+    def _load_now(self, name: str, done: ChangeDone) -> None:
         entry = self._entry(name)
+        self._sleep.check()
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
             done(None)
@@ -166,33 +199,83 @@ class ModelManager:
         entry.listeners.append(done)
         self._enqueue(name)
 
+    def _add(self, loader: ModelLoader, done: ChangeDone) -> None:
+        entry = self._entries.get(loader.name)
+        if entry is None:
+            self._entries[loader.name] = ModelEntry(loader, is_added=True)
+            self._executors.load(partial(self._check_added, loader, done))
+        elif entry.leaving:
+            entry.leaving.append(lambda error: self._add(loader, done))
+        else:  # an earlier API process has added it
+            done(None)
+
+    def _check_added(self, loader: ModelLoader, done: ChangeDone) -> None:
+        """On the loader's thread: check whether a new model can be loaded here."""
+        try:
+            loader.check_size()
+        except SetupError as error:
+            self._executors.post(partial(self._refuse_added, loader, done, without_locals(error)))
+        except Exception as error:  # loading reports it
+            _log.debug("model %s: its size is unknown: %s", loader.name, error)
+            self._executors.post(partial(done, None))
+        else:
+            self._executors.post(partial(done, None))
+
+    def _refuse_added(self, loader: ModelLoader, done: ChangeDone, error: SetupError) -> None:
+        entry = self._entries.get(loader.name)
+        if entry is not None and entry.loader is loader:
+            entry.leaving.append(lambda gone: done(error))
+            self._drop_left()
+        else:  # it was removed meanwhile
+            done(error)
+
+    def _drop_left(self) -> None:
+        """Drop the models that were removed and are out of memory."""
+        for name, entry in tuple(self._entries.items()):
+            if entry.leaving and not is_held(entry) and not entry.is_closing:
+                del self._entries[name]
+                self._costs.pop(name, None)
+                self._has_news = True
+                for done in entry.leaving:
+                    done(None)
+
+    def _wake(self, done: ChangeDone) -> None:
+        """Load the models of the sleep again; `done` receives the first error."""
+        names = [name for name in self._sleep.end() if name in self._entries]
+        self._has_news = True
+        waking = Waking(len(names), done)
+        for name in names:
+            self._load_now(name, waking.note)
+
     def touch(self, name: str) -> None:
         """Record that a model is in use."""
         self._entries[name].last_used_s = self._clock()
 
-    def unload(self, name: str) -> None:
-        """Unload a model as soon as no job needs it. Raises `NotFound`."""
-        entry = self._entry(name)
-        entry.is_unwanted = entry.state in ("loading", "ready")
-
-    def unload_idle(self, now_s: float) -> float:
-        """Unload idle models, on request or after `idle_unload_s`; returns when one may be due."""
+    def unload_due(self, now_s: float) -> float:
+        """Unload models that are unwanted or idle for too long; returns when one may be due."""
+        next_s = math.inf
         for name in tuple(self.ready):
-            if self._entries[name].is_unwanted and self._hooks.is_idle(name):
-                self._unload(name, "on request")
-        limit_s = self._config.models.idle_unload_s
-        next_s = float("inf")
-        if limit_s <= 0:
-            return next_s
-        for name in tuple(self.ready):
-            if not self._hooks.is_idle(name):
+            entry = self._entries[name]
+            keep_s = self._keep_s(entry)
+            is_unwanted = self._sleep.is_on or entry.is_unwanted or bool(entry.leaving)
+            if not (is_unwanted or keep_s < math.inf) or not self._hooks.is_idle(name):
                 continue
-            due_s = self._entries[name].last_used_s + limit_s
-            if due_s <= now_s:
-                self._unload(name, f"idle for {limit_s:g} s")
+            if is_unwanted:
+                self._unload(name, "asleep" if self._sleep.is_on else "on request")
+            elif (due_s := entry.last_used_s + keep_s) <= now_s:
+                self._unload(name, f"idle for {keep_s:g} s")
             else:
                 next_s = min(next_s, due_s)
+        self._drop_left()
+        is_free = not (self._is_unloading() or any(map(is_held, self._entries.values())))
+        if is_free and self._sleep.is_waited_for:
+            self._sleep.note_free()
         return next_s
+
+    def _keep_s(self, entry: ModelEntry) -> float:
+        """How long a model stays in memory without jobs."""
+        limit_s = self._config.models.idle_unload_s
+        return (limit_s or math.inf) if entry.keep_s is None else entry.keep_s
 
     def close(self) -> None:
         """Cancel queued loads and release every model, after the steps in flight."""
@@ -200,12 +283,14 @@ class ModelManager:
         for name in tuple(self.ready):
             self._unload(name, "shutting down", logging.DEBUG)
 
-    def _entry(self, name: str) -> _ModelEntry:
-        if name not in self._entries:
+    def _entry(self, name: str) -> ModelEntry:
+        """The entry of a model that takes jobs. Raises `NotFound`."""
+        entry = self._entries.get(name)
+        if entry is None or entry.leaving:
             raise NotFound(f"There is no model {name[:80]!r} here.", param="model")
-        return self._entries[name]
+        return entry
 
-    def _check_can_load(self, entry: _ModelEntry) -> None:
+    def _check_can_load(self, entry: ModelEntry) -> None:
         if len(entry.waiting) >= self._config.schedule.max_queue_size:
             raise Overloaded("Too many requests wait for this model to load.", retry_after_s=5.0)
         left_s = entry.last_failed_s + RETRY_FAILED_AFTER_S - self._clock()
@@ -238,7 +323,7 @@ class ModelManager:
         """Whether some model is being unloaded, so that memory will be free afterwards."""
         return any(entry.is_closing for entry in self._entries.values())
 
-    def _load(self, name: str, entry: _ModelEntry, started_s: float) -> None:
+    def _load(self, name: str, entry: ModelEntry, started_s: float) -> None:
         """On the loader's thread: load, and post the outcome."""
 
         def report(progress: float) -> None:
@@ -249,7 +334,7 @@ class ModelManager:
             trim_heap()  # frees the weights as they were before packing
         except MemoryBudgetExceeded as error:
             # The load may have failed on other models' memory before its total need was known.
-            found = error if isinstance(error, ModelTooLarge) else _too_large(entry.loader)
+            found = error if isinstance(error, ModelTooLarge) else too_large(entry.loader)
             if found is None:
                 self._executors.post(partial(self._make_room, name, without_locals(error)))
             else:
@@ -313,12 +398,12 @@ class ModelManager:
 
     def _check_size(self, name: str, loader: ModelLoader) -> None:
         """On the loader's thread: check whether a model that loads later can ever fit."""
-        if (error := _too_large(loader)) is not None:
+        if (error := too_large(loader)) is not None:
             self._executors.post(partial(self._mark_too_large, name, without_locals(error)))
 
     def _mark_too_large(self, name: str, error: ModelTooLarge) -> None:
-        entry = self._entries[name]
-        if entry.state == "unloaded":
+        entry = self._entries.get(name)
+        if entry is not None and entry.state == "unloaded":
             entry.state, entry.error = "failed", error
             self._has_news = True
             _log.error("model %s: %s", name, error.message)
@@ -353,8 +438,9 @@ class ModelManager:
         self._start_next()
 
     def _raise_if_none_fits(self, error: ModelTooLarge) -> None:
-        """Raise `error` if no model fits; otherwise only requests for this one are refused."""
-        if all(isinstance(entry.error, ModelTooLarge) for entry in self._entries.values()):
+        """Raise `error` if no model of the start fits; else its own requests alone are refused."""
+        entries = self._entries.values()
+        if all(isinstance(each.error, ModelTooLarge) and not each.is_added for each in entries):
             raise error
 
     def _notify(self, name: str, error: TriptychError | None) -> None:
@@ -385,17 +471,6 @@ class ModelManager:
 
         self._executors.run(close)
 
-    def _on_unloaded(self, entry: _ModelEntry) -> None:
+    def _on_unloaded(self, entry: ModelEntry) -> None:
         entry.is_closing = False
         self._start_next()
-
-
-def _too_large(loader: ModelLoader) -> ModelTooLarge | None:
-    """Why a model can never fit, as far as is known before it is loaded."""
-    try:
-        loader.check_size()
-    except ModelTooLarge as error:
-        return error
-    except Exception as error:  # loading reports it, to the requests for the model
-        _log.debug("model %s: its size is unknown: %s", loader.name, error)
-    return None

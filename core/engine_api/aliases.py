@@ -10,6 +10,7 @@ from typing import Any
 
 from triptych.core.engine_api.client import EngineClient, EngineStatus, OutputStream
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.engine_api.step_feed import StepSink
 
 
@@ -51,6 +52,10 @@ class AliasClient:
     async def unload(self, model: str) -> None:
         """Unload a model; see `EngineClient`."""
         await self._client.unload(self.aliases.get(model, model))
+
+    async def change(self, change: ModelChange) -> None:
+        """Change the models, by their own names; see `EngineClient`."""
+        await self._client.change(change)
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Watch step reports; see `EngineClient`."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.engine_api.step_feed import StepSink
 
@@ -80,6 +81,12 @@ class EngineClient(Protocol):
 
     async def unload(self, model: str) -> None:
         """Ask the engine to unload a model as soon as no job needs it; jobs are never ended."""
+
+    async def change(self, change: ModelChange) -> None:
+        """Change the models while the engine runs; raises the error that prevented it.
+
+        With replicas only `LoadModel` and `UnloadModel` are offered.
+        """
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Pass every step report to `sink` until the returned function is called.

@@ -11,13 +11,17 @@ import msgspec
 
 from triptych.core.errors import ErrorInfo
 
+ASLEEP = "sleep"
+"""The phase of an engine whose models are out of memory until it is woken."""
+
 ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """The state of one model in the engine.
 
-    `idle_s` is how long no job has used it, `num_loads` how many loads of it have begun.
+    `idle_s` is how long no job has used it, `num_loads` how many loads of it have begun. After
+    `keep_s` idle seconds it is unloaded; -1: never.
     """
 
     model: str
@@ -26,6 +30,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     error: ErrorInfo | None = None
     idle_s: float = 0.0
     num_loads: int = 0
+    keep_s: float = -1.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):

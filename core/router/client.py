@@ -20,6 +20,7 @@ import msgspec
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import LoadModel, ModelChange, UnloadModel
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import (
@@ -28,6 +29,7 @@ from triptych.core.errors import (
     PayloadTooLarge,
     RequestTimeout,
     TriptychError,
+    UnsupportedOption,
 )
 from triptych.core.process.logs import fields
 from triptych.core.router.beats import ReplicaBeat, joint_status
@@ -132,6 +134,17 @@ class ReplicatedClient:
     async def unload(self, model: str) -> None:
         """Unload `model` on every replica (`EngineClient.unload`)."""
         await self._replicas.unload(model)
+
+    async def change(self, change: ModelChange) -> None:
+        """Load or unload a model on every replica (`EngineClient.change`)."""
+        if isinstance(change, LoadModel):
+            await self.load(change.model)
+        elif isinstance(change, UnloadModel):
+            await self.unload(change.model)
+        else:
+            raise UnsupportedOption(
+                "With --replicas the models are those of the start, and their engines never sleep."
+            )
 
     def explain(self, call_id: str) -> Mapping[str, RoutedRequest]:
         """Return the routing of a recent call's jobs by job id; empty for old calls."""

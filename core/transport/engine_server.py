@@ -20,21 +20,21 @@ from typing import Protocol
 import zmq
 
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
+    Change,
+    Changed,
     FromEngine,
     Goodbye,
     Hello,
-    Loaded,
-    LoadModel,
     MessageCodec,
     Outputs,
     SetPaused,
     ToEngine,
-    UnloadModel,
     Watch,
 )
 from triptych.core.transport.remote import engine_identity
@@ -61,11 +61,8 @@ class EngineLoop(Protocol):
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
         """Pause or resume jobs."""
 
-    def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
-        """Load a model; `done` is called on the loop's thread with the error, if any."""
-
-    def unload(self, model: str) -> None:
-        """Unload a model once no job needs it."""
+    def change(self, change: ModelChange, done: Callable[[TriptychError | None], None]) -> None:
+        """Change the models; `done` is called on the loop's thread with the error, if any."""
 
     def watch(self, is_on: bool) -> None:
         """Start or stop reporting steps."""
@@ -168,10 +165,8 @@ class EngineServer:
             self._engine.cancel(message.job_ids)
         elif isinstance(message, SetPaused):
             self._engine.set_paused(message.job_ids, message.is_paused)
-        elif isinstance(message, LoadModel):
-            self._load(message.model)
-        elif isinstance(message, UnloadModel):
-            self._engine.unload(message.model)
+        elif isinstance(message, Change):
+            self._change(message)
         elif isinstance(message, Watch):
             self._engine.watch(message.is_on)
         elif isinstance(message, Hello):
@@ -193,8 +188,8 @@ class EngineServer:
         self._open_jobs.add(job.job_id)
         self._engine.submit(job)
 
-    def _load(self, model: str) -> None:
+    def _change(self, asked: Change) -> None:
         def done(error: TriptychError | None) -> None:
-            self._post(Loaded(model=model, error=to_info(error) if error else None))
+            self._post(Changed(call=asked.call, error=to_info(error) if error else None))
 
-        self._engine.load(model, done)
+        self._engine.change(asked.change, done)

@@ -14,6 +14,7 @@ from typing import Any, Generic
 import msgspec
 
 from triptych.core.engine_api.job import Job, Output, Payload, Request
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import ErrorInfo
 
@@ -40,16 +41,11 @@ class SetPaused(msgspec.Struct, frozen=True, tag=True):
     is_paused: bool
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag=True):
-    """Load a configured model now instead of on first use."""
+class Change(msgspec.Struct, frozen=True, tag=True):
+    """Change the models; `call` is repeated in the answer, `Changed`."""
 
-    model: str
-
-
-class UnloadModel(msgspec.Struct, frozen=True, tag=True):
-    """Unload a model as soon as no job needs it."""
-
-    model: str
+    change: ModelChange
+    call: int = 0
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
@@ -58,10 +54,10 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     is_on: bool
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The answer to `LoadModel`: the error, if any."""
+class Changed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The answer to a `Change`: the error, if any."""
 
-    model: str
+    call: int
     error: ErrorInfo | None = None
 
 
@@ -87,8 +83,8 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     restart_in_s: float | None = None
 
 
-ToEngine = Hello | Job[Request] | Cancel | SetPaused | LoadModel | UnloadModel | Watch
-FromEngine = Outputs[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
+ToEngine = Hello | Job[Request] | Cancel | SetPaused | Change | Watch
+FromEngine = Outputs[Payload] | Heartbeat | StepReport | Changed | Goodbye | EngineGone
 
 
 class MessageCodec:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,13 @@ from msgspec import structs
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import (
+    KeptChanges,
+    LoadModel,
+    ModelChange,
+    RemoveModel,
+    UnloadModel,
+)
 from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
@@ -32,17 +39,16 @@ from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
+    Change,
+    Changed,
     EngineGone,
     FromEngine,
     Goodbye,
     Hello,
-    Loaded,
-    LoadModel,
     MessageCodec,
     Outputs,
     SetPaused,
     ToEngine,
-    UnloadModel,
     Watch,
 )
 from triptych.core.transport.silence_timer import SilenceTimer
@@ -93,7 +99,9 @@ class RemoteClient:
         """How long the last start took, from process start to ready models."""
         self._waiting: dict[str, bytes] = {}
         self._first_engine_deadline_s = time.monotonic() + FIRST_ENGINE_WAIT_S
-        self._loads: dict[str, list[asyncio.Future[None]]] = {}
+        self._changes: dict[int, tuple[ModelChange, asyncio.Future[None]]] = {}
+        self._num_changes = 0
+        self._kept = KeptChanges()
         self._socket = bind_router(folder)
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
@@ -155,16 +163,28 @@ class RemoteClient:
 
     async def load(self, model: str) -> None:
         """Load `model` and wait until it is ready; raises the loading error, or `EngineDown`."""
-        if not self._post(LoadModel(model)):
-            raise self._engine_down()
-        done: asyncio.Future[None] = self._loop.create_future()
-        self._loads.setdefault(model, []).append(done)
-        await done
+        await self.change(LoadModel(model))
 
     async def unload(self, model: str) -> None:
         """Unload `model` once no job needs it; raises `EngineDown`."""
-        if not self._post(UnloadModel(model)):
+        await self.change(UnloadModel(model))
+
+    async def change(self, change: ModelChange) -> None:
+        """Change the models (`EngineClient.change`). Engines that start later have them, too."""
+        self._num_changes += 1
+        call = self._num_changes
+        if isinstance(change, RemoveModel):  # no engine, this one or a later one, refuses it
+            self._kept.add(change)
+        if not self._post(Change(change, call)):
             raise self._engine_down()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._changes[call] = change, done
+        await done
+
+    def keep(self, changes: Sequence[ModelChange]) -> None:
+        """Make `changes`, which an earlier API process made, in every engine that starts."""
+        for change in changes:
+            self._kept.add(change)
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Pass every step report to `sink` (`EngineClient.watch`)."""
@@ -182,8 +202,8 @@ class RemoteClient:
     def _end_all(self, error: TriptychError) -> None:
         self._waiting.clear()
         self._streams.fail_all(error)
-        for model in tuple(self._loads):
-            self._end_load(model, error)
+        for call in tuple(self._changes):
+            self._end_change(call, error)
 
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
@@ -241,8 +261,8 @@ class RemoteClient:
             self._take_beat(message)
         elif isinstance(message, StepReport):
             self._feed.deliver(message)
-        elif isinstance(message, Loaded):
-            self._end_load(message.model, from_info(message.error) if message.error else None)
+        elif isinstance(message, Changed):
+            self._end_change(message.call, from_info(message.error) if message.error else None)
         elif isinstance(message, Goodbye):
             self._retire(epoch_ns, "the engine has shut down", None)
 
@@ -255,14 +275,18 @@ class RemoteClient:
             self._start_s = self._beat_s - self._start_begins_s
         self._is_warm, self._was_cold = not is_cold, is_cold
 
-    def _end_load(self, model: str, error: TriptychError | None) -> None:
-        for done in self._loads.pop(model, ()):
-            if done.cancelled():
-                continue
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
+    def _end_change(self, call: int, error: TriptychError | None) -> None:
+        if call not in self._changes:
+            return
+        change, done = self._changes.pop(call)
+        if error is None:
+            self._kept.add(change)
+        if done.done():  # nobody waits for it any more
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -277,6 +301,8 @@ class RemoteClient:
         self._epoch_ns = epoch_ns
         self._num_engines += 1
         self._send_hello()
+        for change in self._kept.changes():  # before the jobs that need them
+            self._post(Change(change))
         waiting, self._waiting = self._waiting, {}
         for job_id, message in waiting.items():
             if not self._send(message):

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-import msgspec
-
+from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.lookups import timed_lookup
@@ -42,6 +41,21 @@ from triptych.core.weights.pipeline_index import (
 )
 from triptych.core.weights.progress import Progress
 
+__all__ = (
+    "CONVERTER_VERSION",
+    "EMBEDDED_NAME",
+    "EMBEDDED_REFERENCE",
+    "ResolvedModel",
+    "Source",
+    "cache_key",
+    "folder_digest",
+    "open_resolved",
+    "place_of",
+    "place_stamp",
+    "resolve",
+    "served_name",
+)
+
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
 CONVERTER_VERSION = 3
@@ -51,21 +65,6 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
 Options = ParamSpec("Options")
 Opened = TypeVar("Opened")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-
-
-class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with local files: its served name, and a folder with all its files.
-
-    `folder` holds config.json, safetensors files, and tokenizer.json if the model reads text; or
-    model_index.json and such a folder for each part. `digest` (SHA-256, hex) identifies their
-    content. `bundle` is the folder of the bundle with the model's other artifacts; empty: none.
-    """
-
-    name: str
-    reference: str
-    folder: str
-    digest: str
-    bundle: str = ""
 
 
 def _adopt_nothing(place: Path, options: ModelOptions, progress: Progress) -> None:

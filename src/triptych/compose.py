@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from triptych.core.engine_api.client import EngineClient
     from triptych.core.http.models import ModelCard
     from triptych.core.runtime.devices.device import Device
+    from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import EngineCore
 
 _PAGES = Path(__file__).with_name("page")
@@ -75,13 +76,17 @@ def _union(places: Sequence[str]) -> Any:
 def build_engine(config: Config, models: Sequence[ResolvedModel]) -> EngineCore:
     """Build the engine that owns the device. Raises `DeviceError` if there is none."""
     from triptych.schedulers.engine import EngineCore
+    from triptych.schedulers.late_loader import LateLoader
 
     device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
-    openers = [load(modality_of(model, registry.MODALITIES).engine) for model in models]
-    loaders = [
-        opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)
-    ]
-    engine = EngineCore(loaders, config=config, ledger=ledger)
+
+    def open_loader(model: ResolvedModel) -> ModelLoader:
+        opener = load(modality_of(model, registry.MODALITIES).engine)
+        loader: ModelLoader = opener(model, config, device, ledger)
+        return loader
+
+    engine = EngineCore(list(map(open_loader, models)), config=config, ledger=ledger)
+    engine.open_loader = partial(LateLoader, open_loader)
     engine.metrics.gauges[series(DEVICE_INFO, device=device.name)] = 1
     engine.device = _describe(device)
     return engine

@@ -16,6 +16,7 @@ from support.engine_seams import FakeLoader
 from support.image_runner import image_request, open_executor
 from support.virtual_engine import Chat, World
 from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.model_changes import LoadModel
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import Plan
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
@@ -46,7 +47,7 @@ class FaultRig:
         loader = FakeLoader("images", lambda: (self.scheduler, self))
         config = config or Config()
         self.world = World([Chat().loader, loader], config=config, cost_s=lambda plan: STEP_S)
-        self.world.engine.load("images")
+        self.world.engine.change(LoadModel("images"))
         self.errors: dict[int, Exception] = {}
         self.num_launched = 0
         self.is_closed = False

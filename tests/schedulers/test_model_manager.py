@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from support.engine_seams import (
 from support.load_bench import LoadBench
 from support.virtual_engine import Chat, World, ask, prompt_of
 from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.model_changes import LoadModel, UnloadModel
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
 from triptych.core.ledger import Ledger
@@ -153,7 +155,7 @@ def test_a_model_that_can_never_fit_is_reported_at_the_start_and_refused_at_once
     assert huge.num_loads == num_loads, "not tried again"
     assert (bench.states()["chat"], chat.num_closed) == ("ready", 0), "nothing gave way"
     outcomes: list[TriptychError | None] = []
-    bench.engine.load("huge", outcomes.append)
+    bench.engine.change(LoadModel("huge"), outcomes.append)
     bench.run_for(1.0)
     assert [getattr(outcome, "code", None) for outcome in outcomes] == ["model_too_large"]
 
@@ -174,7 +176,7 @@ def test_a_model_whose_weights_alone_would_fit_pushes_nothing_out_either(config:
     chat = loader("chat", ledger, 40)
     huge = InParts("huge", lambda: (FakeFrames("huge"), FrameRunner()), ledger, 130)
     bench = LoadBench(chat, huge, ledger=ledger, config=config)
-    bench.engine.load("chat", lambda error: None)
+    bench.engine.change(LoadModel("chat"), lambda error: None)
     bench.run_for(1.0)
     bench.engine._models.start()
     bench.submit("job", "huge")
@@ -262,8 +264,8 @@ def test_a_model_is_unloaded_by_hand_once_its_jobs_have_ended() -> None:
     bench = LoadBench(chat, loader("other"), config=FIRST_USE)
     bench.submit("job", "chat", num_frames=50)
     bench.run_for(0.1)
-    bench.engine.unload("chat")
-    bench.engine.unload("nothing")
+    bench.engine.change(UnloadModel("chat"))
+    bench.engine.change(UnloadModel("nothing"))
     bench.submit("late", "chat")  # it is not lost either
     bench.run_for(0.1)
     assert bench.states()["chat"] == "ready"
@@ -288,7 +290,7 @@ def test_a_pending_unload_ends_with_a_failed_load(
     monkeypatch.setattr(bench.executors, "load", calls.append)
     bench.submit("job", "chat")
     bench.run_for(0.1)
-    bench.engine.unload("chat")
+    bench.engine.change(UnloadModel("chat"))
     bench.run_for(0.1)
     for call in calls:
         call()
@@ -306,7 +308,7 @@ def test_a_pending_unload_ends_with_a_failed_load(
 
 def test_an_unloaded_model_stays_and_the_idle_time_is_reported() -> None:
     bench = LoadBench(loader("chat"), config=FIRST_USE)
-    bench.engine.unload("chat")
+    bench.engine.change(UnloadModel("chat"))
     bench.submit("job", "chat")
     bench.finish("job")
     bench.run_for(30.0)
@@ -377,7 +379,7 @@ def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
         Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE
     )
     outcomes: list[TriptychError | None] = []
-    bench.engine.load("chat", outcomes.append)
+    bench.engine.change(LoadModel("chat"), outcomes.append)
     bench.run_for(1.0)
     assert isinstance(outcomes[0], WeightsError)
     assert brought[0]() is None
@@ -389,7 +391,8 @@ def test_load_asked_for_reports_how_it_went() -> None:
     bench = LoadBench(chat, broken, config=FIRST_USE)
     outcomes: list[tuple[str, TriptychError | None]] = []
     for name in ("chat", "chat", "broken", "nothing"):
-        bench.engine.load(name, lambda error, name=name: outcomes.append((name, error)))  # type: ignore[misc]
+        note = partial(lambda name, error: outcomes.append((name, error)), name)
+        bench.engine.change(LoadModel(name), note)
     bench.run_for(1.0)
     reported = {name: getattr(error, "code", None) for name, error in outcomes}
     assert reported == {"chat": None, "broken": "weights_error", "nothing": "not_found"}
@@ -434,7 +437,7 @@ def put(
 def test_others_serve_while_a_model_loads(gated: tuple[EngineCore, FakeLoader, Recorder]) -> None:
     engine, slow, outputs = gated
     beats: list[Heartbeat] = []
-    engine.load("voice")
+    engine.change(LoadModel("voice"))
     put(engine, outputs, "warm", "voice")
     outputs.wait_final("warm")
     engine.on_beat = beats.append

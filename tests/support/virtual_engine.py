@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from support.engine_seams import FakeLoader, FakeRunner, Recorder, next_token
 from support.virtual import VirtualClock, VirtualExecutors
 from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.model_changes import LoadModel
 from triptych.core.engine_api.plan import Plan
 from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -60,7 +61,7 @@ class World:
         self.beats: list[Heartbeat] = []
         self.engine.on_beat = self.beats.append
         self.outputs = Recorder()
-        self.engine.load("chat")
+        self.engine.change(LoadModel("chat"))
 
     def submit(self, job_id: str, model: str, request: object) -> None:
         self.engine.submit(

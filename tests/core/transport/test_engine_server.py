@@ -54,9 +54,9 @@ class EchoEngine:
     def set_paused(self, job_ids, is_paused):
         self.calls.put(("set_paused", tuple(job_ids), is_paused))
 
-    def load(self, model, done):
-        self.calls.put(("load", model))
-        done(WeightsError("Bad file.") if model == "bad" else None)
+    def change(self, change, done):
+        self.calls.put(("load", change.model))
+        done(WeightsError("Bad file.") if change.model == "bad" else None)
 
     def watch(self, is_on):
         self.watched.append(is_on)

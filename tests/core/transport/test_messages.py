@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.model_changes import (
+    AddModel,
+    KeepModel,
+    LoadModel,
+    RemoveModel,
+    Sleep,
+    UnloadModel,
+    Wake,
+)
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
+from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import ErrorInfo
 from triptych.core.transport import messages
 from triptych.core.transport.messages import (
     Cancel,
+    Change,
+    Changed,
     EngineGone,
     Goodbye,
     Hello,
-    Loaded,
-    LoadModel,
     MessageCodec,
     Outputs,
     SetPaused,
@@ -49,11 +61,19 @@ requests = st.builds(
     sampling=st.builds(SamplingParams, temperature=finite, seed=ids),
 )
 job_ids = st.lists(names, max_size=3).map(tuple)
+models = st.builds(ResolvedModel, name=names, reference=names, folder=names, digest=names)
+changes = st.one_of(
+    st.builds(AddModel, models),
+    st.builds(KeepModel, names, finite | st.just(math.inf)),
+    st.builds(Sleep, st.booleans()),
+    *(st.builds(kind, names) for kind in (LoadModel, UnloadModel, RemoveModel)),
+    st.just(Wake()),
+)
 to_engine = st.one_of(
     st.builds(Job, job_id=names, model=names, request=requests),
     st.builds(Cancel, job_ids),
     st.builds(SetPaused, job_ids, st.booleans()),
-    st.builds(LoadModel, names),
+    st.builds(Change, changes, ids),
     st.just(Hello()),
 )
 beats = st.builds(
@@ -73,9 +93,7 @@ from_engine = st.one_of(
     st.builds(Outputs, st.lists(outputs, max_size=3).map(tuple)),
     beats,
     st.just(Goodbye()),
-    st.builds(
-        Loaded, model=names, error=st.none() | st.builds(ErrorInfo, code=names, message=names)
-    ),
+    st.builds(Changed, call=ids, error=st.none() | st.builds(ErrorInfo, code=names, message=names)),
     st.builds(EngineGone, reason=names, at_ns=ids, restart_in_s=st.none() | finite),
 )
 
@@ -123,7 +141,7 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
     encoded[at] = data.draw(st.integers(0, 255))
     decoded = CODEC.from_engine(bytes(encoded[: data.draw(st.integers(at, len(encoded)))]))
     assert decoded is None or isinstance(
-        decoded, Outputs | Heartbeat | Loaded | Goodbye | EngineGone
+        decoded, Outputs | Heartbeat | Changed | Goodbye | EngineGone
     )
 
 

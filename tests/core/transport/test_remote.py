@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.model_changes import LoadModel
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.streams import HIGH_WATER
@@ -31,11 +32,11 @@ from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
     MAX_MESSAGE_BYTES,
     Cancel,
+    Change,
+    Changed,
     EngineGone,
     Goodbye,
     Hello,
-    Loaded,
-    LoadModel,
     MessageCodec,
     Outputs,
     SetPaused,
@@ -440,20 +441,21 @@ async def test_malformed_and_foreign_messages_are_ignored(world):
 async def test_load_waits_for_the_answer(world):
     engine = await world.engine(state="unloaded")
     loading = asyncio.create_task(world.client.load("m"))
-    assert await engine.receive(LoadModel) == LoadModel("m")
+    asked = await engine.receive(Change)
+    assert asked.change == LoadModel("m")
     await engine.beat(state="loading")
     await asyncio.sleep(0.02)
     assert not loading.done()
-    await engine.send(Loaded(model="m"))
+    await engine.send(Changed(call=asked.call))
     await loading
 
 
 async def test_load_raises_what_loading_raised(world):
     engine = await world.engine(state="unloaded")
     loading = asyncio.create_task(world.client.load("m"))
-    await engine.receive(LoadModel)
+    asked = await engine.receive(Change)
     error = ErrorInfo(code="weights_error", message="Bad file.")
-    await engine.send(Loaded(model="m", error=error))
+    await engine.send(Changed(call=asked.call, error=error))
     with pytest.raises(WeightsError, match="Bad file"):
         await loading
 
@@ -461,7 +463,7 @@ async def test_load_raises_what_loading_raised(world):
 async def test_load_ends_with_the_engine(world):
     engine = await world.engine(state="unloaded")
     loading = asyncio.create_task(world.client.load("m"))
-    await engine.receive(LoadModel)
+    await engine.receive(Change)
     await engine.send(Goodbye())
     with pytest.raises(EngineDown):
         await loading

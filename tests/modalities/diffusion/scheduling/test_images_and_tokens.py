@@ -11,6 +11,7 @@ import pytest
 from support.denoise_world import FakeImageRunner, image_of, linear_costs, measure, request_of
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
+from triptych.core.engine_api.model_changes import LoadModel
 from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.modalities.diffusion.plan import DenoisePlan, ImageKey
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
@@ -43,7 +44,7 @@ class MixedLoad:
         images = FakeLoader("images", lambda: (self.scheduler, runner))
         self.world = World([Chat().loader, images, *others], cost_s=self._cost_s)
         for loader in (images, *others):
-            self.world.engine.load(loader.name)
+            self.world.engine.change(LoadModel(loader.name))
 
     def chat(self, num_tokens: int) -> None:
         self.world.submit("talk", "chat", ask(prompt_of(1), num_tokens))
