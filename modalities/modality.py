@@ -42,6 +42,33 @@ def _no_warmup() -> None:
     """Do nothing: most modalities need no warm-up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model that the API half of a modality has opened. `join` adds it to the routes.
+
+    `card` is its entry in `/v1/models`, which one modality has for it.
+    """
+
+    join: Callable[[], None]
+    card: ModelCard | None = None
+
+
+OpenModel: TypeAlias = "Callable[[ResolvedModel, Role], OpenedModel | None]"
+"""Opens a model of a role that comes after the start; `None` for roles without routes here. It may
+block, on a thread of its own. Raises the errors of a start."""
+DropModel: TypeAlias = "Callable[[str], Awaitable[None]]"
+"""Forgets a model that was opened, joined or not, and ends what was started for it."""
+
+
+def _open_nothing(model: ResolvedModel, role: Role) -> OpenedModel | None:
+    """Return None: most parts have routes for models of few roles."""
+    return None
+
+
+async def _drop_nothing(name: str) -> None:
+    """Do nothing: a part without models."""
+
+
 def no_link(url: str, request: Request) -> None:
     """Return None: no URL is a link of this server."""
 
@@ -126,10 +153,13 @@ class ApiPart:
     """The routes and models that a modality adds to the app.
 
     Its routes exist without models, and answer with an error then. `dialects` are its APIs other
-    than OpenAI's. `warm` prepares what first requests would wait for.
+    than OpenAI's. `warm` prepares what first requests would wait for. `open_model` and `drop_model`
+    are for models that come and go while the server runs.
     """
 
     routers: Sequence[APIRouter] = ()
     cards: Sequence[ModelCard] = ()
     dialects: Sequence[Dialect] = ()
     warm: Callable[[], None] = _no_warmup
+    open_model: OpenModel = _open_nothing
+    drop_model: DropModel = _drop_nothing

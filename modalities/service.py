@@ -15,18 +15,24 @@ from collections.abc import (
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing, contextmanager
-from typing import ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from triptych.core.engine_api.aliases import AliasClient
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import Overloaded, UnknownModel
 from triptych.core.options.config import Config
 from triptych.core.process.loop_thread import End
+from triptych.core.weights.resolve import ResolvedModel, open_resolved
+from triptych.modalities.modality import OpenedModel, OpenModel
 from triptych.schedulers.admission import Admission
+
+if TYPE_CHECKING:
+    from triptych.core.http.models import ModelCard
+    from triptych.core.options.declaration import Role
 
 
 class Named(Protocol):
@@ -64,7 +70,7 @@ class ModelService(Generic[ModelT]):
         default_seed: int | None = None,
     ) -> None:
         self.client = client
-        self.models: Mapping[str, ModelT] = {model.name: model for model in models}
+        self.models: dict[str, ModelT] = {model.name: model for model in models}
         self._aliases = client.aliases if isinstance(client, AliasClient) else {}
         self._admission = admission
         self._default_seed = default_seed
@@ -81,6 +87,14 @@ class ModelService(Generic[ModelT]):
         if own_name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)
         return self.models[own_name]
+
+    def add(self, model: ModelT) -> None:
+        """Answer calls to `model`, too."""
+        self.models[model.name] = model
+
+    async def remove(self, name: str) -> None:
+        """Answer no calls to a model any more, and end what was started for it."""
+        self.models.pop(name, None)
 
     def at_close(self, end: Callable[[], Awaitable[None]]) -> None:
         """Call `end` when the service is closed: it ends what was started for it."""
@@ -104,6 +118,23 @@ class ModelService(Generic[ModelT]):
         """Return the seed of a call: its own, the operator's, or a new one, also for -1."""
         given = self._default_seed if requested is None else requested
         return secrets.randbits(self.seed_bits) if given in (None, RANDOM_SEED) else given
+
+
+def opener(
+    service: ModelService[ModelT],
+    role: Role,
+    open_model: Callable[[ResolvedModel], ModelT],
+    card: Callable[[ModelT], ModelCard],
+) -> OpenModel:
+    """Return a function that opens the models of one role for `service`."""
+
+    def open_for(resolved: ResolvedModel, its_role: Role) -> OpenedModel | None:
+        if its_role != role:
+            return None
+        model = open_resolved(resolved, open_model)
+        return OpenedModel(join=partial(service.add, model), card=card(model))
+
+    return open_for
 
 
 def default_seed(config: Config) -> int | None:

@@ -203,6 +203,7 @@ class ModelManager:
         entry = self._entries.get(loader.name)
         if entry is None:
             self._entries[loader.name] = ModelEntry(loader, is_added=True)
+            self._has_news = True
             self._executors.load(partial(self._check_added, loader, done))
         elif entry.leaving:
             entry.leaving.append(lambda error: self._add(loader, done))

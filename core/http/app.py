@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -41,7 +41,13 @@ from triptych.core.http.files.user_files import UserFiles
 from triptych.core.http.health import health_router
 from triptych.core.http.invocations import INVOCATIONS_ROUTE, Invocations
 from triptych.core.http.metrics import HttpMetrics, metrics_router
-from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
+from triptych.core.http.models import (
+    ModelCard,
+    ServedModels,
+    Task,
+    handle_unknown_model,
+    models_router,
+)
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests, RecordRequests
@@ -99,11 +105,12 @@ def create_app(
     `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `models_by_task`, `accepted_names`, `further_names`, `routes`,
-    `tracing` and empty `user_files`.
+    `upload_budget`, `served`, `tasks`, `models_by_task`, `accepted_names`, `further_names`,
+    `routes`, `tracing`, empty `user_files` and no `runtime_models`.
     Raises `ConfigError` for API keys, or a folder of cached pages, that cannot be read.
     """
-    observers = _Observers.of(config.server, client, cards)
+    served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
+    observers = _Observers.of(config.server, client, served)
     metrics = observers.metrics
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server, kept_salt(TierPlan.of(config)))
@@ -134,13 +141,14 @@ def create_app(
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
     _set_uploads(app.state, config.server)
-    _set_names(app.state, config, cards, tasks)
+    app.state.runtime_models = None
+    _set_names(app.state, config, served, [task.name for task in tasks])
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
-    events = engine_events_router(EngineEvents(client, cards, in_flight))
+    events = engine_events_router(EngineEvents(client, served.cards, in_flight))
     explained = explain_router(client, observers.recent)
-    loaded = engine_models_router(client, cards, ServedNames.read(config.models).aliases)
-    own = (health, metrics_router(metrics), events, explained, loaded, models_router(cards))
+    loaded = engine_models_router(client, served)
+    own = (health, metrics_router(metrics), events, explained, loaded, models_router(served))
     _include(app, (*routers, *own))
     if config.server.root_path:
         app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
@@ -155,15 +163,15 @@ def _set_uploads(state: State, options: ServerOptions) -> None:
 
 
 def _set_names(
-    state: State, config: Config, cards: Sequence[ModelCard], tasks: Sequence[Task]
+    state: State, config: Config, served: ServedModels, task_names: Sequence[str]
 ) -> None:
     """Set the tasks of models and the names that requests may use for them."""
-    by_name = {task.name: task for task in tasks}
-    state.task_names = list(by_name)
-    state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
+    state.served = served
+    state.task_names = list(dict.fromkeys(task_names))
+    state.models_by_task = served.by_task
     state.accepted_names = config.server.accept_model_names
     state.further_names = {}
-    state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
+    state.tasks = served.tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +183,9 @@ class _Observers:
     tracing: RequestTracing | None
 
     @classmethod
-    def of(
-        cls, options: ServerOptions, client: EngineClient, cards: Sequence[ModelCard]
-    ) -> _Observers:
+    def of(cls, options: ServerOptions, client: EngineClient, served: ServedModels) -> _Observers:
         """Create the records, which also follow the jobs of `client`."""
-        metrics = HttpMetrics(card.id for card in cards)
+        metrics = HttpMetrics(served.cards)
         tracing = RequestTracing.to_endpoint(options.otlp_traces_endpoint)
         client.journal.follow(metrics.observe_job)
         if tracing is not None:
@@ -208,15 +214,6 @@ def _include(app: _App, routers: Sequence[APIRouter]) -> None:
         app.include_router(router)
     app.state.routes = tuple(routes)
     app.add_middleware(ShortPaths, routes=routes)
-
-
-def _by_task(cards: Sequence[ModelCard], aliases: Container[str]) -> Mapping[str, Sequence[str]]:
-    """Return the main names of the models, by task."""
-    found: dict[str, list[str]] = {}
-    for card in cards:
-        if card.id not in aliases:
-            found.setdefault(card.task, []).append(card.id)
-    return found
 
 
 def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:

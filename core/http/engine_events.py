@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -143,8 +143,8 @@ class EngineSteps(BaseModel):
 class _StepBuffer:
     """Steps that one reader has not received yet."""
 
-    def __init__(self, tasks: dict[str, str]) -> None:
-        self._tasks = tasks
+    def __init__(self, cards: Mapping[str, ModelCard]) -> None:
+        self._cards = cards
         self._steps: deque[StepRecord] = deque()
         self._latest: StepReport | None = None
         self._num_dropped = 0
@@ -173,12 +173,15 @@ class _StepBuffer:
         self._num_dropped = 0
         return event
 
+    def _task_of(self, model: str) -> str:
+        return self._cards[model].task if model in self._cards else ""
+
     def _in_progress(self, step: RunningStep | None) -> StepInProgress | None:
         if step is None:
             return None
         return StepInProgress(
             model=step.model,
-            task=self._tasks.get(step.model, ""),
+            task=self._task_of(step.model),
             kind=step.kind,
             start_s=_moment(step.start_s),
         )
@@ -186,7 +189,7 @@ class _StepBuffer:
     def _finished(self, step: StepRecord) -> FinishedStep:
         return FinishedStep(
             model=step.model,
-            task=self._tasks.get(step.model, ""),
+            task=self._task_of(step.model),
             kind=step.kind,
             num_rows=step.num_rows,
             start_s=_moment(step.start_s),
@@ -198,17 +201,20 @@ class _StepBuffer:
 
 
 class EngineEvents:
-    """Source of the streams. Reads the engine's state from its last heartbeat."""
+    """Source of the streams. Reads the engine's state from its last heartbeat.
+
+    `cards` may change while streams are open.
+    """
 
     def __init__(
         self,
         client: EngineClient,
-        cards: Sequence[ModelCard],
+        cards: Mapping[str, ModelCard],
         in_flight: InFlight,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._tasks = {card.id: card.task for card in cards}
+        self._cards = cards
         self._in_flight = in_flight
         self._clock = clock
         self._num_readers: Counter[str] = Counter()
@@ -223,7 +229,7 @@ class EngineEvents:
         return self._follow(owner)
 
     async def _follow(self, owner: str) -> AsyncGenerator[BaseModel, None]:
-        buffer = _StepBuffer(self._tasks)
+        buffer = _StepBuffer(self._cards)
         leave = self._client.watch(buffer.take)
         known: int | str | None = None
         self._num_readers[owner] += 1
@@ -271,8 +277,8 @@ class EngineEvents:
             num_jobs=beat.num_jobs,
             memory=_memory(beat),
             models=[
-                _activity(states[model], task, beat)
-                for model, task in self._tasks.items()
+                _activity(states[model], card.task, beat)
+                for model, card in self._cards.items()
                 if model in states
             ],
         )

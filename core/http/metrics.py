@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from importlib.metadata import version
 
 from fastapi import APIRouter
@@ -54,9 +54,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class HttpMetrics:
     """Counts and times of the API process. Only `models` become label values."""
 
-    def __init__(self, models: Iterable[str] = ()) -> None:
+    def __init__(self, models: Container[str] = ()) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._models = frozenset(models)
+        self._models = models
         self._requests = self._counter("triptych_http_requests_total")
         self._durations = self._histogram("triptych_http_request_seconds", _SECONDS)
         self._first_token = self._histogram("triptych_time_to_first_token_seconds", _FIRST_SECONDS)

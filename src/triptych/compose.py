@@ -7,7 +7,7 @@ imports FastAPI, and neither imports the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial, reduce
@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from triptych.core.engine_api.model_changes import AddModel, ModelChange, RemoveModel
 from triptych.core.options.config import Config
+from triptych.core.options.pipeline import WHOLE
+from triptych.core.options.pipeline_plan import PipelinePlan
 from triptych.core.process.lazy import load
 from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
@@ -45,7 +48,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `folder` holds the sockets; `listener_fd` is the API's inherited listening socket;
     `device_budget_bytes` is the memory budget of the engine's first start, set on restarts;
-    `has_color` whether log lines may have colors.
+    `has_color` whether log lines may have colors. `added` and `removed` are the changes of the
+    models since the first start, set on restarts.
     """
 
     config: Config
@@ -54,6 +58,18 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     listener_fd: int = -1
     device_budget_bytes: int = 0
     has_color: bool = False
+    added: tuple[ResolvedModel, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def kept_models(self) -> tuple[ResolvedModel, ...]:
+        """The models of the first start that are still served."""
+        return tuple(model for model in self.models if model.name not in self.removed)
+
+    @property
+    def changes(self) -> list[ModelChange]:
+        """The changes of the models since the first start."""
+        return [*map(RemoveModel, self.removed), *map(AddModel, self.added)]
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:
@@ -116,6 +132,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.files.user_files import UserFiles
     from triptych.core.http.models import Task
     from triptych.core.http.page import PagesRouter, read_pages
+    from triptych.core.http.runtime_models import RuntimeModels
     from triptych.core.media.child import DecodePool
     from triptych.core.options.served_names import ServedNames
     from triptych.core.store.store import DocumentStore
@@ -155,12 +172,58 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files
     app.state.further_names = further_names(models)
+    app.state.runtime_models = RuntimeModels(
+        config=config,
+        client=client,
+        served=app.state.served,
+        parts=Parts(parts),
+        models={model.name: model for model in models},
+        sources=[source.name for source in registry.known_sources()],
+        refusal=_fixed_models(config),
+    )
+    exit_stack.push_async_callback(app.state.runtime_models.close)
     batches.serve(app)
     exit_stack.push_async_callback(batches.close)
     app.state.start = batches.start
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
+
+
+def _fixed_models(config: Config) -> str:
+    """Why the models of a server cannot change while it runs; empty: they can."""
+    replicas = config.replicas
+    causes = {
+        "--replicas": replicas.replicas != "1" or bool(replicas.ray_address),
+        "--external-engine": config.server.external_engine,
+        "--pipeline-role": PipelinePlan.of(config).role != WHOLE,
+    }
+    flag = next((flag for flag, is_given in causes.items() if is_given), "")
+    return flag and f"With {flag} the models of a server are those of its start."
+
+
+class Parts:
+    """Opens and drops models in the API halves of all modalities."""
+
+    def __init__(self, parts: Sequence[ApiPart]) -> None:
+        self._parts = parts
+
+    def open(self, model: ResolvedModel) -> tuple[ModelCard, Callable[[], None]]:
+        """Open a model in every part of its kind (see `core.http.runtime_models.Parts`)."""
+        role = registry.role_of(model)
+        opened = [each for part in self._parts if (each := part.open_model(model, role))]
+        card = next(each.card for each in opened if each.card is not None)
+
+        def join() -> None:
+            for each in opened:
+                each.join()
+
+        return card.model_copy(update={"weight_bytes": _weight_bytes(model)}), join
+
+    async def drop(self, name: str) -> None:
+        """Forget a model in every part."""
+        for part in self._parts:
+            await part.drop_model(name)
 
 
 def _cards(

@@ -53,8 +53,8 @@ def main(build: BuildEngine = build_engine) -> None:
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
     if setup.config.models.load == "startup":
-        verify_in_background(Path(model.folder) for model in setup.models)
-    engine = build(setup.config, setup.models)
+        verify_in_background(Path(model.folder) for model in setup.kept_models)
+    engine = build(setup.config, setup.kept_models)
     keep_budget(line, engine.ledger, setup.device_budget_bytes)
     line.send(Phase("engine", engine.device))
     server = EngineServer(engine, Path(setup.folder), build_codec())

@@ -173,7 +173,9 @@ def _specs(setup: ChildSetup, programs: Programs, stderr: int | None = None) -> 
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     child, specs = partial(ChildSpec, env=env, stderr=stderr), []
     if not options.headless:
-        models = replace(setup.config.models, hf_token="")  # the API fetches nothing
+        models = setup.config.models
+        if options.pull_from != "hub":  # then the API fetches nothing with a token
+            models = replace(models, hf_token="")
         front = msgspec.structs.replace(setup, config=replace(setup.config, models=models))
         config, fds = msgspec.json.encode(front), (setup.listener_fd,)
         specs.append(child(name=API, argv=programs.api, config=config, pass_fds=fds))
@@ -214,7 +216,7 @@ class _Watcher:
                 self._startup.state.device = note.note
         elif isinstance(note, ModelNote):
             self._startup.on_model(note.status, note.memory_bytes)
-        elif isinstance(note, StartFacts):
+        elif isinstance(note, StartFacts) and child == ENGINE:
             self._startup.state.budget_bytes = note.fields["device_budget_bytes"]
         elif isinstance(note, Lookup):
             self._startup.take(note)

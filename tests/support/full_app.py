@@ -161,7 +161,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     cards += embedding_cards(words) + speech_cards(speech)
     cards += asr_cards(transcriptions) + image_cards(images)
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
-    routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
+    routers += [speech_models_router(speech), voices_router(voices)]
     routers += [asr_router(transcriptions), images_router(images, links)]
     user_files = UserFiles(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
     batches = BatchRunner(user_files)

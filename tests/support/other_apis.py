@@ -23,6 +23,7 @@ from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+from triptych.modalities.llm.api.ollama.models import Catalogue
 from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router
@@ -40,7 +41,7 @@ def other_api_routers(service: LlmService, folder: Path) -> list[APIRouter]:
     """Their routes before `service`, whose model is in `folder`: with a file of 6000 weights."""
     resolved = write_text_folder(folder, max_position_embeddings=4096, model_type="llama")
     save_file({"weight": np.zeros((60, 100), np.float32)}, str(folder / "model.safetensors"))
-    return [anthropic_router(service), ollama_router(service, [resolved])]
+    return [anthropic_router(service), ollama_router(service, Catalogue([resolved], service))]
 
 
 def other_apis_app(

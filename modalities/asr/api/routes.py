@@ -47,6 +47,7 @@ from triptych.modalities.asr.api.transcript import (
     gather,
 )
 from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.service import opener
 
 _PLAIN: dict[str, tuple[Callable[[Transcript], str], str]] = {
     "text": (as_text, "text/plain"),
@@ -62,7 +63,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
     models = [open_resolved(model, RecognizerText.open) for model in setup.models["asr"]]
     reader = ClipReader(setup.pool)
     service = AsrService(setup.client, models, setup.admission, reader)
-    return ApiPart([asr_router(service)], asr_cards(service))
+    return ApiPart(
+        [asr_router(service)],
+        asr_cards(service),
+        open_model=opener(service, "asr", RecognizerText.open, asr_card),
+        drop_model=service.remove,
+    )
 
 
 def asr_router(service: AsrService) -> APIRouter:
@@ -99,7 +105,12 @@ def asr_router(service: AsrService) -> APIRouter:
 
 def asr_cards(service: AsrService) -> list[ModelCard]:
     """The entries of the service's models in `/v1/models`."""
-    return [ModelCard(id=name, task="transcription") for name in service.models]
+    return list(map(asr_card, service.models.values()))
+
+
+def asr_card(model: RecognizerText) -> ModelCard:
+    """The entry of a model in `/v1/models`."""
+    return ModelCard(id=model.name, task="transcription")
 
 
 def _answers(stream: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:

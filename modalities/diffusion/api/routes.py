@@ -59,6 +59,7 @@ from triptych.modalities.diffusion.api.replies import (
 from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
 from triptych.modalities.diffusion.api.service import ImageCall, ImageFile, ImageService
 from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.service import opener
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {
@@ -89,7 +90,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
         reader=ImageReader(setup.pool),
         admission=setup.admission,
     )
-    return ApiPart([images_router(service, links)], image_cards(service))
+    return ApiPart(
+        [images_router(service, links)],
+        image_cards(service),
+        open_model=opener(service, "image", ImageModel.open, image_card),
+        drop_model=service.remove,
+    )
 
 
 def images_router(service: ImageService, links: ImageLinks) -> APIRouter:
@@ -111,8 +117,14 @@ def image_links(config: Config) -> ImageLinks:
 
 def image_cards(service: ImageService) -> list[ModelCard]:
     """The entries of `/v1/models` for the service's models."""
-    sizes = {name: "x".join(map(str, model.default_size)) for name, model in service.models.items()}
-    return [ModelCard(id=name, task="image", default_size=size) for name, size in sizes.items()]
+    return list(map(image_card, service.models.values()))
+
+
+def image_card(model: ImageModel) -> ModelCard:
+    """The entry of a model in `/v1/models`."""
+    return ModelCard(
+        id=model.name, task="image", default_size="x".join(map(str, model.default_size))
+    )
 
 
 def _add_generations(router: APIRouter, endpoints: _ImageEndpoints) -> None:

@@ -18,13 +18,13 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.fields import InputText
 from triptych.modalities.embedding.api.replies import json_response, numbers
-from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService
+from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, EmbedResult
 from triptych.modalities.llm.api.messages import is_list
 from triptych.modalities.llm.api.ollama.dialect import (
     OLLAMA_ERRORS,
     OllamaRoute,
+    keep_model,
     nanoseconds,
-    note_keep_alive,
     without_tag,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
@@ -93,8 +93,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)
-        with rename_errors(_NAMES):
-            embedded = await service.embed(call)
+        embedded = await _embed(service, call, body, request)
         reply = VectorsReply(
             model=body.model,
             embeddings=[],
@@ -111,11 +110,22 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
     async def embeddings(body: EmbeddingsBody, request: Request) -> VectorReply:
         """Embed a text."""
         call = _call(service, body, request, texts=[body.prompt])
-        with rename_errors(_NAMES):
-            (vector,) = (await service.embed(call)).vectors
+        (vector,) = (await _embed(service, call, body, request)).vectors
         return VectorReply(embedding=vector.tolist())
 
     return router
+
+
+async def _embed(
+    service: EmbeddingService, call: EmbedCall, body: OllamaRequest, request: Request
+) -> EmbedResult:
+    """Embed the texts of a call, and then do what `keep_alive` says."""
+    end = await keep_model(request, body, service.client, call.model)
+    try:
+        with rename_errors(_NAMES):
+            return await service.embed(call)
+    finally:
+        end()
 
 
 def _call(
@@ -128,7 +138,6 @@ def _call(
     cuts: bool = True,
 ) -> EmbedCall:
     """The call for `body`. Raises `UnknownModel` or `UnsupportedOption`."""
-    note_keep_alive(request, body)
     if not service.pools:
         raise UnsupportedOption(
             "Ollama's API returns one vector per text, but with --no-pool-embeddings there is one"

@@ -7,6 +7,7 @@ has the code around every route.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -18,7 +19,8 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.weights.resolve import open_resolved
+from triptych.core.options.declaration import Role
+from triptych.core.weights.resolve import ResolvedModel, open_resolved
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
@@ -29,7 +31,7 @@ from triptych.modalities.embedding.api.tei import tei_router
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.generation import for_template
 from triptych.modalities.llm.api.tools.schema import ToolSet
-from triptych.modalities.modality import ApiPart, ApiSetup, EncodeChat
+from triptych.modalities.modality import ApiPart, ApiSetup, EncodeChat, OpenedModel
 
 
 class Embedding(BaseModel):
@@ -72,7 +74,15 @@ def open_api(setup: ApiSetup) -> ApiPart:
         tei_router(service),
         ollama_embeddings_router(service),
     ]
-    return ApiPart(routers, cards)
+
+    def open_model(model: ResolvedModel, role: Role) -> OpenedModel | None:
+        if role not in ("embedding", "chat"):
+            return None
+        text = open_resolved(model, EmbeddingModel.open, setup.config.models)
+        card = embedding_card(text) if role == "embedding" else None
+        return OpenedModel(join=partial(service.add, text), card=card)
+
+    return ApiPart(routers, cards, open_model=open_model, drop_model=service.remove)
 
 
 def embeddings_router(
@@ -130,11 +140,13 @@ async def _encoded(
 
 def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
     """The entries of the service's models in `/v1/models`."""
-    return [
-        ModelCard(
-            id=model.name,
-            task="rerank" if model.scores_pairs else "embedding",
-            max_model_len=model.max_length,
-        )
-        for model in service.models.values()
-    ]
+    return list(map(embedding_card, service.models.values()))
+
+
+def embedding_card(model: EmbeddingModel) -> ModelCard:
+    """The entry of a model in `/v1/models`."""
+    return ModelCard(
+        id=model.name,
+        task="rerank" if model.scores_pairs else "embedding",
+        max_model_len=model.max_length,
+    )

@@ -6,7 +6,7 @@ the composition of this modality's API. Keys, limits, errors and disconnects are
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from triptych.core.http.sse import EventStream, WrittenDocument, described
 from triptych.core.options.config import ServerOptions
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
-from triptych.core.weights.resolve import open_resolved
+from triptych.core.weights.resolve import ResolvedModel, open_resolved
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.formatters import (
@@ -42,6 +42,7 @@ from triptych.modalities.llm.api.generation import (
     note_reasoning,
 )
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+from triptych.modalities.llm.api.ollama.models import Catalogue
 from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
@@ -65,7 +66,7 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
 from triptych.modalities.llm.api.unsupported import ROUTES
-from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
+from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, OpenedModel, no_link
 
 _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
 """The roles of models that clients of Ollama can use."""
@@ -85,6 +86,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     setup.encode_chat = service.encode_chat
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
     listed = [model for role in _LISTED for model in setup.models[role]]
+    catalogue = Catalogue(listed, service)
     routers = [
         llm_router(
             service,
@@ -92,14 +94,42 @@ def open_api(setup: ApiSetup) -> ApiPart:
             has_tokenizer_info=setup.config.server.enable_tokenizer_info_endpoint,
         ),
         anthropic_router(service, setup.find_link),
-        ollama_router(service, listed, setup.find_link),
+        ollama_router(service, catalogue, setup.find_link),
         *_responses(service, setup),
     ]
-    return ApiPart(routers, cards, [ANTHROPIC, OLLAMA], partial(_warm, texts))
+
+    def open_model(model: ResolvedModel, role: Role) -> OpenedModel | None:
+        if role not in _LISTED:
+            return None
+        if role == "embedding":  # it is listed for clients of Ollama alone
+            return OpenedModel(join=partial(catalogue.add, model))
+        if role == "vision":  # whose part comes before this one
+            text = encoders[model.name].text
+        else:
+            text = open_resolved(model, TextModel.open, setup.config.models)
+
+        def join() -> None:
+            service.add(text)
+            catalogue.add(model)
+
+        return OpenedModel(join=join, card=card_of(text, sees=role == "vision"))
+
+    async def drop_model(name: str) -> None:
+        catalogue.remove(name)
+        await service.remove(name)
+
+    return ApiPart(
+        routers,
+        cards,
+        [ANTHROPIC, OLLAMA],
+        partial(_warm, service),
+        open_model=open_model,
+        drop_model=drop_model,
+    )
 
 
-def _warm(texts: Sequence[TextModel]) -> None:
-    for text in texts:
+def _warm(service: LlmService) -> None:
+    for text in service.models.values():
         text.warm()
 
 

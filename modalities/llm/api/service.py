@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
+from typing_extensions import override
 
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
@@ -84,6 +85,17 @@ class LlmService(ModelService[TextModel]):
         for model in self.models.values():
             await model.close()
         await super().close()
+
+    @override
+    def add(self, model: TextModel) -> None:
+        super().add(model)
+        model.start()
+        model.warm()
+
+    @override
+    async def remove(self, name: str) -> None:
+        if name in self.models:
+            await self.models.pop(name).close()
 
     def sees(self, model: str) -> bool:
         """Whether `model` takes images."""

@@ -28,7 +28,7 @@ from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.core.process.logs import fields
 from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.modality import ApiPart, ApiSetup
-from triptych.modalities.service import default_seed
+from triptych.modalities.service import default_seed, opener
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.protocol import (
@@ -82,9 +82,14 @@ def open_api(setup: ApiSetup) -> ApiPart:
         find_clip=voices.clip,
         default_seed=default_seed(setup.config),
     )
-    cards = speech_cards(service)
-    routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]
-    return ApiPart(routers, cards)
+    voices.front_ends = service.models  # as models come and go
+    routers = [speech_router(service), speech_models_router(service), voices_router(voices)]
+    return ApiPart(
+        routers,
+        speech_cards(service),
+        open_model=opener(service, "speech", open_front_end, speech_card),
+        drop_model=service.remove,
+    )
 
 
 def speech_router(service: SpeechService) -> APIRouter:
@@ -146,13 +151,14 @@ class SpeechModelList(ModelList):
     models: list[ModelCard]
 
 
-def speech_models_router(cards: list[ModelCard]) -> APIRouter:
+def speech_models_router(service: SpeechService) -> APIRouter:
     """The route that lists speech models, where web front-ends expect it."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
     @router.get("/v1/audio/models", response_model_exclude_none=True)
     async def list_speech_models() -> SpeechModelList:
         """List the speech models."""
+        cards = speech_cards(service)
         return SpeechModelList(data=cards, models=cards)
 
     return router
@@ -160,7 +166,12 @@ def speech_models_router(cards: list[ModelCard]) -> APIRouter:
 
 def speech_cards(service: SpeechService) -> list[ModelCard]:
     """The service's entries in `/v1/models`."""
-    return [ModelCard(id=name, task="speech") for name in service.models]
+    return list(map(speech_card, service.models.values()))
+
+
+def speech_card(front: FrontEnd) -> ModelCard:
+    """The entry of a model in `/v1/models`."""
+    return ModelCard(id=front.name, task="speech")
 
 
 def _call(body: AnyBody, context: Context) -> SpeechCall:

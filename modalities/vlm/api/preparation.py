@@ -67,6 +67,7 @@ class PooledPreparation:
         limits: ImageLimits = CLIENT_IMAGES,
         num_children: int = 0,
     ) -> None:
+        self.names = [model.name for model in models]
         self._limits = limits
         self._pool = DecodePool(
             [f"{_PROCESSING}.worker"],

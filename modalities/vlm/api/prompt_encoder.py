@@ -31,12 +31,13 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
 from triptych.core.options.config import Config
+from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 from triptych.core.weights.resolve import ResolvedModel, open_resolved
 from triptych.modalities.llm.api.multimodal import ImageSource, Message, images_of
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.modality import ApiPart, ApiSetup, OpenedModel
 from triptych.modalities.vlm.api.preparation import (
     ImageProcessorCache,
     PooledPreparation,
@@ -227,15 +228,51 @@ def open_api(setup: ApiSetup) -> ApiPart:
 
     All models share one pool of child processes. Raises `WeightsError` for an unfit folder.
     """
-    models, config = setup.models["vision"], setup.config
-    if not models:
-        return ApiPart()
-    facts = load_facts(models, config.models.cache_dir)
-    prepare = PooledPreparation(models, config)
-    setup.exit_stack.push_async_callback(prepare.close)
-    images = ImageProcessorCache.from_config(prepare, config)
-    for model, known in zip(models, facts, strict=True):
-        setup.prompt_encoders[model.name] = open_resolved(
-            model, VisionPromptEncoder.open, known, images, config, max_bytes=MAX_MESSAGE_BYTES
-        )
-    return ApiPart()
+    encoders = _Encoders(setup.prompt_encoders, setup.config)
+    setup.exit_stack.push_async_callback(encoders.close)
+    if setup.models["vision"]:
+        encoders.open(setup.models["vision"])
+    return ApiPart(open_model=encoders.open_late, drop_model=encoders.drop)
+
+
+class _Encoders:
+    """The prompt encoders by model, and the child processes that prepare their images."""
+
+    def __init__(self, encoders: dict[str, VisionPromptEncoder], config: Config) -> None:
+        self._encoders = encoders
+        self._config = config
+        self._pools: dict[str, PooledPreparation] = {}
+
+    def open(self, models: Sequence[ResolvedModel]) -> None:
+        """Open the encoders of models that share one pool. Raises `WeightsError`."""
+        config = self._config
+        facts = load_facts(models, config.models.cache_dir)
+        prepare = self._pools[models[0].name] = PooledPreparation(models, config)
+        images = ImageProcessorCache.from_config(prepare, config)
+        for model, known in zip(models, facts, strict=True):
+            self._encoders[model.name] = open_resolved(
+                model, VisionPromptEncoder.open, known, images, config, max_bytes=MAX_MESSAGE_BYTES
+            )
+
+    def open_late(self, model: ResolvedModel, role: Role) -> OpenedModel | None:
+        """Open a model that comes after the start, with a pool of its own.
+
+        The routes of chat find its encoder once they have the model.
+        """
+        if role == "vision":
+            self.open([model])
+        return None
+
+    async def drop(self, name: str) -> None:
+        """Forget a model. The pool of the start stays for its other models."""
+        self._encoders.pop(name, None)
+        if name in self._pools and not self._is_shared(name):
+            await self._pools.pop(name).close()
+
+    def _is_shared(self, name: str) -> bool:
+        return any(each in self._encoders for each in self._pools[name].names)
+
+    async def close(self) -> None:
+        """End the child processes."""
+        for pool in self._pools.values():
+            await pool.close()

@@ -199,7 +199,7 @@ async def test_readers_of_one_key_leave_room_for_another_s(
     tmp_path: Path, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_events, "MAX_READERS", 1)
-    events = engine_events.EngineEvents(engine, [], InFlight())
+    events = engine_events.EngineEvents(engine, {}, InFlight())
     first = events.open("alice")
     await anext(first)
     with pytest.raises(Overloaded):

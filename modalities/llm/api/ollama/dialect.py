@@ -5,15 +5,21 @@ Owns these conventions. Knows only the prefix of its routes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel
 
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.model_changes import KeepModel
 from triptych.core.errors import TriptychError
 from triptych.core.http.body import StrictRoute, note_ignored
+from triptych.core.http.context import Context
 from triptych.core.http.dialects import Dialect, named_message
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 
@@ -47,10 +53,43 @@ class OllamaRoute(StrictRoute):
 OLLAMA = Dialect(prefix=PREFIX, error=_error)
 
 
-def note_keep_alive(request: Request, body: OllamaRequest) -> None:
-    """Report `keep_alive` as ignored: it does not change when a model is unloaded."""
-    if body.keep_alive is not None:
+_unloads: set[asyncio.Task[None]] = set()
+
+
+async def keep_model(
+    request: Request, body: OllamaRequest, client: EngineClient, model: str
+) -> Callable[[], None]:
+    """Keep a model in memory for as long as `keep_alive` says; return the call after the answer.
+
+    With 0 that call unloads the model. For callers who may not unload it, `keep_alive` is reported
+    as ignored.
+    """
+    keep_s = body.keep_s
+    if keep_s is None:
+        return _do_nothing
+    if not Context.of(request).principal.is_admin:
         note_ignored(request, "keep_alive")
+        return _do_nothing
+    if keep_s == 0:
+        return partial(_begin_unload, client, model)
+    await client.change(KeepModel(model, keep_s))
+    return _do_nothing
+
+
+def _do_nothing() -> None:
+    """Do nothing: the model stays."""
+
+
+def _begin_unload(client: EngineClient, model: str) -> None:
+    """Unload a model in the background: the request may be over or cancelled."""
+    task = asyncio.create_task(_unload(client, model))
+    _unloads.add(task)
+    task.add_done_callback(_unloads.discard)
+
+
+async def _unload(client: EngineClient, model: str) -> None:
+    with suppress(TriptychError):  # without an engine, or without the model, nothing is in memory
+        await client.unload(model)
 
 
 def with_tag(name: str) -> str:

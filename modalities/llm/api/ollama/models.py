@@ -11,13 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import UnknownModel
 from triptych.core.process.metrics import DEVICE_INFO, held_bytes, labelled_series
 from triptych.core.process.once import once
@@ -25,6 +25,7 @@ from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.ollama.dialect import time_text, with_tag, without_tag
+from triptych.modalities.llm.api.service import LlmService
 
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -151,18 +152,25 @@ class ModelFiles:
 
 
 class Catalogue:
-    """The models that Ollama's clients may use; `abilities` are those of text models."""
+    """The models that Ollama's clients may use; `service` has those that write text."""
 
-    def __init__(
-        self,
-        models: Sequence[ResolvedModel],
-        abilities: Mapping[str, Abilities],
-        status: Callable[[], EngineStatus],
-    ) -> None:
-        self._models = {model.name: model for model in models}
-        self._abilities = abilities
-        self._status = status
-        self._files = {model.name: once(_reader(model)) for model in models}
+    def __init__(self, models: Sequence[ResolvedModel], service: LlmService) -> None:
+        self._service = service
+        self._status = service.client.status
+        self._models: dict[str, ResolvedModel] = {}
+        self._files: dict[str, Callable[[], ModelFiles]] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: ResolvedModel) -> None:
+        """List a model."""
+        self._models[model.name] = model
+        self._files[model.name] = once(_reader(model))
+
+    def remove(self, name: str) -> None:
+        """List a model no longer."""
+        self._models.pop(name, None)
+        self._files.pop(name, None)
 
     def has(self, asked: str) -> bool:
         """Whether there is a model of that name, with or without its tag."""
@@ -183,17 +191,17 @@ class Catalogue:
     async def list_loaded(self) -> ListedModels:
         """The models in memory, with the memory that each uses."""
         status = self._status()
-        ready = [each.model for each in status.models if each.state == "ready"]
+        states = {each.model: each for each in status.models if each.state == "ready"}
         gauges = status.last_beat.gauges if status.last_beat else {}
         models = []
-        for name in filter(self._models.__contains__, ready):
+        for name in filter(self._models.__contains__, states):
             listed = await self._list_entry(name)
             files = await asyncio.to_thread(self._files[name])
             num_bytes = held_bytes(name, gauges)
             held = {
                 "size": num_bytes,
                 "size_vram": num_bytes if _is_gpu(gauges) else 0,
-                "expires_at": _FOR_EVER,
+                "expires_at": _expiry(states[name]),
                 "context_length": self._known(name, files).context_length,
             }
             models.append(ListedModel(**{**listed.model_dump(exclude={"modified_at"}), **held}))
@@ -217,8 +225,8 @@ class Catalogue:
 
     def _known(self, name: str, files: ModelFiles) -> Abilities:
         """The abilities of a model; a model without text output makes embeddings."""
-        if name in self._abilities:
-            return self._abilities[name]
+        if name in self._service.models:
+            return _abilities(self._service, name)
         length = context_length(files.config.get)
         return Abilities(capabilities=["embedding"], context_length=length)
 
@@ -232,6 +240,25 @@ class Catalogue:
             digest=self._models[name].digest,
             details=files.details(),
         )
+
+
+def _abilities(service: LlmService, name: str) -> Abilities:
+    model = service.models[name]
+    special = {"vision": service.sees(name), "thinking": model.answers.has_reasoning}
+    able = [word for word, is_able in special.items() if is_able]
+    return Abilities(
+        capabilities=["completion", "tools", *able],
+        context_length=model.context_length,
+        template=model.template.source if model.template else "",
+        sampling=model.default_sampling,
+    )
+
+
+def _expiry(status: ModelStatus) -> str:
+    """When a model will be unloaded if nobody uses it."""
+    if status.keep_s < 0:
+        return _FOR_EVER
+    return time_text(datetime.now(UTC) + timedelta(seconds=status.keep_s - status.idle_s))
 
 
 def _reader(model: ResolvedModel) -> Callable[[], ModelFiles]:

@@ -5,6 +5,8 @@ Owns the values that each field may have, by the rules of `core.http.fields`.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -175,6 +177,18 @@ KeepAlive = Annotated[
 ]
 
 
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(duration: str | float) -> float:
+    """A duration as Go's clients write it, or a number of seconds; infinite if it is negative."""
+    if isinstance(duration, str):
+        parts = re.findall(r"([0-9.]+)(ns|us|µs|ms|s|m|h)", duration)
+        total_s = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        duration = -total_s if duration.startswith("-") else total_s
+    return math.inf if duration < 0 else float(duration)
+
+
 class OllamaRequest(Strict):
     """The common fields of all requests about one model."""
 
@@ -182,8 +196,14 @@ class OllamaRequest(Strict):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = Field(
         default=None,
-        description="Ignored and reported as ignored; the operator sets --idle-unload-s.",
+        description="How long the model stays in memory when idle; 0: not at all, below 0: as long"
+        " as there is room. With API keys it needs an admin key, and is ignored without.",
     )
+
+    @property
+    def keep_s(self) -> float | None:
+        """`keep_alive` in seconds; infinite below 0."""
+        return None if self.keep_alive is None else _seconds(self.keep_alive)
 
 
 class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):
@@ -215,12 +235,6 @@ class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):
     def is_streamed(self) -> bool:
         """Whether the answer is streamed as lines, which is the default."""
         return self.stream is not False
-
-    @property
-    def is_unloading(self) -> bool:
-        """Whether the client asks to unload the model immediately."""
-        time = self.keep_alive
-        return time == 0 or (isinstance(time, str) and not set(time) & set("123456789"))
 
 
 class OllamaChatRequest(AnswerFields):
@@ -295,5 +309,9 @@ class ShowRequest(ModelRequest, Refusing):
 class PullRequest(ModelRequest):
     """Body of `/api/pull`."""
 
-    stream: bool | None = None
+    stream: bool | None = Field(default=None, description="Report in lines; `true` by default.")
     insecure: bool | None = inert("insecure")
+
+
+class DeleteRequest(ModelRequest):
+    """Body of `/api/delete`."""

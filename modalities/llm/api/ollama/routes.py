@@ -7,6 +7,8 @@ and its deltas to Ollama's lines.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,13 +22,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
-from triptych.core.http.engine_models import check_may_unload
+from triptych.core.http.engine_models import check_is_admin
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
-from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.generation import begin, encode_conversation
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.ollama.conversation import (
@@ -39,10 +39,10 @@ from triptych.modalities.llm.api.ollama.dialect import (
     OLLAMA_ERRORS,
     OllamaError,
     OllamaRoute,
-    note_keep_alive,
+    keep_model,
 )
+from triptych.modalities.llm.api.ollama.library import add_library
 from triptych.modalities.llm.api.ollama.models import (
-    Abilities,
     Catalogue,
     ListedModels,
     ShownModel,
@@ -52,7 +52,6 @@ from triptych.modalities.llm.api.ollama.protocol import (
     GenerateRequest,
     OllamaChatRequest,
     OllamaOptions,
-    PullRequest,
     ShowRequest,
 )
 from triptych.modalities.llm.api.ollama.replies import (
@@ -78,12 +77,6 @@ class VersionReply(BaseModel):
     version: str
 
 
-class StatusReply(BaseModel):
-    """Answer of `/api/pull`."""
-
-    status: str
-
-
 class _ImagesRoute(OllamaRoute, DataUrlRoute):
     """A route whose images are in lists called `images`."""
 
@@ -96,10 +89,9 @@ class _ImagesRoute(OllamaRoute, DataUrlRoute):
 
 
 def ollama_router(
-    service: LlmService, models: list[ResolvedModel], find_link: FindLink = no_link
+    service: LlmService, catalogue: Catalogue, find_link: FindLink = no_link
 ) -> APIRouter:
-    """Routes of Ollama's API in front of `service`, and the list of `models`."""
-    catalogue = Catalogue(models, _abilities(service), service.client.status)
+    """Routes of Ollama's API in front of `service`, and the list of the models."""
     router = APIRouter(responses=OLLAMA_ERRORS, tags=["text"])
     routes = _TextRoutes(service, catalogue, find_link)
     for path, answer, kind in (
@@ -121,6 +113,7 @@ def ollama_router(
             route_class_override=_ImagesRoute,
         )
     _add_models(router, catalogue)
+    add_library(router, catalogue)
     add_refused_routes(router, unsupported.ROUTES)
     _add_greeting(router)
     return router
@@ -173,12 +166,12 @@ class _TextRoutes:
     ) -> Response:
         """Load a model only, or unload it, which needs an admin key if there are API keys."""
         self.service.model(model)
-        if body.is_unloading:
-            check_may_unload(request)
+        if body.keep_s == 0:
+            check_is_admin(request)
             await self.service.client.unload(model)
             timing = Timing(Context.of(request).arrived_s, 0.0)
             return _document(kind(body.model, timing).empty("unload"))
-        note_keep_alive(request, body)
+        await keep_model(request, body, self.service.client, model)
         timing = await self._timing(model, request)
         return _document(kind(body.model, timing).empty("load"))
 
@@ -191,7 +184,7 @@ class _TextRoutes:
         request: Request,
     ) -> Response:
         options = body.options or OllamaOptions()
-        note_keep_alive(request, body)
+        end = await keep_model(request, body, self.service.client, chat.model)
         length = options.num_ctx or self.service.model(chat.model).context_length
         generation = await begin(
             self.service, chat, Context.of(request), [prompt], context_length=length
@@ -205,30 +198,31 @@ class _TextRoutes:
             context=prompt.prompt_ids if has_context else None,
         )
         if body.is_streamed:
-            return LineStream(formatter.lines(generation))
-        return _document(await formatter.whole(generation))
+            return LineStream(_then(formatter.lines(generation), end))
+        try:
+            return _document(await formatter.whole(generation))
+        finally:
+            end()
 
     async def _timing(self, model: str, request: Request) -> Timing:
         """The times of a request, once its model is loaded."""
         return Timing(Context.of(request).arrived_s, await self.service.ready(model))
 
 
+async def _then(
+    lines: AsyncGenerator[BaseModel, None], end: Callable[[], None]
+) -> AsyncGenerator[BaseModel, None]:
+    """Yield the lines, and call `end` after the last."""
+    try:
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
+    finally:
+        end()
+
+
 def _document(reply: BaseModel) -> Response:
     return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def _abilities(service: LlmService) -> dict[str, Abilities]:
-    found = {}
-    for name, model in service.models.items():
-        special = {"vision": service.sees(name), "thinking": model.answers.has_reasoning}
-        able = [word for word, is_able in special.items() if is_able]
-        found[name] = Abilities(
-            capabilities=["completion", "tools", *able],
-            context_length=model.context_length,
-            template=model.template.source if model.template else "",
-            sampling=model.default_sampling,
-        )
-    return found
 
 
 def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
@@ -251,18 +245,7 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
         """Show one model."""
         return await catalogue.show(body.requested_name)
 
-    async def pull(body: PullRequest) -> StatusReply:
-        """Confirm a served model; other models are not fetched."""
-        if not catalogue.has(body.requested_name):
-            raise UnsupportedOption(
-                "No model is fetched while the server runs: start it with --model, which takes hub"
-                " ids, folders and GGUF files.",
-                param="model",
-            )
-        return StatusReply(status="success")
-
     router.add_api_route("/api/show", show, methods=["POST"], route_class_override=OllamaRoute)
-    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=OllamaRoute)
 
 
 class _GreetingRoute(APIRoute):

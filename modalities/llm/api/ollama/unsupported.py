@@ -66,11 +66,10 @@ SHOW: Mapping[str, RefusedField] = MappingProxyType(
 
 ROUTES: RefusedRoutes = MappingProxyType(
     {
-        "/api/copy": ("POST", "serve a model under another name with --model NAME=REFERENCE."),
-        "/api/create": ("POST", "serve it with --model, its template with --chat-template."),
-        "/api/delete": ("DELETE", "start the server without it; `triptych models` shows files."),
+        "/api/copy": ("POST", "POST /v1/engine/pull takes another name for a model."),
+        "/api/create": ("POST", "/api/pull takes models as they are, without a Modelfile."),
         "/api/push": ("POST", "nothing is published from here."),
-        "/api/blobs/{digest}": ("POST", "serve files with --model FOLDER or --model FILE.gguf."),
+        "/api/blobs/{digest}": ("POST", "/api/pull takes folders below --pull-folder."),
     }
 )
-"""Routes that change the set of models, which the operator defines at the start."""
+"""Routes that make models or publish them."""
