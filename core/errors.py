@@ -90,6 +90,12 @@ class NotFound(RequestError):
     status, code = 404, "not_found"
 
 
+class ModelRefused(RequestError):
+    """A model that was asked for by name cannot be served here; the message says why."""
+
+    status, code = 422, "model_refused"
+
+
 class UnknownModel(NotFound):
     """There is no model called `name` of the requested kind."""
 

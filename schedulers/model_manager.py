@@ -165,6 +165,7 @@ class ModelManager:
 
     def change(self, change: ModelChange, done: ChangeDone) -> None:
         """Make a change; `done` receives the outcome. Raises `NotFound`, `Asleep`."""
+        self._has_news = True
         match change:
             case AddModel(model):
                 self._add(self.open_loader(model), done)
@@ -203,7 +204,6 @@ class ModelManager:
         entry = self._entries.get(loader.name)
         if entry is None:
             self._entries[loader.name] = ModelEntry(loader, is_added=True)
-            self._has_news = True
             self._executors.load(partial(self._check_added, loader, done))
         elif entry.leaving:
             entry.leaving.append(lambda error: self._add(loader, done))
@@ -243,7 +243,6 @@ class ModelManager:
     def _wake(self, done: ChangeDone) -> None:
         """Load the models of the sleep again; `done` receives the first error."""
         names = [name for name in self._sleep.end() if name in self._entries]
-        self._has_news = True
         waking = Waking(len(names), done)
         for name in names:
             self._load_now(name, waking.note)

@@ -51,6 +51,7 @@ from triptych.core.http.models import (
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests, RecordRequests
+from triptych.core.http.sleep import sleep_router
 from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.kv.tiers.salt import kept_salt
@@ -148,7 +149,8 @@ def create_app(
     events = engine_events_router(EngineEvents(client, served.cards, in_flight))
     explained = explain_router(client, observers.recent)
     loaded = engine_models_router(client, served)
-    own = (health, metrics_router(metrics), events, explained, loaded, models_router(served))
+    sleep = sleep_router(client)
+    own = (health, metrics_router(metrics), events, explained, loaded, sleep, models_router(served))
     _include(app, (*routers, *own))
     if config.server.root_path:
         app.add_middleware(RootPath, root=config.server.root_path)  # the outermost

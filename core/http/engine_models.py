@@ -24,7 +24,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES, to_public
 from triptych.core.http.fields import Name, Strict
 from triptych.core.http.models import ModelCard, ServedModels
-from triptych.core.http.runtime_models import Pull, RuntimeModels
+from triptych.core.http.runtime_models import Pull, RuntimeModels, refused_models
 from triptych.core.http.sse import EventStream, described
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.process.metrics import held_bytes
@@ -59,13 +59,13 @@ class EngineModels(BaseModel):
     models: list[EngineModel]
 
 
-class ModelRequest(Strict):
+class EngineModelRequest(Strict):
     """The model to load or unload."""
 
     model: Name
 
 
-class PullRequest(Strict):
+class EnginePullRequest(Strict):
     """The model to fetch, as for `--model`."""
 
     model: Name
@@ -99,6 +99,12 @@ class Unloading(BaseModel):
     model: str
     state: ModelState
     num_loads: int
+
+
+class LlamaCppReply(BaseModel):
+    """The answer of llama.cpp's routes."""
+
+    success: bool = True
 
 
 class DeletedModel(BaseModel):
@@ -153,25 +159,38 @@ def engine_models_router(client: EngineClient, served: ServedModels) -> APIRoute
         return EngineModels(models=[_described(each, status, served) for each in status.models])
 
     @router.post("/v1/engine/load")
-    async def load(body: ModelRequest, request: Request) -> EngineModel:
+    async def load(body: EngineModelRequest, request: Request) -> EngineModel:
         """Load a model, and answer once it is ready. With API keys, an admin key is needed."""
         check_is_admin(request)
         lift_time_limit(request)
         name = _name(body.model, client, served)
-        await client.load(name)
+        with refused_models():
+            await client.load(name)
         found = _state(name, client)  # as reported, which may be before the load
         return _described(
             structs.replace(found, state="ready", progress=1.0, error=None), client.status(), served
         )
 
     @router.post("/v1/engine/unload")
-    async def unload(body: ModelRequest, request: Request) -> Unloading:
+    async def unload(body: EngineModelRequest, request: Request) -> Unloading:
         """Unload a model as soon as no request needs it. With API keys, an admin key is needed."""
         check_is_admin(request)
         name = _name(body.model, client, served)
         found = _state(name, client)
         await client.unload(name)
         return Unloading(model=name, state=found.state, num_loads=found.num_loads)
+
+    @router.post("/v1/models/load")
+    async def load_as_llama_cpp(body: EngineModelRequest, request: Request) -> LlamaCppReply:
+        """Load a model, as llama.cpp's router does."""
+        await load(body, request)
+        return LlamaCppReply()
+
+    @router.post("/v1/models/unload")
+    async def unload_as_llama_cpp(body: EngineModelRequest, request: Request) -> LlamaCppReply:
+        """Unload a model, as llama.cpp's router does."""
+        await unload(body, request)
+        return LlamaCppReply()
 
     _add_storage(router)
     return router
@@ -183,7 +202,7 @@ def _add_storage(router: APIRouter) -> None:
         response_model=None,
         responses={200: {"model": ModelCard, "content": described(PullProgress, PullCompleted)}},
     )
-    async def pull(body: PullRequest, request: Request) -> Response | ModelCard:
+    async def pull(body: EnginePullRequest, request: Request) -> Response | ModelCard:
         """Fetch a model and serve it. With API keys, an admin key is needed.
 
         The fetch ends with its last reader; the next one goes on with files that are partly here.

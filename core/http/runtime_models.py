@@ -8,8 +8,8 @@ requests that use it. Knows no modality and no format of answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,9 @@ from triptych.core.engine_api.model_changes import AddModel, RemoveModel
 from triptych.core.errors import (
     EngineDown,
     InvalidRequest,
+    ModelRefused,
     Overloaded,
+    SetupError,
     UnknownModel,
     UnsupportedOption,
 )
@@ -36,6 +38,15 @@ from triptych.core.weights.store import StoredModel, remove, stored_models
 MAX_PULLS = 4
 """The most models that are fetched at a time."""
 _INTERVAL_S = 0.1
+
+
+@contextmanager
+def refused_models() -> Iterator[None]:
+    """Raise `ModelRefused` for errors that would end a start: whoever named the model sees why."""
+    try:
+        yield
+    except SetupError as error:
+        raise ModelRefused(error.message, param="model") from error
 
 
 class Parts(Protocol):
@@ -148,15 +159,19 @@ class RuntimeModels:
 
     async def _work(self, order: FetchOrder) -> ModelCard:
         try:
-            async with aclosing(self.fetch(order)) as notes:
-                async for note in notes:
-                    if isinstance(note, ResolvedModel):
-                        # What was begun here is finished, even if nobody waits for it any more.
-                        return await asyncio.shield(asyncio.ensure_future(self._add(note)))
-                    self._pulls[order.name].latest = note
-            raise AssertionError("a fetch ends with a model or an error")
+            with refused_models():
+                return await self._fetch_and_add(order)
         finally:
             self._pulls.pop(order.name, None)
+
+    async def _fetch_and_add(self, order: FetchOrder) -> ModelCard:
+        async with aclosing(self.fetch(order)) as notes:
+            async for note in notes:
+                if isinstance(note, ResolvedModel):
+                    # What was begun here is finished, even if nobody waits for it any more.
+                    return await asyncio.shield(asyncio.ensure_future(self._add(note)))
+                self._pulls[order.name].latest = note
+        raise AssertionError("a fetch ends with a model or an error")
 
     async def _add(self, model: ResolvedModel) -> ModelCard:
         """Serve a model. Raises the error that it would end a start with; nothing stays then."""

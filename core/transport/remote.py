@@ -30,7 +30,7 @@ from triptych.core.engine_api.model_changes import (
     RemoveModel,
     UnloadModel,
 )
-from triptych.core.engine_api.reports import Heartbeat, StepReport
+from triptych.core.engine_api.reports import ASLEEP, Heartbeat, StepReport
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.engine_api.totals import RunningTotals
@@ -341,6 +341,8 @@ class RemoteClient:
             return "the engine is shutting down"
         if not self._is_warm:
             return "models are being loaded"
+        if self._beat.phase == ASLEEP:
+            return "the server is asleep: POST /wake_up wakes it"
         if {status.state for status in self._beat.models} == {"failed"}:
             return "no model could be loaded"
         return ""

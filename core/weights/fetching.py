@@ -39,7 +39,7 @@ class FetchProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     total_bytes: int
 
 
-class Fetched(msgspec.Struct, frozen=True, tag=True):
+class FetchedModel(msgspec.Struct, frozen=True, tag=True):
     """The model is here."""
 
     model: ResolvedModel
@@ -51,7 +51,7 @@ class FetchFailed(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
-FetchNote = FetchProgress | Fetched | FetchFailed
+FetchNote = FetchProgress | FetchedModel | FetchFailed
 Fetch = Callable[[FetchOrder], AsyncGenerator[FetchProgress | ResolvedModel, None]]
 """Yields the progress, and the model last. Raises the errors of `core.weights.resolve.resolve`."""
 
@@ -79,8 +79,8 @@ async def fetch(
             note = decoder.decode(line)
             if isinstance(note, FetchFailed):
                 raise from_info(note.error)
-            yield note.model if isinstance(note, Fetched) else note
-            if isinstance(note, Fetched):
+            yield note.model if isinstance(note, FetchedModel) else note
+            if isinstance(note, FetchedModel):
                 return
         raise InternalError(f"Fetching {order.name} ended early; the server's log says why.")
     finally:

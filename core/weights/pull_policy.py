@@ -1,4 +1,4 @@
-"""What a running server may fetch on request.
+"""The models that a running server may fetch on request.
 
 Owns the options `--pull-from` and `--pull-folder` as a check of one reference. Fetches nothing.
 """

@@ -176,7 +176,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         config=config,
         client=client,
         served=app.state.served,
-        parts=Parts(parts),
+        parts=ApiParts(parts),
         models={model.name: model for model in models},
         sources=[source.name for source in registry.known_sources()],
         refusal=_fixed_models(config),
@@ -202,7 +202,7 @@ def _fixed_models(config: Config) -> str:
     return flag and f"With {flag} the models of a server are those of its start."
 
 
-class Parts:
+class ApiParts:
     """Opens and drops models in the API halves of all modalities."""
 
     def __init__(self, parts: Sequence[ApiPart]) -> None:

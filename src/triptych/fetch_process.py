@@ -20,7 +20,7 @@ from triptych.core.errors import InternalError, TriptychError, WeightsError, to_
 from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import die_with_parent
 from triptych.core.weights.fetching import (
-    Fetched,
+    FetchedModel,
     FetchFailed,
     FetchNote,
     FetchOrder,
@@ -53,7 +53,7 @@ def _outcome(order: FetchOrder, progress: LineProgress) -> FetchNote:
             sources=known_sources(),
         )
         _check_stays(model)
-        return Fetched(model)
+        return FetchedModel(model)
     except TriptychError as error:
         return FetchFailed(to_info(error))
     except Exception:  # the boundary of the process

@@ -80,8 +80,8 @@ async def test_the_models(client: Any) -> None:
 async def test_errors(client: Any, engine: FakeEngine) -> None:
     for asking, status, words in (
         (client.chat(model="llama3", messages=HELLO), 404, "tiny:latest"),
-        (client.pull("llama3"), 400, "--model"),
-        (client.delete("tiny"), 400, "not offered"),
+        (client.pull("llama3"), 400, "those of its start"),
+        (client.delete("tiny"), 400, "those of its start"),
         (client.create("x", from_="tiny"), 400, "not offered"),
         (client.generate(model="tiny", prompt="a", suffix="b"), 400, "suffix"),
     ):

@@ -46,6 +46,7 @@ from triptych.core.options.config import (
 from triptych.core.options.declaration import ROLES, Role
 from triptych.core.options.table import Resolved, declared
 from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.pull_policy import check_may_pull
 from triptych.modalities.registry import resolve_models, role_of
 from triptych.replicas.plan import ReplicaPlan
 from triptych.schedulers.local import LocalClient
@@ -232,7 +233,7 @@ def test_every_other_option_has_a_reader(
     silent = SimpleNamespace(json=SimpleNamespace(encode=lambda setup: b"{}"), structs=structs)
     monkeypatch.setattr(serve, "msgspec", silent)  # what is sent to children is not read yet
     every |= _resolving(tmp_path) | _serving(_place(CASES["chat"][0], tmp_path))
-    every |= _encrypting(tmp_path)
+    every |= _encrypting(tmp_path) | _pulling()
     unread = declared().keys() - every
     assert not unread
 
@@ -259,6 +260,13 @@ def _encrypting(folder: Path) -> set[str]:
     )
     config, seen = watched(Config(server=options))
     assert tls_context(config.server) is not None
+    return seen
+
+
+def _pulling() -> set[str]:
+    """What a request to serve a folder reads."""
+    config, seen = watched(Config(server=ServerOptions(pull_folder=("/",))))
+    check_may_pull("/none", (), config.server)
     return seen
 
 

@@ -21,6 +21,7 @@ from support.voices_app import PARROT
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
@@ -78,6 +79,14 @@ class VectorEngine:
 
     journal: JobJournal = field(default_factory=JobJournal)
     finished: list[str] = field(default_factory=list)
+    unloaded: list[str] = field(default_factory=list)
+    changes: list[ModelChange] = field(default_factory=list)
+
+    async def change(self, change: ModelChange) -> None:
+        self.changes.append(change)
+
+    async def unload(self, model: str) -> None:
+        self.unloaded.append(model)
 
     async def submit(
         self,

@@ -23,6 +23,7 @@ from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.model_changes import ModelChange
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.http.app import create_app
 from triptych.core.http.page import Pages, PagesRouter
@@ -71,6 +72,7 @@ class FakeEngine:
     num_steps: int = 0
     journal: JobJournal = field(default_factory=JobJournal)
     unloaded: list[str] = field(default_factory=list)
+    changes: list[ModelChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         tokenizer = byte_tokenizer()
@@ -131,6 +133,9 @@ class FakeEngine:
 
     async def unload(self, model: str) -> None:
         self.unloaded.append(model)
+
+    async def change(self, change: ModelChange) -> None:
+        self.changes.append(change)
 
     async def close(self) -> None: ...
 

@@ -211,7 +211,6 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
 )
 
 _CHAT_ROUTE = "post to /v1/chat/completions."
-_LOADED = "send it a request; the operator sets the served models with --model."
 ROUTES: RefusedRoutes = MappingProxyType(
     {
         "/classify": ("POST", "ask a chat model, with structured_outputs.choice."),
@@ -230,7 +229,6 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/props": ("GET", "see /v1/models, and /tokenizer_info for the chat template."),
         "/reset_prefix_cache": ("POST", "leave it out; old pages are evicted."),
         "/server_info": ("GET", "see /version, /v1/models and /metrics."),
-        "/sleep": ("POST", "the operator sets --idle-unload-s."),
         "/slots": ("GET", "see /readyz, /metrics and /v1/engine/events."),
         "/v1/chat/completions/batch": ("POST", "send a request per conversation, or /v1/batches."),
         "/v1/chat/completions/control": (
@@ -241,12 +239,9 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/v1/completions/render": ("POST", "post to /tokenize."),
         "/v1/load_lora_adapter": ("POST", _MERGED),
         "/v1/messages/render": ("POST", "post to /apply-template."),
-        "/v1/models/load": ("POST", _LOADED),
-        "/v1/models/unload": ("POST", "the operator sets --idle-unload-s."),
         "/v1/moderations": ("POST", "nothing is moderated here."),
         "/v1/unload_lora_adapter": ("POST", _MERGED),
         "/v2/chat": ("POST", _CHAT_ROUTE),
-        "/wake_up": ("POST", _LOADED),
     }
 )
 """Routes of llama.cpp, vLLM, Cohere and OpenAI."""

@@ -27,6 +27,7 @@ from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.errors import Overloaded
 from triptych.core.http import engine_events
 from triptych.core.http.disconnect import InFlight
+from triptych.core.http.models import ModelCard
 from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series
 
 GAUGES = {
@@ -183,7 +184,7 @@ def test_a_stream_may_begin_without_an_engine(app: FastAPI, engine: WatchedEngin
 
 def test_a_slow_reader_loses_the_oldest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_events, "MAX_BUFFERED", 10)
-    buffer = engine_events._StepBuffer({"tiny": "chat"})
+    buffer = engine_events._StepBuffer({"tiny": ModelCard(id="tiny", task="chat")})
     for second in range(15):
         buffer.take(
             StepReport(steps=(msgspec.structs.replace(STEP, start_s=second),), num_dropped=1)

@@ -63,6 +63,8 @@ async def test_models_are_listed_with_state_memory_and_idle_time(
         "device_bytes": 42,
         "idle_s": 3.2,
         "num_loads": 2,
+        "keep_s": None,
+        "weight_bytes": None,
     }
     assert (big["state"], big["error"], big["device_bytes"]) == ("failed", "It does not fit.", 0)
 

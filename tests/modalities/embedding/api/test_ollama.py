@@ -12,6 +12,7 @@ import pytest
 
 from support.full_app import NUM_DIMENSIONS, VectorEngine, embedding_model
 from support.http import in_process
+from triptych.core.engine_api.model_changes import KeepModel
 from triptych.core.http.app import create_app
 from triptych.core.options.config import Config
 from triptych.modalities.embedding.api import ollama
@@ -23,18 +24,23 @@ from triptych.schedulers.admission import Admission
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    engine, config = VectorEngine(), Config()
+def engine() -> VectorEngine:
+    return VectorEngine()
+
+
+@pytest.fixture
+async def client(tmp_path: Path, engine: VectorEngine) -> AsyncIterator[httpx.AsyncClient]:
+    config = Config()
     service = EmbeddingService.from_config(config, [embedding_model(tmp_path / "m")], engine)
     app = create_app(config, engine, [ollama_embeddings_router(service)], dialects=[OLLAMA])
     async with in_process(app) as client:
         yield client
 
 
-async def test_vectors(client: httpx.AsyncClient) -> None:
+async def test_vectors(client: httpx.AsyncClient, engine: VectorEngine) -> None:
     body = {"model": "words:latest", "input": ["w1 w2", "w3"], "keep_alive": "5m"}
     answer = await client.post("/api/embed", json=body)
-    assert answer.headers["x-triptych-ignored"] == "keep_alive"
+    assert engine.changes == [KeepModel("words", 300.0)]
     reply = answer.json()
     assert reply["embeddings"] == [[0.5] * NUM_DIMENSIONS] * 2
     assert (reply["model"], reply["prompt_eval_count"]) == ("words:latest", 7)
@@ -56,12 +62,13 @@ async def test_errors_name_ollamas_fields(client: httpx.AsyncClient) -> None:
     assert "set truncate to true" in error
 
 
-async def test_one_vector(client: httpx.AsyncClient) -> None:
+async def test_one_vector(client: httpx.AsyncClient, engine: VectorEngine) -> None:
     body = {"model": "words", "prompt": "w1"}
     answer = await client.post("/api/embeddings", json={**body, "keep_alive": 0})
-    assert answer.headers["x-triptych-ignored"] == "keep_alive"
+    assert answer.is_success
     reply = (await client.post("/api/embeddings", json=body)).json()
     assert reply == {"embedding": [0.5] * NUM_DIMENSIONS}
+    assert engine.unloaded == ["words"]  # after the answer
 
 
 @pytest.mark.parametrize(
