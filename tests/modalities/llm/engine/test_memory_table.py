@@ -1,0 +1,65 @@
+"""The start's memory table and the ledger have the bytes of a cache that are allocated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from support.decoder_families import FAMILIES, TINY
+from support.dense_families import DENSE
+from support.llm_loader import MIB, config, loader
+from support.mixture_families import save_mixture
+from support.recurrent_models import recurrent_model
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import CacheOptions, ModelOptions
+
+
+def save_recurrent(folder: Path, name: str) -> None:
+    recurrent_model(name).save_pretrained(folder)
+
+
+def save_dense(folder: Path, name: str) -> None:
+    family, extra = (DENSE | FAMILIES)[name]
+    fields = TINY | extra | {"max_position_embeddings": 2048}
+    model = f"{family.removesuffix('Text')}ForCausalLM"
+    kind = getattr(transformers, f"{family}Config")
+    getattr(transformers, model)(kind(**fields)).save_pretrained(folder)
+
+
+CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
+    "windows": (save_dense, "gemma3", "auto", "auto"),
+    "windows and shared cells": (save_dense, "gemma4", "int8", "auto"),
+    "windows and sinks": (save_mixture, "gpt-oss", "auto", "auto"),
+    "windows in chunks": (save_mixture, "llama-4", "float8_e4m3fn", "auto"),
+    "half layers": (save_recurrent, "nemotron-h", "auto", "auto"),
+    "pairs": (save_recurrent, "falcon-h1", "int8", "auto"),
+    "latents": (save_dense, "youtu", "auto", "auto"),
+    "latents in int8": (save_dense, "youtu", "int8", "auto"),
+    "windows of a class": (save_dense, "gemma3", "auto", "transformers"),
+    "states of a class": (save_recurrent, "falcon-h1", "auto", "transformers"),
+    "latents of a class": (save_dense, "youtu", "auto", "transformers"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_table_has_what_is_allocated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    save, name, form, impl = CASES[case]
+    save(tmp_path, name)
+    ledger = Ledger(256 * MIB)
+    options = config(cache=CacheOptions(kv_cache_format=form), models=ModelOptions(model_impl=impl))
+    with caplog.at_level(logging.DEBUG):
+        loaded = loader(tmp_path, ledger, options).load(lambda _: None)
+    kv, held = loaded.runner.kv, ledger.by_owner()
+    num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kv.tensors)
+    num_state_bytes = 0 if kv.states is None else kv.states.num_bytes
+    assert (held["tiny/kv"], held.get("tiny/states", 0)) == (num_bytes, num_state_bytes)
+    (row,) = [each.fields for each in caplog.records if each.msg == "memory"]
+    assert row["caches_mib"] == round((num_bytes + num_state_bytes) / MIB, 1) > 0
+    loaded.close()
