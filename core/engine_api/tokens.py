@@ -15,6 +15,7 @@ from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
+CacheAction = Literal["", "pin", "unpin", "drop", "clear"]
 
 
 class ReasoningRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,6 +44,9 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `contents` fill the positions that have their ids, in order of position (see
     `core.engine_api.prompt_content`). Sampled tokens follow `grammar`, if any (see `core.grammar`),
     and the rules of `reasoning`.
+
+    With a `cache_action` nothing is computed: the prompt's cached pages are kept, given up or
+    dropped, or with `clear` all pages are. The only delta then has the tokens that had pages.
     """
 
     prompt_ids: tuple[int, ...]
@@ -54,6 +58,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     priority: int = 0
     tenant: str = ""
     adapter: str = ""
+    cache_action: CacheAction = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

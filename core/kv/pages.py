@@ -14,7 +14,7 @@ is full and never written again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.core.kv.snapshots import SnapshotIndex
@@ -201,6 +201,25 @@ class PagePool:
         if self.snapshots is not None:
             for key in keys:
                 self.snapshots.drop(key)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Remove pages and snapshots from the index; a page in a lease is free after it."""
+        for key in keys:
+            if self.snapshots is not None:
+                self.snapshots.drop(key)
+            page_id = self._index.get(key)
+            if page_id is None:
+                continue
+            self._unindex(page_id)
+            if not self._num_holders[page_id]:
+                del self._cached[page_id]
+                self._free.append(page_id)
+
+    def forget_all(self) -> int:
+        """Remove all pages from the index; returns how many there were."""
+        keys = tuple(self._index)
+        self.forget(keys)
+        return len(keys)
 
     def release(self, lease: Lease) -> None:
         """End `lease`, once: pages it alone held become cached if indexed, else free."""

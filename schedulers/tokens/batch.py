@@ -123,11 +123,16 @@ class TokenBatch:
             return None
         return PromptLookup(self.lookup_rule)
 
-    def add(self, row: SequenceState) -> None:
-        """Queue a sequence."""
+    def prompt_keys(self, row: SequenceState) -> list[bytes]:
+        """The keys of the full pages of a prompt; none where pages are not shared."""
         page_size = self.pool.page_size
         if self.pool.enable_prefix_caching:
             row.extend_keys(row.num_prompt_tokens // page_size, page_size)
+        return row.keys
+
+    def add(self, row: SequenceState) -> None:
+        """Queue a sequence."""
+        self.prompt_keys(row)
         self.state.rows.add(row)
         self.state.shares.join(row.client)
         self.state.enqueue(row)

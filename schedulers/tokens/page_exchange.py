@@ -6,9 +6,10 @@ Owns the interface and its empty implementation. `schedulers.roles` implements i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from triptych.core.engine_api.job import Job
+from triptych.core.errors import UnsupportedOption
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.state import SequenceState
@@ -34,6 +35,23 @@ class PageExchange:
 
     def on_step_end(self) -> None:
         """React to the end of a step."""
+
+    def num_kept(self, keys: Sequence[bytes]) -> int:
+        """The number of leading pages that are kept elsewhere."""
+        return 0
+
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep pages until they are unpinned or dropped; returns how many of them are kept."""
+        raise UnsupportedOption("Pages are pinned in lower tiers, and this server has none.")
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """Let pages give way to others again."""
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Remove pages that are kept elsewhere."""
+
+    def clear(self) -> None:
+        """Remove all pages that are kept elsewhere."""
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with the counts of exchanged pages."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.job import Job, JobState, Output
 from triptych.core.engine_api.job_report import PREEMPTED
 from triptych.core.engine_api.plan import Plan, StepResult
-from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.engine_api.tokens import CacheAction, TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
@@ -98,6 +98,36 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         assert set(self._jobs.values()) == self._state.rows
 
     # Jobs.
+
+    def submit(self, job: Job) -> None:
+        """Accept a job; one with a cache action has ended when this returns."""
+        if not job.request.cache_action:
+            return super().submit(job)
+        row = self._open(job)
+        self._version += 1
+        delta = self.tokens.delta(row, finish_reason="stop")
+        num_pages = self._act_on_cache(row, job.request.cache_action)
+        delta.num_cached_tokens = num_pages * self.tokens.pool.page_size
+        job.state = JobState.FINISHED
+        job.sink(Output(job_id=job.job_id, payload=delta, is_final=True))
+
+    def _act_on_cache(self, row: SequenceState, action: CacheAction) -> int:
+        """Keep or drop the pages of a prompt; returns how many of its first ones there were."""
+        pool, exchange = self.tokens.pool, self.exchange
+        if action == "clear":
+            exchange.clear()
+            return pool.forget_all()
+        keys = self.tokens.prompt_keys(row)
+        num_indexed = pool.num_indexed(keys)
+        keys = keys[: num_indexed + exchange.num_kept(keys[num_indexed:])]
+        if action == "pin":
+            return exchange.pin(keys)
+        if action == "unpin":
+            exchange.unpin(keys)
+        else:
+            pool.forget(keys)
+            exchange.drop(keys)
+        return len(keys)
 
     def _open(self, job: Job) -> SequenceState:
         request = job.request

@@ -63,8 +63,20 @@ class PageStore(PageSource, Protocol):
         """Make the pages of a prompt those used last."""
         ...
 
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep pages, also those that are still to be saved; returns how many of the first."""
+        ...
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """Let pages give way to others again."""
+        ...
+
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove pages; from now on they are not found."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all pages; from now on none is found."""
         ...
 
 
@@ -131,6 +143,29 @@ class StoredPages(PageFetches):
         self._save()
         self._fetch_first()
 
+    def num_kept(self, keys: Sequence[bytes]) -> int:
+        """The number of leading pages that are in a lower tier."""
+        return self._store.num_held(keys)
+
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep pages in the lower tiers; returns how many of the first ones are kept."""
+        return self._store.pin(keys)
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """Let pages give way to others again."""
+        self._store.unpin(keys)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Remove pages from the lower tiers."""
+        for key in keys:
+            self._unsaved.pop(key, None)
+        self._store.drop(keys)
+
+    def clear(self) -> None:
+        """Empty the lower tiers."""
+        self._unsaved.clear()
+        self._store.clear()
+
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with the counts of the tiers."""
         counters = {**stats.counters, **self._store.counts}
@@ -167,9 +202,7 @@ class StoredPages(PageFetches):
         self._unsaved.update(dict.fromkeys(journal.indexed))
         journal.indexed.clear()
         if journal.distrusted:
-            for key in journal.distrusted:
-                self._unsaved.pop(key, None)
-            self._store.drop(journal.distrusted)
+            self.drop(journal.distrusted)
             journal.distrusted.clear()
 
     def _save(self) -> None:

@@ -32,6 +32,10 @@ class PageOrder:
         """The page that gives way first; `None` if all are pinned."""
         return next(iter(self._places), None)
 
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys of all pages."""
+        return (*self._places, *self._pinned)
+
     def place(self, key: bytes) -> int | None:
         """The place of a page; `None` if it is not here."""
         place = self._places.get(key)

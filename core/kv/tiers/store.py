@@ -54,6 +54,8 @@ class PageTiers:
         self._calls: deque[Callable[[], None]] = deque()
         self._unwritten: OrderedDict[bytes, None] = OrderedDict()  # in the host tier alone
         self._barred: Counter[bytes] = Counter()  # to be dropped
+        self._num_clearing = 0
+        self._pinned: set[bytes] = set()
         self._resume_s = 0.0
         self._end_s: float | None = None
         self._changed = threading.Condition()
@@ -76,7 +78,7 @@ class PageTiers:
         return len(keys)
 
     def _holds(self, key: bytes) -> bool:
-        if self._barred.get(key):
+        if self._num_clearing or self._barred.get(key):
             return False
         return key in self._host.order or (self._disk is not None and key in self._disk.order)
 
@@ -98,12 +100,43 @@ class PageTiers:
         """Make the pages of a prompt those used last, its first page as the very last."""
         self._call(partial(self._touch, tuple(keys)))
 
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep pages until they are unpinned or dropped, at most half of what the tiers hold.
+
+        Pages that are still to be saved are kept from then on. Returns how many of the first pages
+        are kept.
+        """
+        lowest = self._host.num_pages if self._disk is None else self._disk.num_pages
+        with self._changed:
+            for number, key in enumerate(keys):
+                if key not in self._pinned and len(self._pinned) >= lowest // 2:
+                    keys = keys[:number]
+                    break
+                self._pinned.add(key)
+        self._call(partial(self._pin, tuple(keys)))
+        return len(keys)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """Let pages give way to others again."""
+        unpinned = tuple(keys)
+        with self._changed:
+            self._pinned.difference_update(unpinned)
+        self._call(partial(self._unpin, unpinned))
+
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove pages; from now on they are not found."""
         dropped = tuple(keys)
         with self._changed:
             self._barred.update(dropped)
+            self._pinned.difference_update(dropped)
         self._call(partial(self._drop, dropped))
+
+    def clear(self) -> None:
+        """Remove all pages; from now on none is found."""
+        with self._changed:
+            self._num_clearing += 1
+            self._pinned.clear()
+        self._call(self._clear)
 
     def close(self) -> None:
         """End all fetches, save what was to be saved, and release both tiers."""
@@ -187,6 +220,7 @@ class PageTiers:
         room = self._room(key)
         content = memoryview(bytearray(self._memory.page_bytes)) if room is None else room
         if self._disk.read(key, content):
+            self._pin((key,))
             return content
         self._host.drop(key)
         self.counts["kv_disk_pages_refused_total"] += 1
@@ -224,6 +258,7 @@ class PageTiers:
             raise
         if self._disk is not None and key not in self._disk.order:
             self._unwritten[key] = None
+        self._pin((key,))
 
     def _write(self, key: bytes) -> None:
         """Write a page of the host tier to disk, in place of one used longer ago."""
@@ -244,6 +279,7 @@ class PageTiers:
             self.counts["kv_disk_write_errors_total"] += 1
             self._resume_s = time.monotonic() + _PAUSE_S
             _log.warning("cached pages are not written to disk for %g s: %s", _PAUSE_S, error)
+        self._pin((key,))
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):
@@ -251,12 +287,40 @@ class PageTiers:
             if self._disk is not None:
                 self._disk.order.touch(key)
 
+    def _pin(self, keys: Sequence[bytes]) -> None:
+        """Pin pages in the tiers that they are in; host memory has fewer pages than the disk."""
+        for key in keys:
+            if key not in self._pinned:
+                continue  # unpinned or dropped since
+            if self._host.order.num_pinned < self._host.num_pages // 2:
+                self._host.order.pin(key)
+            if self._disk is not None:
+                self._disk.order.pin(key)
+
+    def _unpin(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if key in self._pinned:
+                continue  # pinned since
+            self._host.order.unpin(key)
+            if self._disk is not None:
+                self._disk.order.unpin(key)
+
+    def _clear(self) -> None:
+        """Remove all pages of both tiers."""
+        disk = () if self._disk is None else self._disk.order.keys()
+        self._remove({*self._host.order.keys(), *disk})
+        with self._changed:
+            self._num_clearing -= 1
+
     def _drop(self, keys: Sequence[bytes]) -> None:
+        self._remove(keys)
+        with self._changed:
+            self._barred.subtract(keys)
+            self._barred = +self._barred
+
+    def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._unwritten.pop(key, None)
             self._host.drop(key)
             if self._disk is not None:
                 self._disk.drop(key)
-        with self._changed:
-            self._barred.subtract(keys)
-            self._barred = +self._barred

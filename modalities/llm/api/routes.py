@@ -29,6 +29,7 @@ from triptych.core.text.threads import on_text_thread
 from triptych.core.weights.resolve import ResolvedModel, open_resolved
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
+from triptych.modalities.llm.api.cache_routes import add_cache
 from triptych.modalities.llm.api.formatters import (
     AnswerDetails,
     ChatFormatter,
@@ -147,6 +148,7 @@ def llm_router(
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
     add_generation(router, service, find_link)
     add_tokenizer(router, service, has_info=has_tokenizer_info)
+    add_cache(router, service)
     add_refused_routes(router, ROUTES)
     return router
 

@@ -227,7 +227,6 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/pooling": ("POST", "post to /v1/embeddings, /v1/rerank or /v1/score."),
         "/predict": ("POST", "post to /v1/chat/completions or /invocations."),
         "/props": ("GET", "see /v1/models, and /tokenizer_info for the chat template."),
-        "/reset_prefix_cache": ("POST", "leave it out; old pages are evicted."),
         "/server_info": ("GET", "see /version, /v1/models and /metrics."),
         "/slots": ("GET", "see /readyz, /metrics and /v1/engine/events."),
         "/v1/chat/completions/batch": ("POST", "send a request per conversation, or /v1/batches."),
