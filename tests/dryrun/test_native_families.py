@@ -1,4 +1,4 @@
-"""Whole models of today's families on a GPU: mixtures with rules of their own, in MXFP4 too."""
+"""Whole models of today's families on a GPU: experts with biases, in MXFP4 too, and states."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from support.dry_run import dry_run
 from support.fake_cuda import FakeCuda
 from support.mixture_families import save_mixture
+from support.recurrent_models import recurrent_model
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.options.config import Config, DeviceOptions
@@ -67,3 +68,20 @@ def test_gpt_oss(gpu: FakeCuda, tmp_path: Path, config: Config, is_packed: bool)
     kernels = run_whole(gpu, tmp_path, config, encoding, **device)
     assert kernels >= {"route", "paged_decode", "paged_prefill"}
     assert kernels & {"moe_mlp", "packed_moe_mlp"} == {"packed_moe_mlp" if is_packed else "moe_mlp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("granite-hybrid", {"selective_scan", "moe_mlp"}),
+        ("bamba", {"selective_scan", "gated"}),
+        ("qwen3.5", {"delta_rule", "gated"}),
+    ],
+)
+def test_layers_with_states(
+    gpu: FakeCuda, tmp_path: Path, config: Config, name: str, own: set[str]
+) -> None:
+    with unset_fake_temporarily():
+        recurrent_model(name).save_pretrained(tmp_path)
+    kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
+    assert kernels >= {"short_conv", "gated_norm", "paged_decode", "paged_prefill", *own}

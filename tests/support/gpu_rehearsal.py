@@ -29,6 +29,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         delta_rule,
         fp8_linear,
         gated,
+        gated_norm,
         gelu_rows,
         gguf_linear,
         gptq_linear,
@@ -46,6 +47,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         rope_write,
         routing,
         sampling,
+        selective_scan,
         short_conv,
         stream_conv,
     )
@@ -60,6 +62,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (delta_rule, "delta_rule", delta_rule.launch),
         (fp8_linear, "fp8_linear", fp8_linear.launch_fp8_linear),
         (gated, "gated", gated.launch),
+        (gated_norm, "gated_norm", gated_norm.launch),
         (gelu_rows, "quantize_gelu_rows", gelu_rows.launch),
         (gguf_linear, "gguf_linear", gguf_linear.launch_gguf_linear),
         (gptq_linear, "gptq_linear", gptq_linear.launch_gptq_linear),
@@ -78,6 +81,7 @@ def _interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         (rope_write, "rope_write", rope_write.launch),
         (routing, "route", routing.launch_route),
         (sampling, "sample_rows", sampling.launch),
+        (selective_scan, "selective_scan", selective_scan.launch),
         (short_conv, "short_conv", short_conv.launch),
         (stream_conv, "stream_conv", stream_conv.launch),
     ]

@@ -22,11 +22,13 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         cache_metrics,
         delta_rule,
         gated,
+        gated_norm,
         gelu_rows,
         norm_rotary,
         penalties,
         rope_write,
         sampling,
+        selective_scan,
         short_conv,
         stream_conv,
     )
@@ -43,7 +45,9 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         (penalties, _penalties()),
         (rope_write, _rope_write()),
         (sampling, _sampling()),
+        (selective_scan, _selective_scan()),
         (short_conv, _short_conv()),
+        (gated_norm, _gated_norm()),
         (stream_conv, _stream_conv()),
     ):
         ahead = {each.name: each for each in module.variants()}
@@ -109,6 +113,35 @@ def _delta_rule() -> Launches:
 def _rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     numbers = torch.zeros(2, dtype=torch.int64)
     return numbers, numbers, numbers
+
+
+def _selective_scan() -> Launches:
+    from triptych.core.runtime.kernels.triton.selective_scan import launch
+
+    inner, size = 128 * 64, 128
+    projected = torch.empty(3, 2 * inner + 2 * size + 128, dtype=BF16)
+    _, x, b, c, dt = projected.split((inner, inner, size, size, 128), dim=1)
+    x, b, c = x.unflatten(1, (128, 64)), b.unflatten(1, (1, -1)), c.unflatten(1, (1, -1))
+    state, y, heads = torch.empty(4, 128, 64, size), torch.empty(3, 128, 64), torch.empty(128)
+    given = x, b, c, dt, heads, heads, heads, [0.0, float("inf")], state, y
+    return {
+        "tokens_128": lambda: launch(*given, *_rows(), 2),
+        "blocks_128": lambda: launch(*given, *_rows(), 64),
+    }
+
+
+def _gated_norm() -> Launches:
+    from triptych.core.runtime.kernels.triton.gated_norm import launch
+
+    def run(num_groups: int, size: int, place: str) -> None:
+        width, num_weights = num_groups * size, size if place == "first" else num_groups * size
+        y, z = torch.empty(2, width), torch.empty(2, width, dtype=BF16)
+        launch(y, z, torch.empty(num_weights), size, 1e-6, place)
+
+    return {
+        "mamba_8192": lambda: run(1, 8192, "last"),
+        "heads_128": lambda: run(32, 128, "first"),
+    }
 
 
 def _short_conv() -> Launches:

@@ -2,7 +2,8 @@
 
 Owns their torch references, which take token after token. On a CPU the native kernels compute a
 whole layer between its projections (native/recurrent.c); on a GPU Triton's kernels take their place
-here. A row's result depends neither on other rows nor on the chunks of its tokens.
+here. A row's result depends neither on other rows nor on the chunks of its tokens, but for Mamba
+2's scan on a GPU.
 
 Shapes: T tokens of all rows, X channels, K tokens of a convolution, G key heads, H value heads,
 D key dim, E value dim, L lines of states, B rows.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.nn.functional import silu, softplus
@@ -174,14 +176,32 @@ class ScanInputs:
     limits: tuple[float, float]
 
 
-def selective_scan(inputs: ScanInputs, state_LHPN: torch.Tensor, rows: StateRows) -> torch.Tensor:
+def selective_scan(
+    inputs: ScanInputs,
+    state_LHPN: torch.Tensor,
+    rows: StateRows,
+    *,
+    is_deterministic: bool = False,
+) -> torch.Tensor:
     """Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060): `y_THP`, in float32. States are float32.
 
-    P values of a head, N numbers for each; G groups of heads share B and C.
+    P values of a head, N numbers for each; G groups of heads share B and C. On a GPU long rows are
+    taken in blocks, whose results depend on the chunks of its tokens by rounding, unless they are
+    to be `is_deterministic`.
     """
     y_THP = inputs.x_THP.new_empty(inputs.x_THP.shape, dtype=torch.float32)
     for wave in rows:
-        _scan(inputs, state_LHPN, wave, y_THP)
+        if y_THP.is_cuda:
+            from triptych.core.runtime.kernels.triton import selective_scan as on_gpu
+
+            on_gpu.selective_scan(
+                *(inputs.x_THP, inputs.b_TGN, inputs.c_TGN, inputs.dt_TH),
+                *(inputs.decay_H, inputs.dt_bias_H, inputs.skip_H, list(inputs.limits)),
+                *(state_LHPN, y_THP, wave.starts_B, wave.lengths_B, wave.slots_B),
+                *(wave.max_length, is_deterministic),
+            )
+        else:
+            _scan(inputs, state_LHPN, wave, y_THP)
         wave.close(state_LHPN)
     return y_THP
 
@@ -200,6 +220,40 @@ def _scan(
         state_BHPN.mul_(torch.exp(inputs.decay_H * step_BH)[..., None, None])
         state_BHPN.add_((x_BHP * step_BH.unsqueeze(2)).unsqueeze(3) * b_BH1N)
         y_THP[token_B] = (state_BHPN * c_BH1N).sum(3) + inputs.skip_H.unsqueeze(1) * x_BHP
+
+
+NormPlace = Literal["first", "last", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNorm:
+    """The norm of each `size` values, by weights of all values or of a group, and a gate.
+
+    The norm comes first, or last: then it reads what the gate yields. Without a norm there are
+    weights all the same. The gate is SiLU of `gate_scale` times its input.
+    """
+
+    weight: torch.Tensor
+    size: int
+    eps: float
+    place: NormPlace
+    gate_scale: float = 1.0
+
+
+def gated_norm(y_TO: torch.Tensor, z_TO: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
+    """`norm(y) * silu(z)`, `norm(y * silu(z))` or `y * silu(z) * weight`, in the type of `z_TO`."""
+    if z_TO.is_cuda:
+        from triptych.core.runtime.kernels.triton.gated_norm import gated_norm as on_gpu
+
+        rule = (norm.size, norm.eps, norm.place, norm.gate_scale)
+        normed_TO: torch.Tensor = on_gpu(y_TO, z_TO, norm.weight, *rule)
+        return normed_TO
+    groups, gate_TO = (-1, norm.size), silu(z_TO.float() * norm.gate_scale)
+    y_TGX = (y_TO if norm.place == "first" else y_TO * gate_TO).unflatten(1, groups)
+    if norm.place != "none":
+        y_TGX = y_TGX * torch.rsqrt(y_TGX.square().mean(2, keepdim=True) + norm.eps)
+    y_TO = (y_TGX * norm.weight.view(groups)).flatten(1)
+    return (y_TO * gate_TO if norm.place == "first" else y_TO).to(z_TO.dtype)
 
 
 def _unit(x_TGD: torch.Tensor) -> torch.Tensor:

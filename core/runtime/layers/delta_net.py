@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import silu
 
 from triptych.core.runtime.kernels.native.state_arguments import (
     MAX_HEAD,
@@ -22,11 +21,12 @@ from triptych.core.runtime.kernels.native.state_arguments import (
 )
 from triptych.core.runtime.kernels.recurrent import (
     DeltaInputs,
+    GatedNorm,
     StateRows,
     convolve,
     gated_delta_rule,
+    gated_norm,
 )
-from triptych.core.runtime.kernels.rms_norm import rms_norm
 from triptych.core.runtime.layers.matrix_states import (
     MatrixLayer,
     matrix_position_values,
@@ -112,10 +112,10 @@ class GatedDeltaNet(MatrixLayer):
             dt_bias_H=self.dt_bias_H,
         )
         y_THE = gated_delta_rule(inputs, states[1], rows)
-        normed_THE = rms_norm(y_THE, self.norm_E, config.norm_eps)
-        gated_THE = normed_THE * silu(z_TO.float()).unflatten(1, heads)
-        out_TO: torch.Tensor = gated_THE.flatten(1).to(in_TI.dtype)
-        return out_TO
+        norm = GatedNorm(
+            weight=self.norm_E, size=config.value_dim, eps=config.norm_eps, place="first"
+        )
+        return gated_norm(y_THE.flatten(1), z_TO, norm)
 
     def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
         """The structure of the recurrent part, with its states."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import silu
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.native.state_arguments import (
@@ -22,7 +21,14 @@ from triptych.core.runtime.kernels.native.state_arguments import (
     RecurrentArguments,
     ScanArguments,
 )
-from triptych.core.runtime.kernels.recurrent import ScanInputs, StateRows, convolve, selective_scan
+from triptych.core.runtime.kernels.recurrent import (
+    GatedNorm,
+    ScanInputs,
+    StateRows,
+    convolve,
+    gated_norm,
+    selective_scan,
+)
 from triptych.core.runtime.layers.matrix_states import (
     MatrixLayer,
     matrix_position_values,
@@ -128,20 +134,22 @@ class Mamba2(MatrixLayer):
             x_THP=x_TO.unflatten(1, (config.num_heads, -1)),
             b_TGN=b_TX.unflatten(1, groups),
             c_TGN=c_TX.unflatten(1, groups),
-            dt_TH=dt_TH.float() * step_scale,
+            dt_TH=dt_TH if step_scale == 1.0 else dt_TH.float() * step_scale,
             decay_H=self._decay_H,
             dt_bias_H=self.dt_bias_H,
             skip_H=self.skip_H,
             limits=config.step_limits,
         )
-        gate_TO = silu(z_TO.float() * gate_scale)
-        y_TO = selective_scan(inputs, states[1], rows).flatten(1) * gate_TO
-        if config.has_norm:
-            y_TGX = y_TO.unflatten(1, groups)
-            scale_TG1 = torch.rsqrt(y_TGX.square().mean(2, keepdim=True) + config.norm_eps)
-            y_TO = (y_TGX * scale_TG1).flatten(1)
-        out_TO: torch.Tensor = (y_TO * self._weight_O).to(in_TI.dtype)
-        return out_TO
+        is_deterministic = self.into.is_deterministic
+        y_THP = selective_scan(inputs, states[1], rows, is_deterministic=is_deterministic)
+        norm = GatedNorm(
+            weight=self._weight_O,
+            size=config.num_outputs // config.num_groups,
+            eps=config.norm_eps,
+            place="last" if config.has_norm else "none",
+            gate_scale=gate_scale,
+        )
+        return gated_norm(y_THP.flatten(1), z_TO, norm)
 
     def arguments(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:
         """The structure of the recurrent part, with its states."""

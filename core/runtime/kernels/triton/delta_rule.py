@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
+from triptych.core.runtime.kernels.triton.step_sizes import softplus
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_E = 32
@@ -123,10 +124,9 @@ def _kernel(
         k = tl.load(k_ptr + token * k_stride + key_head + d, mask=is_d, other=0.0)
         v = tl.load(v_ptr + token * v_stride + head * VALUE_DIM + e, mask=is_e, other=0.0)
         step = tl.load(a_ptr + token * a_stride + head).to(tl.float32) + dt_bias
-        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(step)))
         beta = tl.sigmoid(tl.load(b_ptr + token * b_stride + head).to(tl.float32))
         q, k = _unit(q, q_scale), _unit(k, 1.0)
-        state = state * tl.exp(decay * step)
+        state = state * tl.exp(decay * softplus(step))
         kept = tl.sum(state * k[:, None], axis=0)
         state += k[:, None] * ((v.to(tl.float32) - kept) * beta)[None, :]
         y = tl.sum(state * q[:, None], axis=0)

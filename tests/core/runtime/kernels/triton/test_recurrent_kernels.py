@@ -1,7 +1,9 @@
-"""Convolutions and the gated delta rule on a GPU against their references, states included."""
+"""The operations of recurrent layers on a GPU against their references, states included."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,14 +13,22 @@ from support.kernel_device import each_type, on_device
 from triptych.core.runtime.kernels.recurrent import (
     Convolution,
     DeltaInputs,
+    GatedNorm,
+    NormPlace,
+    ScanInputs,
     StateWave,
     convolve,
     gated_delta_rule,
+    gated_norm,
+    selective_scan,
 )
 from triptych.core.runtime.kernels.triton import delta_rule, short_conv
+from triptych.core.runtime.kernels.triton import gated_norm as norm_kernel
+from triptych.core.runtime.kernels.triton import selective_scan as scan
 
 pytestmark = pytest.mark.gpu
 launch_conv, launch_rule = on_device(short_conv.launch), on_device(delta_rule.launch)
+launch_scan, launch_norm = on_device(scan.launch), on_device(norm_kernel.launch)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -71,3 +81,93 @@ def test_the_gated_delta_rule(dtype: torch.dtype, key_dim: int, value_dim: int) 
     )
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
+
+
+def scan_inputs(head_dim: int, state_dim: int, dtype: torch.dtype) -> ScanInputs:
+    """Four heads in two groups, as views of one projection's results."""
+    sizes = (4 * head_dim, 2 * state_dim, 2 * state_dim, 4)
+    x, b, c, dt = random(80, sum(sizes), dtype=dtype).split(sizes, dim=1)
+    return ScanInputs(
+        *(x.unflatten(1, (4, -1)), b.unflatten(1, (2, -1)), c.unflatten(1, (2, -1)), dt),
+        decay_H=-random(4, seed=1).exp(),
+        dt_bias_H=random(4, seed=2) * 3 - 3,
+        skip_H=random(4, seed=4),
+        limits=(0.01, 0.3),
+    )
+
+
+def scanned(
+    inputs: ScanInputs, rows: StateWave, state: torch.Tensor, *, is_deterministic: bool
+) -> torch.Tensor:
+    found = torch.zeros_like(inputs.x_THP, dtype=torch.float32).contiguous()
+    launch_scan(
+        *(inputs.x_THP, inputs.b_TGN, inputs.c_TGN, inputs.dt_TH),
+        *(inputs.decay_H, inputs.dt_bias_H, inputs.skip_H, list(inputs.limits), state, found),
+        *(rows.starts_B, rows.lengths_B, rows.slots_B, rows.max_length, is_deterministic),
+    )
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("head_dim", "state_dim"), [(16, 16), (12, 40)])
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_mamba_2s_scan(
+    dtype: torch.dtype, head_dim: int, state_dim: int, is_deterministic: bool
+) -> None:
+    """In blocks there are rows shorter than one, and one of several."""
+    inputs = scan_inputs(head_dim, state_dim, dtype)
+    starts_B, lengths_B = torch.tensor([[0, 1], [1, 2], [3, 77]]).t().contiguous()
+    rows = StateWave(starts_B, lengths_B, torch.tensor([4, 0, 2]), max_length=77)
+    states = [random(5, 4, head_dim, state_dim, seed=3) for _ in range(2)]
+    expected = selective_scan(inputs, states[0], [rows])
+    found = scanned(inputs, rows, states[1], is_deterministic=is_deterministic)
+    is_rounded = dtype is torch.bfloat16 and not is_deterministic
+    tolerance = 2e-4 if is_rounded else 2e-5
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(states[1], states[0], atol=tolerance, rtol=tolerance)
+
+
+def test_a_deterministic_scan_has_the_same_bits_in_any_chunks() -> None:
+    inputs, slot = scan_inputs(16, 16, torch.float32), torch.tensor([1])
+    results = []
+    for cuts in ((0, 80), (0, 7, 48, 80)):
+        state, found = random(2, 4, 16, 16, seed=3), []
+        for start, stop in pairwise(cuts):
+            length = torch.tensor([stop - start])
+            rows = StateWave(torch.tensor([start]), length, slot, stop - start)
+            found.append(scanned(inputs, rows, state, is_deterministic=True)[start:stop])
+        results.append((torch.cat(found), state))
+    for whole, cut in zip(*results, strict=True):
+        assert torch.equal(whole, cut)
+
+
+def test_small_steps_are_exact() -> None:
+    """Softplus of a very negative number is its exponential."""
+    inputs = replace(scan_inputs(16, 16, torch.float32), limits=(0.0, float("inf")))
+    inputs = replace(inputs, dt_bias_H=torch.tensor([-14.0, -9.0, -3.0, 25.0]))
+    rows = StateWave(torch.tensor([0]), torch.tensor([3]), torch.tensor([0]), max_length=3)
+    states = [torch.zeros(1, 4, 16, 16) for _ in range(2)]
+    selective_scan(inputs, states[0], [rows])
+    scanned(inputs, rows, states[1], is_deterministic=False)
+    torch.testing.assert_close(states[1], states[0], atol=1e-10, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", each_type())
+@pytest.mark.parametrize("place", ["first", "last", "none"])
+@pytest.mark.parametrize("size", [20, 60])
+def test_gated_norms(dtype: torch.dtype, place: NormPlace, size: int) -> None:
+    """Of groups with a weight in common, and of whole tokens."""
+    y_TO, z_TO = random(7, 60), random(7, 90, dtype=dtype, seed=1)[:, 20:80]
+    weight = random(size, seed=2)
+    norm = GatedNorm(weight=weight, size=size, eps=1e-3, place=place, gate_scale=0.7)
+    expected = gated_norm(y_TO, z_TO, norm)
+    found = launch_norm(y_TO, z_TO, weight, size, norm.eps, place, norm.gate_scale)
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_each_group_has_its_part_of_a_weight() -> None:
+    y_TO, z_TO = random(3, 60), random(3, 60, seed=1)
+    norm = GatedNorm(weight=random(60, seed=2), size=20, eps=1e-3, place="last")
+    found = launch_norm(y_TO, z_TO, norm.weight, 20, norm.eps, "last")
+    torch.testing.assert_close(found, gated_norm(y_TO, z_TO, norm), atol=1e-5, rtol=1e-5)
