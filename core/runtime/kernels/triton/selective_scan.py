@@ -196,7 +196,7 @@ def _block_kernel(
 
 @triton.jit
 def _load_tokens(first_ptr, stride, k, values, is_token_K, is_value):
-    """Some values of consecutive tokens; offsets have 32 bits, which saves registers."""
+    """Load values of consecutive tokens, by offsets of 32 bits, which save registers."""
     ptrs = first_ptr + k[:, None] * stride + values[None, :]
     return tl.load(ptrs, mask=is_token_K[:, None] & is_value[None, :], other=0.0)
 
