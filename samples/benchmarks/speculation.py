@@ -5,10 +5,10 @@ Python's own library. Two parts:
 
 - Tokens. Every prompt, greedy and with a seed, alone and eight at a time, with drafts and without:
   all tokens have to be those of the prompt alone without drafts.
-- Speed. Some prompts of each kind, one at a time, in turns with and without drafts and, given a
-  Python that has llama-cpp-python, of llama.cpp with its prompt look-up and without, on the same
-  file. Prompts are cached before, so that times are those of answers. Figures are medians over
-  prompts of the best turn of each, and the least ratio.
+- Speed. Some prompts of each kind, one at a time and together, in turns with and without drafts.
+  Given a Python that has llama-cpp-python, also those of llama.cpp with and without its prompt
+  look-up, one at a time, on the same file. Prompts are cached before, so that times are those of
+  answers. Figures are medians over prompts of the best turn of each, and the least ratio.
 
     python samples/benchmarks/speculation.py MODEL.gguf
     python samples/benchmarks/speculation.py MODEL.gguf --prompts 0 --llama ~/llama/bin/python
@@ -148,38 +148,42 @@ class Llama:
         return self._child.stdout.readline().strip()
 
 
-Way = Callable[[Ids, Mapping[str, Any]], float]
-"""Answers a prompt with some sampling, and returns tokens per second."""
+Way = Callable[[Sequence[Ids], Mapping[str, Any]], float]
+"""Answers prompts together, with some sampling, and returns tokens per second."""
 
 
 def way_of(chat: ChatPipeline, max_tokens: int, clock: Callable[[], float]) -> Way:
     """The speed of this server's answers."""
 
-    def run(ids: Ids, sampling: Mapping[str, Any]) -> float:
-        chat.complete(list(ids), **sampling, max_tokens=1)
+    def run(ids: Sequence[Ids], sampling: Mapping[str, Any]) -> float:
+        answers(chat, ids, {**sampling, "max_tokens": 1}, len(ids))
         started = clock()
-        reply = chat.complete(list(ids), **sampling, max_tokens=max_tokens)
-        return len(reply.samples[0].token_ids) / (clock() - started)
+        found = answers(chat, ids, {**sampling, "max_tokens": max_tokens}, len(ids))
+        return sum(map(len, found)) / (clock() - started)
 
     return run
 
 
 def way_of_llama(peer: Llama, max_tokens: int, *, drafts: bool) -> Way:
-    """The speed of llama.cpp's answers."""
+    """The speed of llama.cpp's answers, one at a time."""
 
-    def run(ids: Ids, sampling: Mapping[str, Any]) -> float:
-        seconds, num_tokens = peer.seconds_of(ids, max_tokens, sampling["temperature"], drafts)
-        return num_tokens / seconds
+    def run(ids: Sequence[Ids], sampling: Mapping[str, Any]) -> float:
+        temperature = sampling["temperature"]
+        found = [peer.seconds_of(each, max_tokens, temperature, drafts) for each in ids]
+        return sum(num_tokens for _, num_tokens in found) / sum(seconds for seconds, _ in found)
 
     return run
 
 
 def measure(
-    ways: Mapping[str, Way], ids: Sequence[Ids], sampling: Mapping[str, Any], num_turns: int
+    ways: Mapping[str, Way],
+    groups: Sequence[Sequence[Ids]],
+    sampling: Mapping[str, Any],
+    num_turns: int,
 ) -> list[dict[str, float]]:
-    """The best speed of each way for each prompt; all take turns."""
+    """The best speed of each way for each group of prompts; all take turns."""
     found = []
-    for each in ids:
+    for each in groups:
         turns = [
             {name: way(each, sampling) for name, way in ways.items()} for _ in range(num_turns)
         ]
@@ -195,6 +199,16 @@ def report(kind: str, found: Sequence[Mapping[str, float]]) -> None:
             ratios = sorted(each[drafts] / each[plain] for each in found)
             parts.append(f"{drafts}/{plain} {median(ratios):.2f} (least {ratios[0]:.2f})")
     print(f"{kind}: tokens/s: " + ", ".join(parts), flush=True)
+
+
+def time_all(ways: Mapping[str, Way], by_kind: Mapping[str, Sequence[Ids]], turns: int) -> None:
+    """Measure and report each kind of prompts, one at a time and together."""
+    own = {name: ways[name] for name in ("plain", "drafts")}
+    for kind, ids in by_kind.items():
+        sampling = SEEDED if kind == "others" else GREEDY  # greedy ones soon repeat themselves
+        report(kind, measure(ways, [[each] for each in ids], sampling, turns))
+        company = ids[:COMPANY]
+        report(f"{kind}, {len(company)} at a time", measure(own, [company], sampling, turns))
 
 
 def main() -> None:
@@ -237,10 +251,8 @@ def main() -> None:
             peer = Llama(args.llama, args.model, args.threads or 2, args.clock)
             ways["llama"] = way_of_llama(peer, args.timed_tokens, drafts=False)
             ways["llama look-up"] = way_of_llama(peer, args.timed_tokens, drafts=True)
-        timed = prompts(plain, args.timed, TIMED) if args.timed else {}
-        for kind, ids in timed.items():
-            sampling = SEEDED if kind == "others" else GREEDY  # greedy ones soon repeat themselves
-            report(kind, measure(ways, ids, sampling, args.turns))
+        if args.timed:
+            time_all(ways, prompts(plain, args.timed, TIMED), args.turns)
         if peer is not None:
             peer.close()
 
