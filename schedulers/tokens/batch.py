@@ -115,10 +115,9 @@ class TokenBatch:
     def _lookup(self, request: TokenRequest) -> PromptLookup | None:
         """The search for drafts of a row, where its next token depends on nothing else.
 
-        Masks and penalties change with each token, and states of recurrent layers cannot go back.
+        Masks change with each token, and states of recurrent layers cannot go back.
         """
-        sampling = request.sampling
-        is_bound = request.grammar or sampling.has_penalty or sampling.returns_state
+        is_bound = request.grammar or request.sampling.returns_state
         if self.lookup_rule is None or is_bound or self.pool.snapshots is not None:
             return None
         return PromptLookup(self.lookup_rule)

@@ -88,9 +88,10 @@ class LogitsKeeper(Sampler):
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
+        drafts: Sequence[int] = (),
     ) -> SampledTokens:
         self._given += zip(slots, positions, logits_BV.clone(), strict=True)
-        return super().sample(logits_BV, slots, positions, allowed)
+        return super().sample(logits_BV, slots, positions, allowed, drafts)
 
     def take(self) -> list[tuple[int, int, torch.Tensor]]:
         given, self._given = self._given, []

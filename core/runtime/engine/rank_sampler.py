@@ -32,9 +32,10 @@ class LeadingSampler:
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
+        drafts: Sequence[int] = (),
     ) -> TokenSamples:
         """Sample, and broadcast the tokens."""
-        sampled = self._sampler.sample(logits_BV, slots, positions, allowed)
+        sampled = self._sampler.sample(logits_BV, slots, positions, allowed, drafts)
         self._group.broadcast(sampled.token_ids_B)
         return sampled
 
@@ -54,6 +55,7 @@ class FollowingSampler:
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
+        drafts: Sequence[int] = (),
     ) -> TokenSamples:
         """Receive the tokens that rank 0 sampled."""
         ids_B = torch.empty(len(slots), dtype=torch.int64, device=logits_BV.device)

@@ -59,8 +59,9 @@ class TokenSampler(Protocol):
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
+        drafts: Sequence[int] = (),
     ) -> TokenSamples:
-        """Sample one token per row."""
+        """Sample one token per row; a slot with drafts has several."""
         ...
 
 
@@ -140,6 +141,7 @@ class TextHead:
                 [row.slot for row, _ in places],
                 [row.start + row.num_tokens - num_after for row, num_after in places],
                 [row.allowed for row, _ in places],
+                _next_drafts(places),
             )
             # A row with drafts brings its next input itself.
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
@@ -225,6 +227,13 @@ def _results(
             result.prompt_logprobs = tuple(entries)
         results.append(result)
     return tuple(results)
+
+
+def _next_drafts(places: Sequence[tuple[TokenRow, int]]) -> list[int]:
+    """The draft that follows each place, -1 for none; empty without any."""
+    if not any(num_after for _, num_after in places):
+        return []
+    return [row.token_ids[-num_after] if num_after else -1 for row, num_after in places]
 
 
 def _verified(row: TokenRow, results: Sequence[TokenDelta]) -> TokenDelta:

@@ -114,10 +114,12 @@ class Penalties:
         assert self._counts_SV is not None
         return self._counts_SV, self._scales_S3, index_R
 
-    def count(self, slots_B: torch.Tensor, token_ids_B: torch.Tensor) -> None:
-        """Record one sampled token per slot; no slot may appear twice."""
+    def count(
+        self, slots_B: torch.Tensor, token_ids_B: torch.Tensor, counts_B: torch.Tensor | int = 1
+    ) -> None:
+        """Record one sampled token per slot, so many times; no slot may appear twice."""
         assert self._counts_SV is not None
-        self._counts_SV[slots_B, token_ids_B] += 1
+        self._counts_SV[slots_B, token_ids_B] += counts_B
 
 
 def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:

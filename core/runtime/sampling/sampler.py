@@ -106,6 +106,34 @@ class SampledTokens:
         return [(next(entries),) if count >= 0 else () for count in self._num_top]
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The rows of a step that are sampled: their slots' records, positions and masks."""
+
+    records: SlotRecords
+    slots: Sequence[int]
+    position_B: NDArray[np.int64]
+    allowed: Sequence[bytes]
+
+    def part(self, index: Sequence[int]) -> _Batch:
+        """Some of the rows."""
+        allowed = [self.allowed[n] for n in index] if self.allowed else []
+        return _Batch(
+            records=self.records[index],
+            slots=[self.slots[n] for n in index],
+            position_B=self.position_B[index],
+            allowed=allowed if any(allowed) else (),
+        )
+
+
+def _penalized_runs(slots: Sequence[int], has_penalty: NDArray[np.bool_]) -> list[list[int]]:
+    """The rows of each slot with penalties that has several."""
+    by_slot: dict[int, list[int]] = {}
+    for index in np.flatnonzero(has_penalty).tolist():
+        by_slot.setdefault(slots[index], []).append(index)
+    return [run for run in by_slot.values() if len(run) > 1]
+
+
 class Sampler:
     """Sampling state of one model's batch slots. Used from one thread."""
 
@@ -163,27 +191,26 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
+        drafts: Sequence[int] = (),
     ) -> SampledTokens:
         """Sample one token per row.
 
-        `slots` are the rows' bound slots, each at most once; `positions` the absolute positions
-        of the tokens being sampled; `allowed` the masks of all rows, if any has one (see
-        `core.engine_api.plan.TokenRow`). Logits of any float type; they are not changed.
+        `slots` are the rows' bound slots; `positions` the absolute positions of the tokens being
+        sampled; `allowed` the masks of all rows, if any has one (see
+        `core.engine_api.plan.TokenRow`). With `drafts` a slot may have several rows, one after the
+        other: each is followed by the draft of the next one, the last one by none (-1). Logits of
+        any float type; they are not changed.
         """
         records = self._slots[np.asarray(slots)]
         position_B = np.asarray(positions, np.int64)
-        masks = {
-            "bias": records["has_bias"],
-            "stops": position_B < records["first_free_position"],
-            "penalties": records["has_penalty"],
-            "logprobs": records["num_top"] >= 0,
-        }
-        rows = self._upload(records, slots, position_B, masks)
+        batch = _Batch(records, slots, position_B, allowed if any(allowed) else ())
         logits_BV = logits_BV.float()
-        row_edits = self._edit(logits_BV, rows, allowed if any(allowed) else ())
-        token_ids_B, is_finite_B = self._sample(logits_BV, rows, row_edits)
-        if (index_R := rows.groups.get("penalties")) is not None:
-            self._penalties.count(rows.slots_B[index_R], token_ids_B[index_R])
+        runs = _penalized_runs(slots, records["has_penalty"]) if drafts else []
+        rows = self._rows(batch)
+        if runs:
+            token_ids_B, is_finite_B = self._sample_runs(logits_BV, batch, runs, drafts)
+        else:
+            token_ids_B, is_finite_B = self._sample_counted(logits_BV, batch, rows)
         return SampledTokens(
             token_ids_B,
             is_finite_B,
@@ -192,6 +219,62 @@ class Sampler:
             tuple(records["num_top"].tolist()),
             self._logprobs(logits_BV, token_ids_B, records, rows),
         )
+
+    def _rows(self, batch: _Batch) -> GroupedRows:
+        """Upload the rows of a batch, grouped by the edits that they need."""
+        records = batch.records
+        masks = {
+            "bias": records["has_bias"],
+            "stops": batch.position_B < records["first_free_position"],
+            "penalties": records["has_penalty"],
+            "logprobs": records["num_top"] >= 0,
+        }
+        return self._upload(records, batch.slots, batch.position_B, masks)
+
+    def _sample_counted(
+        self,
+        logits_BV: torch.Tensor,
+        batch: _Batch,
+        rows: GroupedRows,
+        counts_B: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample, and count the tokens of rows with penalties: once, or as `counts_B` says."""
+        row_edits = self._edit(logits_BV, rows, batch.allowed)
+        token_ids_B, is_finite_B = self._sample(logits_BV, rows, row_edits)
+        if (index_R := rows.groups.get("penalties")) is not None:
+            counts_R = 1 if counts_B is None else counts_B[index_R]
+            self._penalties.count(rows.slots_B[index_R], token_ids_B[index_R], counts_R)
+        return token_ids_B, is_finite_B
+
+    def _sample_runs(
+        self,
+        logits_BV: torch.Tensor,
+        batch: _Batch,
+        runs: Sequence[Sequence[int]],
+        drafts: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample rows of penalized slots one after the other: each counts the tokens before it.
+
+        What follows a wrong draft is not counted. All other rows are sampled with the first ones.
+        """
+        later = {index for run in runs for index in run[1:]}
+        turns = [[index for index in range(len(drafts)) if index not in later]]
+        turns += [[run[n] for run in runs if n < len(run)] for n in range(1, max(map(len, runs)))]
+        (draft_B,) = self._uploads.send([np.asarray(drafts, np.int64)])
+        token_ids_B = torch.empty_like(draft_B)
+        is_finite_B, is_right_B = (torch.ones_like(draft_B, dtype=torch.bool) for _ in range(2))
+        for turn in turns:
+            arrays = [np.array(turn), np.array([max(index - 1, 0) for index in turn])]
+            index_N, before_N = self._uploads.send(arrays)
+            part = batch.part(turn)
+            if turn is not turns[0]:
+                is_same_N = token_ids_B[before_N] == draft_B[before_N]
+                is_right_B[index_N] = is_right_B[before_N] & is_same_N
+            found = self._sample_counted(
+                logits_BV[index_N], part, self._rows(part), is_right_B[index_N].int()
+            )
+            token_ids_B[index_N], is_finite_B[index_N] = found
+        return token_ids_B, is_finite_B
 
     def frame_sampler(
         self, slots: Sequence[int], positions: Sequence[int], num_codes: int

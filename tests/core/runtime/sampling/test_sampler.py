@@ -437,3 +437,36 @@ def test_what_a_step_tells_the_device_goes_over_in_one_copy(
     frame.sample_all(torch.zeros(2, 3, 100))
     assert len(sent) == 2
     assert (sent[0] > 3) == is_mixed
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_with_drafts_are_sampled_as_one_after_the_other(
+    native: NativeKernels, is_native: bool, temperature: float
+) -> None:
+    """Penalties count the drafts that are right, and nothing after a wrong one."""
+    penalized = SamplingParams(
+        temperature=temperature, seed=5, repetition_penalty=1.5, frequency_penalty=0.8
+    )
+    logits_TV = logits_of(4, 1).expand(6, -1) + logits_of(7, 6, scale=0.1)
+    samplers = [new_sampler(native=native if is_native else None) for _ in range(2)]
+    for sampler in samplers:
+        sampler.bind(bound_row(0, penalized, (1, 2)))
+        sampler.bind(bound_row(1, SamplingParams(temperature=temperature, seed=6)))
+    one_by_one, at_once = samplers
+    expected = [
+        sample_one(one_by_one, logits_TV[n : n + 1], 0, 2 + n).token_ids[0] for n in range(6)
+    ]
+    wrong = (expected[2] + 1) % 100
+    found = at_once.sample(
+        logits_TV[[0, 0, 0, 1, 2, 3, 4]],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 2, 2, 3, 4, 5, 6],
+        (),
+        [3, -1, expected[0], expected[1], wrong, expected[3], -1],
+    )
+    tokens = [result.token_ids[0] for result in found.to_results()]
+    assert tokens[2:5] == expected[:3]
+    assert len(set(expected)) > 1
+    after = [sample_one(at_once, logits_TV[n : n + 1], 0, 2 + n).token_ids[0] for n in (3, 4, 5)]
+    assert after == expected[3:]
