@@ -1,48 +1,93 @@
 """The price of drafts, from the seconds of steps with and without them.
 
-Owns the measurement: steps whose rows are all being answered, by rows and drafted tokens. A step
-with drafts needs the tokens of the step before, so the time between the two counts as its own.
+Owns the measurement: steps whose rows are all being answered. Each step with drafts is compared
+with the latest ones without, of as many rows, since a machine's speed changes; its price, in tokens
+that the rows would sample in that time, is taken to be a line over the number of drafts.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from triptych.core.engine_api.plan import StepResult
-from triptych.schedulers.cost import CostModel
 from triptych.schedulers.tokens.state import ScheduledRow
 
-_ANSWERS = "answers"  # the kind of work counted by rows and drafts, whatever their contexts
+_WEIGHT = 0.15
+"""That of the latest step in the mean of steps without drafts."""
+_KEPT = 0.97
+"""What is kept of what was learned of prices, after each step with drafts."""
+_MOST = 4.0
+"""The longest step that counts, in steps without drafts: others were interrupted."""
+_GUESS = ((1, 0.3), (7, 1.0))
+"""Drafts and their price in a step of one row, before any were measured."""
+
+
+class _Line:
+    """A price by the number of drafts: a line through the measurements, which fade."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # of 1, x, x * x, y and x * y
+        for num_drafts, price in _GUESS:
+            self.add(num_drafts, price)
+
+    def add(self, x: float, y: float) -> None:
+        """Learn from a measurement."""
+        added = 1.0, x, x * x, y, x * y
+        self._sums = [_KEPT * old + new for old, new in zip(self._sums, added, strict=True)]
+
+    def at(self, x: float) -> float:
+        """The price of `x` drafts; one that falls with their number is their mean."""
+        num, sum_x, sum_xx, sum_y, sum_xy = self._sums
+        spread = sum_xx - sum_x * sum_x / num
+        slope = max(0.0, (sum_xy - sum_x * sum_y / num) / max(spread, 1e-9))
+        return max(0.0, sum_y / num + slope * (x - sum_x / num))
 
 
 class DraftCosts:
     """Learns from the steps of one model."""
 
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
+    def __init__(self) -> None:
+        self._plain_s: dict[int, float] = {}
+        self._lines: defaultdict[int, _Line] = defaultdict(_Line)
         self._last_end_s = 0.0
+        self._had_drafts = False
 
     def observe(self, pieces: Sequence[ScheduledRow], result: StepResult) -> None:
         """Learn from a step of these rows."""
-        last_end_s, elapsed_s = self._last_end_s, result.elapsed_s
-        if result.ended_s is None:
+        if result.ended_s is None or result.elapsed_s <= 0:  # it was not timed
             return
-        self._last_end_s = result.ended_s
+        wait_s = max(0.0, result.ended_s - result.elapsed_s - self._last_end_s)
+        num_rows = len(pieces)
         num_drafts = sum([len(piece.drafts) for piece in pieces])
         num_tokens = sum([piece.num_tokens for piece in pieces])
-        if num_tokens - num_drafts > len(pieces):  # prompts, or forced tokens
+        if num_tokens - num_drafts == num_rows and num_drafts:
+            self._compare(num_rows, num_drafts, result.elapsed_s, wait_s)
+        elif num_tokens == num_rows:
+            plain_s = self._plain_s.get(num_rows, result.elapsed_s)
+            seconds = min(result.elapsed_s, _MOST * plain_s)
+            self._plain_s[num_rows] = plain_s + _WEIGHT * (seconds - plain_s)
+        self._last_end_s, self._had_drafts = result.ended_s, num_drafts > 0
+
+    def _compare(self, num_rows: int, num_drafts: int, elapsed_s: float, wait_s: float) -> None:
+        """Learn from a step with drafts.
+
+        It begins after the end of the step before, and the next one after its own end, so that no
+        work on the host overlaps; a step after another one with drafts shares that wait.
+        """
+        plain_s = self._plain_s.get(num_rows)
+        if plain_s is None:
             return
-        if num_drafts:
-            wait_s = result.ended_s - elapsed_s - last_end_s
-            elapsed_s += min(max(0.0, wait_s), elapsed_s)
-        self._costs.observe(_ANSWERS, _work(len(pieces), num_drafts), elapsed_s)
+        num_waits = 1 if self._had_drafts else 2
+        seconds = elapsed_s + num_waits * min(wait_s, plain_s)
+        part = min(seconds / plain_s, _MOST) - 1
+        self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part)
 
     def price(self, num_rows: int, num_drafts: int) -> float:
         """The price of a step's drafts: the tokens that its rows would sample in that time."""
-        plain_s = self._costs.predict(_ANSWERS, _work(num_rows, 0))
-        drafted_s = self._costs.predict(_ANSWERS, _work(num_rows, num_drafts))
-        return num_rows * max(0.0, drafted_s / plain_s - 1)
+        return self._lines[_size_of(num_rows)].at(num_drafts)
 
 
-def _work(num_rows: int, num_drafts: int) -> dict[str, float]:
-    return {"rows": num_rows, "drafts": num_drafts}
+def _size_of(num_rows: int) -> int:
+    """Steps of about as many rows have one line."""
+    return num_rows.bit_length()

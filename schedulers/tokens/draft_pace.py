@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_SHARE = 0.02
+_SHARE = 0.015
 """The part of a row's time that it may lose."""
-_FIRST_CREDIT, _MOST_CREDIT = 1.0, 3.0
+_FIRST_CREDIT, _MOST_CREDIT = 0.75, 3.0
 _LONG_MATCH = 6
 """Matches of so many tokens are followed by the same tokens more often than shorter ones."""
 _EXPECTED = 0.7, 0.9

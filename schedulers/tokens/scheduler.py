@@ -74,7 +74,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._options = options
         self._state = self.tokens.state
         self._step_shares = StepShares(self.costs)
-        self._draft_costs = DraftCosts(self.costs)
+        self._draft_costs = DraftCosts()
         self.tokens.draft_price = self._draft_costs.price
 
     def connect(self, post: Post) -> None:

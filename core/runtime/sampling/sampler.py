@@ -116,7 +116,7 @@ class _Batch:
     allowed: Sequence[bytes]
 
     def part(self, index: Sequence[int]) -> _Batch:
-        """Some of the rows."""
+        """Rows `index` alone."""
         allowed = [self.allowed[n] for n in index] if self.allowed else []
         return _Batch(
             records=self.records[index],

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from triptych.core.engine_api.plan import StepResult
-from triptych.schedulers.cost import CostModel
 from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_pace import DraftPace
 from triptych.schedulers.tokens.state import ScheduledRow
@@ -61,15 +60,36 @@ def step(costs: DraftCosts, end_s: float, elapsed_s: float, *num_drafts: int) ->
     costs.observe(rows, StepResult(rows=(), elapsed_s=elapsed_s, ended_s=end_s))
 
 
-def test_a_price_is_the_tokens_of_the_time_that_drafts_take() -> None:
-    """The time before a step with drafts, in which it was made, is among it."""
-    costs = DraftCosts(CostModel())
-    assert costs.price(1, 3) == 0
-    now_s = 0.0
-    for _ in range(6):
-        step(costs, now_s := now_s + 0.1, 0.1, 0)
-        step(costs, now_s := now_s + 0.15, 0.14, 3)
-        step(costs, now_s := now_s + 0.2, 0.2, 0, 0)
-        step(costs, now_s := now_s + 9.3, 0.3, 3, 0)  # the engine was idle before
-    assert costs.price(1, 3) == pytest.approx(0.5, abs=0.01)
-    assert costs.price(2, 3) == pytest.approx(2 * (0.6 / 0.2 - 1), abs=0.01)
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_price_is_the_tokens_of_the_time_that_drafts_take(is_busy: bool) -> None:
+    """Also on a machine that is now fast and now slow; waits of the host are among it."""
+    costs, now_s, rng = DraftCosts(), 0.0, random.Random(1)
+    for turn in range(400):
+        num_drafts = rng.randrange(1, 6)
+        speed = 1.0 + is_busy * (turn // 40 % 2)
+        for num_rows, drafts_s in ((1, 0.02 + 0.01 * num_drafts), (8, 0.03 * num_drafts)):
+            for added in (0.0, drafts_s):
+                elapsed_s = speed * (0.1 + added) * rng.uniform(0.9, 1.1)
+                wait_s = 0.005 * speed if added else 0.0
+                now_s += wait_s + elapsed_s
+                drafts = (num_drafts,) if added else (0,)
+                step(costs, now_s, elapsed_s, *drafts, *[0] * (num_rows - 1))
+    assert costs.price(1, 3) == pytest.approx(0.6, abs=0.12)
+    assert costs.price(1, 1) < costs.price(1, 3) < costs.price(1, 5)
+    assert costs.price(8, 2) == pytest.approx(8 * (0.6 + 0.1), abs=0.8)
+
+
+def test_a_line_without_slope_is_the_mean() -> None:
+    costs, now_s = DraftCosts(), 0.0
+    for num_drafts, elapsed_s in [(0, 0.1), (5, 0.12), (1, 0.14)] * 60:
+        now_s += elapsed_s
+        step(costs, now_s, elapsed_s, num_drafts)
+    assert costs.price(1, 1) == costs.price(1, 7) == pytest.approx(0.3, abs=0.05)
+
+
+def test_prompts_teach_nothing() -> None:
+    costs = DraftCosts()
+    before = costs.price(1, 3)
+    prompt = ScheduledRow(None, 0, 40, is_sampled=True)  # type: ignore[arg-type]
+    costs.observe([prompt], StepResult(rows=(), elapsed_s=9.0, ended_s=9.0))
+    assert costs.price(1, 3) == before

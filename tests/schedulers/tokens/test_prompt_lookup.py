@@ -58,8 +58,8 @@ def test_drafts_that_fail_end_and_come_back() -> None:
         return num_tokens
 
     gaps = [tokens_until_a_draft() for _ in range(6)]
-    assert gaps[:2] == [0, 0]
-    assert all(gap >= 16 for gap in gaps[3:])
+    assert gaps[0] == 0
+    assert all(gap >= 16 for gap in gaps[2:])
 
 
 def test_old_places_are_forgotten() -> None:
