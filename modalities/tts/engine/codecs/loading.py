@@ -7,6 +7,7 @@ refused. Weights stay in float32: codecs are small, and rounding is audible. Kno
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,12 @@ from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder, state_bytes
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
+from triptych.modalities.tts.engine.codecs.families.qwen3_tts import (
+    MODEL_TYPE,
+    Qwen3TtsDecoder,
+    qwen3_tts,
+    read_tokenizer_config,
+)
 from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
 from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig, snac
 from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder, SpeechCodec
@@ -40,6 +47,7 @@ from triptych.modalities.tts.engine.codecs.window import (
     WindowPolicy,
 )
 
+_OF_ENCODER = re.compile(r"\.in_proj\.|quantizer\.\w+\.input_proj\.")
 CODEC_TYPES = frozenset({"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "xcodec"})
 """The `model_type`s of transformers that are codecs."""
 
@@ -50,6 +58,7 @@ _FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
         "EncodecModel": encodec,
         "HiggsAudioV2TokenizerModel": xcodec,
         "MimiModel": mimi,
+        "Qwen3TtsDecoder": qwen3_tts,
         "Snac": snac,
         "XcodecModel": xcodec,
     }
@@ -109,7 +118,7 @@ class CodecBlueprint:
         self, checkpoint: Checkpoint, device: torch.device, report: Callable[[float], None]
     ) -> nn.Module:
         """Allocate and load. Raises `WeightsError` that names tensor and file."""
-        build = self._build_snac if self._is_snac else self._build_with_transformers
+        build = self._build_own if self._is_own else self._build_with_transformers
         module = build(checkpoint, device)
         report(1.0)
         return module.eval()
@@ -118,19 +127,24 @@ class CodecBlueprint:
     def _is_snac(self) -> bool:
         return "vq_strides" in self.config
 
-    def _build_snac(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
+    @property
+    def _is_own(self) -> bool:
+        """Whether the module is ours, without an encoder."""
+        return self._is_snac or self.config.get("model_type") == MODEL_TYPE
+
+    def _build_own(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
         with device:
             module = self._construct()
         targets = [
             TensorTarget(self.prefix + name, into) for name, into in module.state_dict().items()
         ]
-        load_tensors(checkpoint, targets, ignored=self._is_unused_of_snac)
+        load_tensors(checkpoint, targets, ignored=self._is_unused)
         return module
 
-    def _is_unused_of_snac(self, name: str) -> bool:
+    def _is_unused(self, name: str) -> bool:
         """Whether a tensor is of the encoder, or of another part of a shared file."""
         local = name.removeprefix(self.prefix)
-        is_encoder = local.startswith("encoder.") or ".in_proj." in local
+        is_encoder = local.startswith("encoder.") or bool(_OF_ENCODER.search(local))
         return is_encoder or not name.startswith(self.prefix)
 
     def _build_with_transformers(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
@@ -161,6 +175,8 @@ class CodecBlueprint:
     def _construct(self) -> nn.Module:
         if self._is_snac:
             return Snac(self._snac_config())
+        if self._is_own:
+            return Qwen3TtsDecoder(read_tokenizer_config(self.config))
         config, model_class = self._library_classes()
         with transformers_loading():
             module: nn.Module = model_class._from_config(config)
@@ -170,7 +186,7 @@ class CodecBlueprint:
         """Configuration and model class of transformers, which is imported on demand."""
         kind = self.config.get("model_type")
         if kind not in CODEC_TYPES:
-            known = ", ".join(sorted(CODEC_TYPES))
+            known = ", ".join(sorted((*CODEC_TYPES, MODEL_TYPE)))
             raise WeightsError(f"{kind!r} is not a known audio codec: {known}, snac.")
         from transformers import MODEL_MAPPING, AutoConfig
 

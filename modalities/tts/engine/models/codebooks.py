@@ -8,6 +8,8 @@ in `modalities.tts.engine.frame_head`, C hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import embedding_bag
 
@@ -15,20 +17,16 @@ from triptych.modalities.tts.engine.frame_head import FrameInputs
 
 
 class Codebooks:
-    """The tables of all codebooks, concatenated in `weight_EC`; left uninitialized."""
+    """Tables of codebooks of these `sizes`, concatenated in `weight_EC`; left uninitialized."""
 
     def __init__(
-        self,
-        num_codes: int,
-        codebook_size: int,
-        hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, sizes: Sequence[int], hidden_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_codes * codebook_size, hidden_size)
+        shape = (sum(sizes), hidden_size)
         self.weight_EC = torch.empty(shape, dtype=dtype, device=device)
-        self._offsets_Q = torch.arange(num_codes, device=device) * codebook_size
+        self.tables = self.weight_EC.split(list(sizes))
+        ends_Q = torch.tensor(sizes, device=device).cumsum(0)
+        self._offsets_Q = ends_Q - torch.tensor(sizes, device=device)
 
     def __call__(self, codes_NQ: torch.Tensor) -> torch.Tensor:
         """`x_NC`: the sum over each frame's codes."""

@@ -1,11 +1,9 @@
 """CSM: two transformers, with one position per frame and one per code of the frame; and Mimi.
 
-Owns the fields of `config.json` that are not every decoder's, the frame's inner loop, and the
-model's memory. The depth decoder attends only to its own frame, so its cache is one page per slot,
-rewritten each time; the loop over codes runs for all rows at once and is one unit of work of a
-step. Knows no scheduler.
+Owns the fields of `config.json` that are not every decoder's, and the model's memory. The loop over
+a frame's codes is `depth`'s. Knows no scheduler.
 
-Shapes: R rows, T positions, Q codes, C backbone hidden, D depth hidden, V codebook, W words.
+Shapes: R rows, T positions, Q codes, C backbone hidden, V codebook, W words.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import torch
 
 from triptych.core.engine_api.frames import StepCodes
@@ -30,8 +27,7 @@ from triptych.core.runtime.decoders.hf_config import (
 from triptych.core.runtime.decoders.native import position_values
 from triptych.core.runtime.decoders.tensor_names import stack_targets
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.paged_attention import AttentionBatch
-from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.linear import Linear
@@ -46,6 +42,7 @@ from triptych.modalities.tts.engine.models.blueprint import (
     SpeechTraits,
 )
 from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inputs
+from triptych.modalities.tts.engine.models.depth import DepthDecoder, depth_layout
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -129,11 +126,18 @@ class CsmModel:
         self._audio_eos_id = fields.audio_eos_token_id
         width, size = fields.hidden_size, fields.vocab_size
         self.text_WC = torch.empty(fields.text_vocab_size, width, dtype=dtype, device=device)
-        self.codebooks = Codebooks(self.num_codes, size, width, dtype=dtype, device=device)
+        self.codebooks = Codebooks([size] * self.num_codes, width, dtype=dtype, device=device)
         self.backbone = DecoderStack(config.backbone, dtype=dtype, device=device)
         self.head = Linear(width, size, has_bias=False, dtype=dtype, device=device)
+        projector = Linear(
+            width, config.depth.hidden_size, has_bias=False, dtype=dtype, device=device
+        )
         self.depth = DepthDecoder(
-            config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
+            config.depth,
+            self.codebooks,
+            projector,
+            num_sampled=config.num_sampled,
+            max_batch_size=max_batch_size,
         )
 
     def targets(self, codebooks_name: str, encoding: WeightEncoding) -> Iterator[Target]:
@@ -145,7 +149,12 @@ class CsmModel:
         yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
         yield TensorTarget("lm_head.weight", self.head.weight_OI)
         yield from stack_targets(self.backbone, "backbone_model", encoding)
-        yield from self.depth.targets("depth_decoder", encoding)
+        depth, prefix = self.depth, "depth_decoder"
+        yield from stack_targets(depth.stack, f"{prefix}.model", encoding)
+        assert depth.projector is not None, "CSM has one always"
+        projector = f"{prefix}.model.inputs_embeds_projector.weight"
+        yield TensorTarget(projector, depth.projector.weight_OI)
+        yield TensorTarget(f"{prefix}.codebooks_head.weight", depth.heads_QVD.transpose(1, 2))
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -175,84 +184,6 @@ class CsmModel:
     def is_end(self, codes_RQ: torch.Tensor) -> torch.Tensor:
         """Whether all codes of a frame except the last are end codes, as in transformers."""
         return (codes_RQ[:, :-1] == self._eos_id).all(-1)
-
-
-class DepthDecoder:
-    """Generates a frame's codes one after another, from the backbone's hidden state."""
-
-    def __init__(
-        self,
-        config: CsmConfig,
-        codebooks: Codebooks,
-        *,
-        max_batch_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        depth, self._num_sampled = config.depth, config.num_sampled
-        self._num_codes = depth.rope.max_length
-        self._codebooks = codebooks
-        self._stack = DecoderStack(depth, dtype=dtype, device=device)
-        backbone_size, width = codebooks.weight_EC.shape[1], depth.hidden_size
-        self._projector = Linear(backbone_size, width, has_bias=False, dtype=dtype, device=device)
-        shape = (self._num_codes - 1, depth.vocab_size, width)
-        self._heads_QVD = torch.empty(shape, dtype=dtype, device=device)
-        self._heads: list[Linear] = []
-        self._layout = depth_layout(depth, dtype)
-        self._max_batch_size = max_batch_size
-        self._positions_Q = torch.arange(self._num_codes, device=device)
-
-    def targets(self, prefix: str, encoding: WeightEncoding) -> Iterator[Target]:
-        """The targets of the depth decoder; see `CsmModel.targets`."""
-        yield from stack_targets(self._stack, f"{prefix}.model", encoding)
-        yield TensorTarget(
-            f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI
-        )
-        yield TensorTarget(f"{prefix}.codebooks_head.weight", self._heads_QVD.transpose(1, 2))
-
-    def prepare(self, native: NativeKernels | None) -> None:
-        """Prepare the weights as `CsmModel.prepare`, and allocate the cache."""
-        self._stack.prepare(native)
-        self._projector.prepare(native)
-        self._heads = [Linear.of(weight_VD) for weight_VD in self._heads_QVD]
-        del self._heads_QVD
-        for head in self._heads:
-            head.prepare(native)
-        device = self._positions_Q.device
-        self._kv = KvCache(self._layout, self._max_batch_size, device, native)
-
-    def sample(
-        self, hidden_RC: torch.Tensor, first_R: torch.Tensor, sampler: FrameSampler
-    ) -> torch.Tensor:
-        """`codes_RQ`, given the first."""
-        self._step(0, hidden_RC, sampler.slots_B)
-        codes = [first_R]
-        for code, head in enumerate(self._heads, start=1):
-            x_RC = self._codebooks.one(codes[-1], code - 1)
-            hidden_RD = self._step(code, x_RC, sampler.slots_B)
-            codes.append(sampler.sample(head(hidden_RD)[:, : self._num_sampled], code))
-        return torch.stack(codes, 1)
-
-    def _step(self, position: int, x_RC: torch.Tensor, slots_R: torch.Tensor) -> torch.Tensor:
-        """One position of every row: `hidden_RD`. Slot s uses page s."""
-        num_rows, page_size = len(slots_R), self._layout.page_size
-        batch = AttentionBatch(
-            page_table_BM=slots_R[:, None],
-            context_lengths_B=torch.full_like(slots_R, position + 1),
-            query_starts_B=torch.arange(num_rows, device=slots_R.device),
-            write_slots_T=slots_R * page_size + position,
-            num_decode_rows=num_rows,
-            host_query_lengths_B=np.ones(num_rows, np.int64),
-            host_context_lengths_B=np.full(num_rows, position + 1),
-            native=self._kv.native,
-        )
-        positions_R = self._positions_Q[position].expand(num_rows)
-        return self._stack.run(self._projector(x_RC), positions_R, PagedStep(self._kv, batch))
-
-
-def depth_layout(config: DecoderConfig, dtype: torch.dtype) -> KvLayout:
-    """A cache whose pages hold a whole frame each."""
-    return config.kv_layout(1 << (config.rope.max_length - 1).bit_length(), dtype)
 
 
 _CODEBOOK_NAMES = (

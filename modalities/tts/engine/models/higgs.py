@@ -101,7 +101,7 @@ class HiggsModel:
         self._begin_id, self._end_id = fields.audio_stream_bos_id, fields.audio_stream_eos_id
         width = fields.hidden_size
         self.text_WC = torch.empty(config.decoder.vocab_size, width, dtype=dtype, device=device)
-        self.codebooks = Codebooks(self.num_codes, self._size, width, dtype=dtype, device=device)
+        self.codebooks = Codebooks([self._size] * self.num_codes, width, dtype=dtype, device=device)
         self.words = DecoderStack(config.decoder, dtype=dtype, device=device)
         self.sound = DecoderStack(config.decoder, dtype=dtype, device=device)
         self.sound.norm = self.words.norm

@@ -1,0 +1,150 @@
+"""Qwen3-TTS on our decoder and paged cache against the released package: codes and sound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.decoder_rig import Row
+from support.frame_rig import FrameRecorder, FrameRig, frame_ids
+from support.qwen_tts import GOLDEN, INSTRUCTION, ROLE, SHORT_TEXT, TEXT, qwen_tts
+from support.speech_models import setup_of
+from triptych.core.engine_api.frames import END_FRAME_ID
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.configs.qwen3_tts import QwenTtsConfig, read_qwen_config
+from triptych.modalities.tts.engine.codecs.decoder import stream_row
+from triptych.modalities.tts.engine.models.qwen3_tts import QwenTtsBlueprint, QwenTtsModel
+
+CONFIG: QwenTtsConfig = read_qwen_config(GOLDEN["config"])
+
+
+def prompt(
+    text: Sequence[int], language: str = "", speaker: str = "", instruction: Sequence[int] = ()
+) -> tuple[int, ...]:
+    opening = CONFIG.opening(language, speaker)
+    return (*instruction, *ROLE, *opening, *CONFIG.spoken(text), CONFIG.begin)
+
+
+PROMPTS = {
+    "named": prompt(TEXT, "english", "ada"),
+    "dialect": prompt(SHORT_TEXT, "", "bob"),
+    "designed": prompt(TEXT, instruction=INSTRUCTION),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen")
+    qwen_tts(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def blueprint(folder: Path) -> QwenTtsBlueprint:
+    return QwenTtsBlueprint(GOLDEN["config"], setup_of(folder))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, blueprint: QwenTtsBlueprint) -> QwenTtsModel:
+    with Checkpoint.open(folder) as checkpoint:
+        return blueprint.build(checkpoint, lambda _: None)
+
+
+@pytest.fixture
+def rig(model: QwenTtsModel) -> FrameRig:
+    layout = model.talker.config.kv_layout(4, torch.float32)
+    recorder = partial(FrameRecorder, logits=model.head, vocab_size=33)
+    return FrameRig(model, layout, recorder=recorder)
+
+
+def assert_golden(row: Row, name: str) -> None:
+    frames = GOLDEN["cases"][name]
+    assert [list(codes) for codes in row.frames] == frames
+    assert row.tokens[row.num_prompt_tokens :] == frame_ids(frames)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_frames_of_one_prompt_in_chunks(rig: FrameRig, name: str, chunk: int) -> None:
+    row = rig.open(PROMPTS[name])
+    while row.num_cached < row.num_prompt_tokens:
+        rig.step((row, min(chunk, row.num_prompt_tokens - row.num_cached)))
+    rig.decode(row, num_steps=len(GOLDEN["cases"][name]) - 1)
+    assert_golden(row, name)
+
+
+def test_rows_of_every_kind_in_one_batch(rig: FrameRig) -> None:
+    rows = {name: rig.open(ids) for name, ids in PROMPTS.items()}
+    named, dialect, designed = rows.values()
+    rig.prefill(named)
+    rig.step((named, 0), (dialect, 5))
+    rig.step((named, 0), (dialect, len(dialect.tokens) - 5), (designed, 3))
+    rig.step((named, 0), (dialect, 0), (designed, len(designed.tokens) - 3))
+    rig.decode(named, dialect, designed, num_steps=11)
+    rig.decode(dialect, designed, num_steps=2)
+    rig.decode(designed, num_steps=1)
+    for name, row in rows.items():
+        assert_golden(row, name)
+
+
+def test_a_prompt_that_is_cached(rig: FrameRig) -> None:
+    first, second = rig.open(PROMPTS["named"]), rig.open(PROMPTS["named"])
+    rig.prefill(first)
+    rig.share(second, first, num_pages=2)
+    rig.prefill(second)
+    rig.decode(second, num_steps=14)
+    assert_golden(second, "named")
+
+
+def test_a_row_computed_again_goes_on_from_its_frames(rig: FrameRig) -> None:
+    row = rig.open(PROMPTS["named"])
+    rig.prefill(row)
+    rig.decode(row, num_steps=4)
+    rig.preempt(row)
+    rig.prefill(row)
+    rig.decode(row, num_steps=9)
+    assert_golden(row, "named")
+
+
+def test_random_frames_are_a_rows_own(rig: FrameRig) -> None:
+    def speak(seed: int, *others: int) -> list[tuple[int, ...]]:
+        rows = [rig.open(PROMPTS["named"], SamplingParams(seed=s)) for s in (seed, *others)]
+        rig.prefill(*rows)
+        rig.decode(*rows, num_steps=4)
+        rig.free_slots += [row.slot for row in rows]
+        return rows[0].frames
+
+    alone = speak(1)
+    assert speak(1, 2, 3) == alone
+    assert speak(2) != alone
+
+
+def test_speech_ends_with_the_first_codebooks_end_after_two_frames(
+    rig: FrameRig, model: QwenTtsModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loud_end(hidden_RC: torch.Tensor) -> torch.Tensor:
+        logits_RV = head(hidden_RC)
+        logits_RV[:, -1] = 1e4
+        return logits_RV
+
+    head = model.head
+    monkeypatch.setattr(model, "head", loud_end)
+    row = rig.open(PROMPTS["named"])
+    rig.prefill(row)
+    rig.decode(row, num_steps=2)
+    sampled = row.tokens[row.num_prompt_tokens :]
+    assert [token_id == END_FRAME_ID for token_id in sampled] == [False, False, True]
+
+
+@pytest.mark.parametrize("chunks", [(), (1,) * 16, (5, 1, 8)])
+def test_streamed_sound(blueprint: QwenTtsBlueprint, chunks: tuple[int, ...]) -> None:
+    codec = blueprint.open_codec(num_rows=2, report=lambda _: None)
+    codes_QF, pcm_S = torch.tensor(GOLDEN["codes"]), torch.tensor(GOLDEN["pcm"])
+    assert (codec.decoder.hop, codec.decoder.latency) == (24, 0)
+    streamed_S = stream_row(codec.decoder, codes_QF[None], chunks)  # type: ignore[arg-type]
+    torch.testing.assert_close(streamed_S, pcm_S, atol=1e-5, rtol=0)
