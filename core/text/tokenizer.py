@@ -7,7 +7,7 @@ tokenized), and tokenizing without blocking other threads. Knows no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from triptych.core.process.regular_file import check_regular
 from triptych.core.text.byte_level import LETTERS
 from triptych.core.text.byte_pairs import TEKKEN_FILE, read_tekken
 from triptych.core.text.growth import check_growth, steps_of
+from triptych.core.text.vocab_merges import VOCAB_FILE, read_vocab_merges
 
 TOKENIZER_FILE = "tokenizer.json"
 _PROBE = "A probe, 1."
@@ -41,14 +42,19 @@ _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 def read_tokenizer(folder: Path, name: str) -> Tokenizer:
     """The tokenizer in a model's folder, without truncation and padding. Raises `WeightsError`.
 
-    Mistral's `tekken.json` is read where there is no `tokenizer.json`.
+    Mistral's `tekken.json`, or Qwen2's `vocab.json` and `merges.txt`, are read where there is no
+    `tokenizer.json`.
     """
-    file = folder / TOKENIZER_FILE
-    is_tekken = not file.exists() and (folder / TEKKEN_FILE).exists()
-    file = folder / TEKKEN_FILE if is_tekken else file
+    readers: Mapping[str, Callable[[Path], Tokenizer]] = {
+        TOKENIZER_FILE: lambda file: Tokenizer.from_file(str(file)),
+        TEKKEN_FILE: read_tekken,
+        VOCAB_FILE: lambda file: read_vocab_merges(file.parent),
+    }
+    present = (folder / file for file in readers if (folder / file).exists())
+    file = next(present, folder / TOKENIZER_FILE)
     try:
         check_regular(file)
-        tokenizer = read_tekken(file) if is_tekken else Tokenizer.from_file(str(file))
+        tokenizer = readers[file.name](file)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         check_growth(tokenizer)

@@ -33,6 +33,9 @@ FAMILIES: Mapping[str, SpeechFamily] = {
         f"{_FRONT}.prompt:open_higgs", f"{_MODELS}.higgs:HiggsBlueprint"
     ),
     "kokoro": SpeechFamily(_PHONEMES, f"{_MODELS}.kokoro.loader:KokoroLoader"),
+    "qwen3_tts": SpeechFamily(
+        f"{_FRONT}.qwen:open_qwen_tts", f"{_MODELS}.qwen3_tts:QwenTtsBlueprint"
+    ),
     "triptych_voice": SpeechFamily(_PHONEMES, f"{_MODELS}.voice.blueprint:VoiceBlueprint"),
 }
 """Families by their `model_type`."""

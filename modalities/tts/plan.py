@@ -100,11 +100,12 @@ class AudioRowResult:
 class VoicePrompt:
     """A voice as a speech-token model's prompt.
 
-    `prompt_ids` begin every prompt (ids of words, and frame ids of sound); `codes` are the step
-    codes of that sound, over which decoders run first.
+    `prompt_ids` begin every prompt, `suffix_ids` end it (ids of words, and frame ids of sound);
+    `codes` are the step codes of that sound, over which decoders run first.
     """
 
     prompt_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
     codes: tuple[StepCodes, ...] = ()
 
 

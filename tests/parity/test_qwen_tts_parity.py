@@ -19,6 +19,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.configs.qwen3_tts import QwenTtsConfig, read_qwen_config
 from triptych.modalities.tts.engine.codecs.decoder import stream_row
 from triptych.modalities.tts.engine.models.qwen3_tts import QwenTtsBlueprint, QwenTtsModel
+from triptych.modalities.tts.wire import VoiceClip
 
 CONFIG: QwenTtsConfig = read_qwen_config(GOLDEN["config"])
 
@@ -139,6 +140,70 @@ def test_speech_ends_with_the_first_codebooks_end_after_two_frames(
     rig.decode(row, num_steps=2)
     sampled = row.tokens[row.num_prompt_tokens :]
     assert [token_id == END_FRAME_ID for token_id in sampled] == [False, False, True]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[QwenTtsBlueprint, QwenTtsModel]:
+    """A model that speaks in the voices of recordings."""
+    folder = tmp_path_factory.mktemp("base")
+    qwen_tts(folder, kind="base")
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = QwenTtsBlueprint(checkpoint.config, setup_of(folder))
+        return blueprint, blueprint.build(checkpoint, lambda _: None)
+
+
+SPEAKER_C = torch.randn(32, generator=torch.Generator().manual_seed(5))
+HEARD_FQ = torch.randint(0, 32, (6, 4), generator=torch.Generator().manual_seed(6))
+CLIPS = {"vector": (), "icl": (40, 41, 42)}
+"""The words of a recording: without them its speaker's vector alone is imitated."""
+
+
+def clip(name: str, *, salt: str = "") -> VoiceClip:
+    ids = (*ROLE, *CONFIG.clip(CLIPS[name]))
+    return VoiceClip(digest=name + salt, pcm=b"", sample_rate=24_000, prompt_ids=ids)
+
+
+def open_recorded(rig: FrameRig, blueprint: QwenTtsBlueprint, name: str, salt: str = "") -> Row:
+    encoded = torch.cat((SPEAKER_C, HEARD_FQ.flatten().float())).numpy()
+    voice = blueprint.voice_prompt(clip(name, salt=salt), encoded)
+    ids = (*voice.prompt_ids, *CONFIG.spoken(TEXT), *voice.suffix_ids)
+    row = rig.open(ids, frames=voice.codes)
+    row.num_prompt_tokens = len(ids)
+    return row
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("name", CLIPS)
+def test_the_voice_of_a_recording(
+    base: tuple[QwenTtsBlueprint, QwenTtsModel], name: str, chunk: int
+) -> None:
+    blueprint, model = base
+    layout = model.talker.config.kv_layout(4, torch.float32)
+    recorder = partial(FrameRecorder, logits=model.head, vocab_size=33)
+    rig = FrameRig(model, layout, recorder=recorder)
+    open_recorded(rig, blueprint, name, salt="other")
+    row = open_recorded(rig, blueprint, name)
+    named = rig.open(PROMPTS["named"])
+    rig.prefill(named)
+    while row.num_cached < row.num_prompt_tokens:
+        rig.step((named, 0), (row, min(chunk, row.num_prompt_tokens - row.num_cached)))
+    rig.decode(row, num_steps=4)
+    rig.preempt(row)
+    rig.prefill(row)
+    rig.decode(row, num_steps=9)
+    frames = row.frames[-15:]
+    assert [list(codes) for codes in frames] == GOLDEN["cases"][name]
+
+
+def test_a_recording_is_encoded_as_by_the_package(
+    base: tuple[QwenTtsBlueprint, QwenTtsModel],
+) -> None:
+    _, model = base
+    assert model.speaker_encoder is not None
+    mels = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(8))
+    with torch.inference_mode():
+        vector_C = model.speaker_encoder(mels)[0]
+    torch.testing.assert_close(vector_C, torch.tensor(GOLDEN["speaker"]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("chunks", [(), (1,) * 16, (5, 1, 8)])

@@ -46,6 +46,7 @@ class QwenTtsConfig(msgspec.Struct, frozen=True, kw_only=True):
     talker_config: TalkerIds
     tts_model_type: Literal["custom_voice", "voice_design", "base"] = "custom_voice"
     tokenizer_type: str = ""
+    tts_model_size: str = ""
     tts_pad_token_id: int = 151_671
     tts_bos_token_id: int = 151_672
     tts_eos_token_id: int = 151_673
@@ -78,6 +79,21 @@ class QwenTtsConfig(msgspec.Struct, frozen=True, kw_only=True):
         for code in (*codes, *speakers):
             yield self.pair(self.tts_pad_token_id, code)
         yield self.pair(self.tts_bos_token_id, ids.codec_pad_id)
+
+    def clip(self, text_ids: Sequence[int]) -> Iterator[int]:
+        """The ids before a text that is spoken in the voice of a recording with these words.
+
+        The speaker is a token past the codec's vocabulary.
+        """
+        *opening, last = self.opening("", "")
+        yield from (*opening, self.pair(self.tts_pad_token_id, self.recorded), last)
+        for text_id in text_ids:
+            yield self.pair(text_id, self.talker_config.codec_pad_id)
+
+    @property
+    def recorded(self) -> int:
+        """The first of the codec's tokens that stand for recorded speakers."""
+        return self.talker_config.vocab_size
 
     def spoken(self, text_ids: Sequence[int]) -> Iterator[int]:
         """The ids of a text that is spoken, and of its end."""

@@ -197,7 +197,8 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         self, stream: Stream, index: int, spec: SpeechSegment, *, with_context: bool
     ) -> TokenRequest:
         request = stream.request
-        num_own = len(spec.prompt_ids) + (len(stream.voice.prompt_ids) if stream.voice else 0)
+        voice = stream.voice or VoicePrompt()
+        num_own = len(voice.prompt_ids) + len(spec.prompt_ids) + len(voice.suffix_ids)
         num_steps = spec.max_steps or self._max_tokens
         room = min(self._max_tokens - num_steps, self._tokens.max_prompt_tokens) - num_own
         prompt_ids, frames = segment_prompt(self._speech, stream, spec, room if with_context else 0)

@@ -379,9 +379,10 @@ class SpeechState:
                 assert segment.num_pushed <= len(segment.codes) == len(segment.ids)
 
 
-def voice_frames(voice: VoicePrompt) -> tuple[StepCodes, ...]:
-    """The codes of the frame ids in a voice's prompt."""
-    return voice.codes if any(map(_is_frame, voice.prompt_ids)) else ()
+def voice_frames(voice: VoicePrompt) -> tuple[tuple[StepCodes, ...], tuple[StepCodes, ...]]:
+    """The codes of the frame ids in a voice's prompt, and in its suffix: it has one of them."""
+    begin, end = (any(map(_is_frame, ids)) for ids in (voice.prompt_ids, voice.suffix_ids))
+    return voice.codes if begin else (), voice.codes if end else ()
 
 
 def segment_prompt(
@@ -392,7 +393,8 @@ def segment_prompt(
     The context of the segment before takes `room` tokens at most.
     """
     voice = stream.voice or VoicePrompt()
-    ids, frames = list(voice.prompt_ids), list(voice_frames(voice))
+    begin, end = voice_frames(voice)
+    ids, frames = list(voice.prompt_ids), list(begin)
     room -= len(model.context_end_ids)
     num_steps = min(model.num_context_steps, room)
     if stream.segments and num_steps > 0:
@@ -403,7 +405,7 @@ def segment_prompt(
         ids += (*before.ids[first:], *model.context_end_ids)
         pairs = zip(before.ids[first:], before.codes[first:], strict=True)
         frames += [codes for step_id, codes in pairs if _is_frame(step_id)]
-    return (*ids, *spec.prompt_ids), tuple(frames)
+    return (*ids, *spec.prompt_ids, *voice.suffix_ids), (*frames, *end)
 
 
 def _is_frame(token_id: int) -> bool:

@@ -139,7 +139,10 @@ class FrontEnd(ABC):
         return voice.strip().lower() in self.foreign_voices
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """The ids before the sound of a clip that says `transcript`; none by default."""
+        """The ids before the sound of a clip that says `transcript`; none by default.
+
+        The words are empty where they are not known.
+        """
         return ()
 
     def plan(

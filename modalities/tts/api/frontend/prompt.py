@@ -21,6 +21,7 @@ from triptych.modalities.tts.api.text.chunks import split_utterances
 from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText, intersect_spans
+from triptych.modalities.tts.api.text.tongues import is_english
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, read_speech_block
 from triptych.modalities.tts.wire import SpeechSegment
@@ -92,12 +93,17 @@ class PromptFrontEnd(FrontEnd):
         return self.known_voice(voice) if voice.strip() else self.default_voice
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """The clip's turn, which precedes the new one. Raises `InvalidRequest` without cloning."""
+        """The clip's turn, which precedes the new one; none without its words.
+
+        Raises `InvalidRequest` without cloning.
+        """
         if not self.can_clone:
             raise InvalidRequest("This model cannot imitate recordings.", param="voice")
-        return self.prompt_ids(transcript, self.default_voice, "")
+        return self.prompt_ids(transcript, self.default_voice, "") if transcript else ()
 
-    def prompt_ids(self, text: str, voice: str, instructions: str) -> tuple[int, ...]:
+    def prompt_ids(
+        self, text: str, voice: str, instructions: str, language: str = ""
+    ) -> tuple[int, ...]:
         """The prompt of a text in a built-in voice, or, for any other name, in a clip's."""
         is_own = voice in self.voices_by_name
         return self.tokenizer.ids(
@@ -110,15 +116,16 @@ class PromptFrontEnd(FrontEnd):
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
-        """Plan with English numbers and signs; other languages are left to the model."""
-        spoken = replace(spoken, foreign=foreign_spans(spoken, lambda _: True))
+        """Plan with numbers and signs as `reading` says; words are left to the model."""
+        if is_english(self.reading(language, voice)):
+            spoken = replace(spoken, foreign=foreign_spans(spoken, lambda _: True))
         for utterance in split_utterances(spoken, _MAX_CHARACTERS, _FIRST_CHARACTERS):
             segment = SpeechSegment(prompt_ids=())
             if not utterance.spoken.is_silent:
                 is_last = utterance.source.end == spoken.source.end
                 is_paragraph = utterance.boundary is Boundary.PARAGRAPH and not is_last
                 segment = SpeechSegment(
-                    prompt_ids=self.prompt_ids(utterance.text, voice, instructions),
+                    prompt_ids=self.prompt_ids(utterance.text, voice, instructions, language),
                     max_steps=expected_duration(utterance.text).max_tokens(self.steps_per_s),
                     pause_s=_PARAGRAPH_PAUSE_S if is_paragraph else 0.0,
                 )

@@ -79,5 +79,4 @@ class VoiceService:
         about = voice.record.about
         if about.model != model:
             raise InvalidRequest(f"That voice was made for {about.model}.", param="voice")
-        words = about.transcript
-        return voice.clip(self.front_ends[model].clip_ids(words) if words else ())
+        return voice.clip(self.front_ends[model].clip_ids(about.transcript))

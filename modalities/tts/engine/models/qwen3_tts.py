@@ -16,11 +16,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import silu
 
-from triptych.core.engine_api.frames import StepCodes
+from triptych.core.engine_api.frames import FIRST_FRAME_ID, StepCodes, frame_id
 from triptych.core.errors import WeightsError
+from triptych.core.process.typed import convert
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Positive,
@@ -36,6 +39,7 @@ from triptych.core.runtime.layers.decoder import DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.sampling.sampler import LOGIT_BYTES, FrameSampler
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.layout import read_json
@@ -46,16 +50,21 @@ from triptych.modalities.tts.configs.qwen3_tts import (
     read_qwen_config,
 )
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
+from triptych.modalities.tts.engine.codecs.mimi_encoder import MimiEncoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 from triptych.modalities.tts.engine.models.blueprint import (
-    Codes,
     FrameBlueprint,
     SpeechSetup,
     SpeechTraits,
 )
 from triptych.modalities.tts.engine.models.codebooks import Codebooks
 from triptych.modalities.tts.engine.models.depth import DepthDecoder, depth_layout
+from triptych.modalities.tts.engine.models.qwen_speaker import (
+    RecordedSpeakers,
+    SpeakerEncoder,
+    SpeakerFields,
+)
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
@@ -80,6 +89,8 @@ class QwenTtsDecoders(msgspec.Struct, frozen=True, kw_only=True):
     talker: DecoderConfig
     depth: DecoderConfig
     penalty: Positive = _PENALTY
+    speaker: SpeakerFields | None = None
+    """Of a model that speaks in the voices of recordings."""
 
     @property
     def num_sampled(self) -> int:
@@ -111,7 +122,18 @@ class QwenTtsDecoders(msgspec.Struct, frozen=True, kw_only=True):
             talker=_decoder(talker, max_length),
             depth=_decoder(depth, ids.num_code_groups),
             penalty=penalty,
+            speaker=_speaker(config, talker) if fields.tts_model_type == "base" else None,
         )
+
+
+def _speaker(config: Mapping[str, Any], talker: _Decoder) -> SpeakerFields:
+    try:
+        speaker = convert(dict(config.get("speaker_encoder_config") or {}), SpeakerFields)
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"config.json: speaker_encoder_config is not usable: {error}.") from None
+    if speaker.enc_dim != talker.hidden_size:
+        raise WeightsError("config.json: speaker_encoder_config does not fit its talker.")
+    return speaker
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +155,7 @@ class QwenTtsModel:
     def __init__(
         self,
         config: QwenTtsDecoders,
+        speakers: RecordedSpeakers,
         *,
         max_batch_size: int,
         dtype: torch.dtype,
@@ -166,6 +189,13 @@ class QwenTtsModel:
         seen_shape = (max_batch_size, config.num_sampled + 1)
         self._is_seen_SV = torch.zeros(seen_shape, dtype=torch.bool, device=device)
         self.sample_state: Sequence[torch.Tensor] = (self._is_seen_SV,)
+        self._speakers = speakers
+        self.speaker_encoder: SpeakerEncoder | None = None
+        if config.speaker is not None:
+            shape = (max_batch_size, width)
+            self._speakers_SC = torch.zeros(shape, dtype=dtype, device=device)
+            with device:
+                self.speaker_encoder = SpeakerEncoder(config.speaker).eval().requires_grad_(False)
 
     def targets(self, encoding: WeightEncoding) -> Iterator[Target]:
         """Every tensor and its destination; the layers' are held as `encoding` says."""
@@ -184,6 +214,9 @@ class QwenTtsModel:
             yield from _linear_targets(f"{predictor}.small_to_mtp_projection", self.depth.projector)
         yield from stack_targets(self.talker, talker, encoding)
         yield from stack_targets(self.depth.stack, f"{predictor}.model", encoding)
+        if self.speaker_encoder is not None:
+            for name, parameter in self.speaker_encoder.named_parameters():
+                yield TensorTarget(f"speaker_encoder.{name}", parameter.data)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -198,8 +231,11 @@ class QwenTtsModel:
         self._pad_1C = self._text(pad_1)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
-        """Set where a row's speech begins, and which first codes it has had."""
+        """Set where a row's speech begins, who speaks, and which first codes it has had."""
         self._first_S[slot] = len(prompt_ids)
+        number = self._recorded(prompt_ids)
+        if number is not None:
+            self._speakers_SC[slot] = self._speakers.vector(number).to(self._speakers_SC)
         is_seen_V = self._is_seen_SV[slot]
         is_seen_V.zero_()
         if sampled:
@@ -213,7 +249,8 @@ class QwenTtsModel:
             frames_FC = x_TC
             x_TC = frames_FC.new_empty(len(inputs.positions_T), frames_FC.shape[1])
             x_TC.index_copy_(0, inputs.frame_index_F, frames_FC)
-            x_TC.index_copy_(0, inputs.text_index_X, self._prompt(inputs.text_ids_X))
+            slots_X = inputs.slots_T.index_select(0, inputs.text_index_X)
+            x_TC.index_copy_(0, inputs.text_index_X, self._prompt(inputs.text_ids_X, slots_X))
         return self.talker.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
     def sample(
@@ -237,12 +274,25 @@ class QwenTtsModel:
         codes_RQ = self.depth.sample(hidden_RC, first_R.clamp(max=end - 1), sampler)
         return FrameSamples(codes_RQ, first_R == end)
 
-    def _prompt(self, ids_X: torch.Tensor) -> torch.Tensor:
+    def _recorded(self, prompt_ids: Sequence[int]) -> int | None:
+        """The number of the recorded speaker in a prompt, if there is one."""
+        if self.speaker_encoder is None:
+            return None
+        fields = self.config.fields
+        first_id = fields.pair(0, fields.recorded)
+        found = (token_id for token_id in prompt_ids if first_id <= token_id < FIRST_FRAME_ID)
+        speaker_id = next(found, None)
+        return None if speaker_id is None else (speaker_id - first_id) // self._text_size
+
+    def _prompt(self, ids_X: torch.Tensor, slots_X: torch.Tensor) -> torch.Tensor:
         """`x_XC` of ids of `configs.qwen3_tts`."""
         x_XC = self._text(ids_X % self._text_size)
         codes_X = ids_X // self._text_size - 1
         table_VC = self.codebooks.tables[0]
-        codec_XC = table_VC.index_select(0, codes_X.clamp(min=0))
+        codec_XC = table_VC.index_select(0, codes_X.clamp(0, len(table_VC) - 1))
+        if self.speaker_encoder is not None:
+            is_speaker_X1 = (codes_X >= len(table_VC))[:, None]
+            codec_XC = self._speakers_SC.index_select(0, slots_X).where(is_speaker_X1, codec_XC)
         sum_XC: torch.Tensor = x_XC + codec_XC.masked_fill((codes_X < 0)[:, None], 0)
         return sum_XC
 
@@ -258,7 +308,7 @@ def _linear_targets(name: str, linear: Linear) -> Iterator[Target]:
 
 
 class QwenTtsBlueprint(FrameBlueprint[QwenTtsModel]):
-    """A checkpoint of `Qwen3TTSForConditionalGeneration` with named or described voices."""
+    """A checkpoint of `Qwen3TTSForConditionalGeneration` ."""
 
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
         path = setup.folder / "generation_config.json"
@@ -274,6 +324,10 @@ class QwenTtsBlueprint(FrameBlueprint[QwenTtsModel]):
         )
         self.traits = SpeechTraits()
         self.codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options, native=setup.native)
+        self._speakers = RecordedSpeakers()
+        self._model: QwenTtsModel | None = None
+        is_cloning = self.config.speaker is not None
+        self._encoder = MimiEncoder(setup.folder / CODEC_FOLDER) if is_cloning else None
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters, of the depth decoder's pages, and of the state of slots."""
@@ -292,30 +346,73 @@ class QwenTtsBlueprint(FrameBlueprint[QwenTtsModel]):
     def construct(self, device: torch.device) -> QwenTtsModel:
         """Construct the model with uninitialized parameters."""
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
-        return QwenTtsModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
+        return QwenTtsModel(
+            self.config, self._speakers, max_batch_size=num_slots, dtype=dtype, device=device
+        )
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> QwenTtsModel:
+        """Load the weights; see `FrameBlueprint.build`."""
+        self._model = super().build(checkpoint, report)
+        return self._model
 
     def targets(self, model: QwenTtsModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
         return model.targets(self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
-        """Every tensor is used, except the encoder of voices."""
-        return name.startswith("speaker_encoder.")
+        """Whether a tensor is of the speaker encoder, in a model whose voices have names."""
+        return name.startswith("speaker_encoder.") and self.config.speaker is None
 
     def codec_bytes(self) -> int:
         """Bytes of the codec's weights."""
-        return self.codec.num_bytes()
+        encoder = self._encoder
+        return self.codec.num_bytes() + (0 if encoder is None else encoder.num_bytes())
 
     def codec_state_bytes(self, num_rows: int) -> int:
         """Bytes of the state of `num_rows` streams in the codec."""
         return self.codec.state_bytes(num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
-        """Load the codec's decoder."""
-        return self.codec.open(
-            self._setup.device, report, num_rows=num_rows, num_codebooks=self._num_codebooks
+        """Load the codec, with its encoder where the model imitates recordings."""
+        device = self._setup.device
+        codec = self.codec.open(
+            device, report, num_rows=num_rows, num_codebooks=self._num_codebooks
         )
+        if self._encoder is None:
+            return codec
+        self._encoder.load(device)
+        return replace(codec, encode=self._encode)
 
-    def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
-        """Never called: the codec has no encoder."""
-        raise NotImplementedError
+    def _encode(self, pcm_S: torch.Tensor) -> torch.Tensor:
+        """A recording as `voice_prompt` reads it: the speaker's vector, then the codes, as floats.
+
+        Both are exact: codes are small.
+        """
+        assert self._model is not None, "recordings come after loading"
+        assert self._model.speaker_encoder is not None, "a codec with an encoder has both"
+        assert self._encoder is not None, "a codec with an encoder has both"
+        vector_C = self._model.speaker_encoder.vector(pcm_S)
+        codes_FQ = self._encoder(pcm_S)[: self._num_codebooks].T
+        return torch.cat((vector_C, codes_FQ.flatten().to(vector_C)))
+
+    def voice_prompt(self, clip: VoiceClip, encoded: NDArray[Any]) -> VoicePrompt:
+        """The clip's turn with its speaker, and after the text the clip's sound, if it has words.
+
+        Without words the speaker's vector alone imitates the voice.
+        """
+        assert self.config.speaker is not None, "a codec with an encoder has both"
+        fields, size = self.config.fields, self.config.speaker.enc_dim
+        number = self._speakers.add(clip.digest, torch.from_numpy(encoded[:size].copy()))
+        text_size = fields.talker_config.text_vocab_size
+        recorded_id = fields.pair(fields.tts_pad_token_id, fields.recorded)
+        prompt_ids = tuple(
+            token_id + number * text_size if token_id == recorded_id else token_id
+            for token_id in clip.prompt_ids
+        )
+        last_id = fields.pair(fields.tts_bos_token_id, fields.talker_config.codec_pad_id)
+        if clip.prompt_ids[-1] == last_id:  # the opening alone: no words
+            return VoicePrompt(prompt_ids=prompt_ids, suffix_ids=(fields.begin,))
+        codes = encoded[size:].astype(np.int64).reshape(-1, self._num_codebooks)
+        frames = tuple(map(tuple, codes.tolist()))
+        suffix_ids = (fields.begin, *map(frame_id, frames))
+        return VoicePrompt(prompt_ids=prompt_ids, suffix_ids=suffix_ids, codes=frames)
