@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.qwen_tts import GOLDEN, INSTRUCTION, ROLE, SHORT_TEXT, TEXT, qwen_tts
 from support.speech_models import setup_of
+from support.spoken import config_of, request, say, sound
 from triptych.core.engine_api.frames import END_FRAME_ID
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -204,6 +206,65 @@ def test_a_recording_is_encoded_as_by_the_package(
     with torch.inference_mode():
         vector_C = model.speaker_encoder(mels)[0]
     torch.testing.assert_close(vector_C, torch.tensor(GOLDEN["speaker"]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_recording_has_the_packages_codes(
+    base: tuple[QwenTtsBlueprint, QwenTtsModel],
+) -> None:
+    blueprint, _ = base
+    codec = blueprint.open_codec(num_rows=1, report=lambda _: None)
+    assert codec.encode is not None
+    with torch.inference_mode():
+        encoded = codec.encode(WAVE_S)
+    assert encoded[32:].view(-1, 4).T.tolist() == GOLDEN["heard"]
+
+
+WAVE_S = torch.randn(1500, generator=torch.Generator().manual_seed(9)) * 0.3
+
+
+def decoded(blueprint: QwenTtsBlueprint, frames: Sequence[Sequence[int]]) -> np.ndarray:
+    codec = blueprint.open_codec(num_rows=1, report=lambda _: None)
+    codes_1QF = torch.tensor(frames).T[None]
+    pcm: np.ndarray = stream_row(codec.decoder, codes_1QF, ()).numpy()  # type: ignore[arg-type]
+    return pcm
+
+
+def test_named_voices_through_the_engine(
+    folder: Path, blueprint: QwenTtsBlueprint, tmp_path: Path
+) -> None:
+    names = ("named", "dialect", "designed")
+    requests = [request(PROMPTS[name], max_steps=15) for name in names]
+    for deltas, name in zip(say(folder, config_of(tmp_path), *requests), names, strict=True):
+        expected = decoded(blueprint, GOLDEN["cases"][name])
+        np.testing.assert_allclose(sound(deltas), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [(), (40, 41, 42)])
+def test_the_voice_of_a_recording_through_the_engine(
+    base: tuple[QwenTtsBlueprint, QwenTtsModel], tmp_path: Path, words: tuple[int, ...]
+) -> None:
+    blueprint, model = base
+    codec = blueprint.open_codec(num_rows=1, report=lambda _: None)
+    assert codec.encode is not None
+    ids = (*ROLE, *CONFIG.clip(words))
+    recording = VoiceClip(
+        digest=f"{words}", pcm=WAVE_S.numpy().tobytes(), sample_rate=24_000, prompt_ids=ids
+    )
+    with torch.inference_mode():
+        voice = blueprint.voice_prompt(recording, codec.encode(WAVE_S).numpy())
+    layout = model.talker.config.kv_layout(4, torch.float32)
+    rig = FrameRig(model, layout, recorder=partial(FrameRecorder, logits=model.head, vocab_size=33))
+    spoken = tuple(CONFIG.spoken(SHORT_TEXT))
+    row = rig.open((*voice.prompt_ids, *spoken, *voice.suffix_ids), frames=voice.codes)
+    rig.prefill(row)
+    rig.decode(row, num_steps=5)
+    own = row.frames[-6:]
+    whole = decoded(blueprint, [*voice.codes, *own])
+    folder = tmp_path / "model"
+    qwen_tts(folder, kind="base")
+    config = config_of(tmp_path, prepend_prompt_speech_tokens="once")  # as in the package
+    (deltas,) = say(folder, config, request(spoken, max_steps=6, clip=recording))
+    np.testing.assert_allclose(sound(deltas), whole[len(voice.codes) * 24 :], atol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [(), (1,) * 16, (5, 1, 8)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,75 +16,12 @@ import transformers
 from support.codec_models import random_model
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus, setup_of
-from triptych.core.engine_api.sampling_params import SamplingParams
-from triptych.core.ledger import Ledger
-from triptych.core.options.config import (
-    CacheOptions,
-    Config,
-    DeviceOptions,
-    ModelOptions,
-    ScheduleOptions,
-    SpeechOptions,
-)
-from triptych.core.runtime.devices.device import Device
+from support.spoken import config_of, request, say, sound
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint
-from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.schedulers.engine import EngineCore
-from triptych.schedulers.local import LocalClient
+from triptych.modalities.tts.wire import VoiceClip
 
-GREEDY = SamplingParams(temperature=0.0)
 WORDS = (41, 1, 5, 9, 30, 42, 43)
-
-
-def config_of(cache_dir: Path, **speech: Any) -> Config:
-    return Config(
-        models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
-        device=DeviceOptions(cpu_kernels="torch"),
-        cache=CacheOptions(kv_cache_page_size=4),
-        schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),
-        speech=SpeechOptions(max_streams=4, **speech),
-    )
-
-
-def say(folder: Path, config: Config, *requests: SpeechRequest) -> list[list[SpeechDelta]]:
-    """Speak all requests at once; the deltas of each."""
-    resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
-    device, ledger = Device(torch.device("cpu")), Ledger(256 * 2**20)
-    loader = open_speech_loader(resolved, config, device, ledger)
-
-    async def run() -> list[list[SpeechDelta]]:
-        client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
-        try:
-            streams = [
-                client.submit("m", request, job_id=f"j{index}")
-                for index, request in enumerate(requests)
-            ]
-            return list(await asyncio.gather(*map(collect, streams)))
-        finally:
-            await client.close()
-
-    async def collect(stream: Any) -> list[SpeechDelta]:
-        return [output.payload async for output in stream]
-
-    deltas = asyncio.run(run())
-    ledger.check()
-    return deltas
-
-
-def sound(deltas: Sequence[SpeechDelta], segment: int = 0) -> np.ndarray:
-    pcm = b"".join(delta.pcm for delta in deltas if delta.segment == segment)
-    return np.frombuffer(pcm, dtype="<f4")
-
-
-def request(*segments: tuple[int, ...], max_steps: int, **fields: Any) -> SpeechRequest:
-    return SpeechRequest(
-        segments=tuple(SpeechSegment(prompt_ids=ids, max_steps=max_steps) for ids in segments),
-        sampling=GREEDY,
-        **fields,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import Tensor
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import MAX_NAMED
-from triptych.core.runtime.tensors.quiet import transformers_loading
+from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.library_errors import library_errors
 
@@ -45,7 +45,11 @@ class MimiEncoder:
         with Checkpoint(self._folder, read_layout(self._folder), {}) as checkpoint:
             own = [name for name in checkpoint.tensors if name.startswith(_PREFIX)]
             state = {name.removeprefix(_PREFIX): checkpoint.read(name) for name in own}
-        with library_errors("The codec's encoder_config is invalid"), transformers_loading():
+        with (
+            library_errors("The codec's encoder_config is invalid"),
+            transformers_loading(),
+            errors_only("transformers.modeling_utils"),  # it lists the decoder as missing
+        ):
             model, info = MimiModel.from_pretrained(
                 None,
                 config=MimiConfig(**fields),
