@@ -8,7 +8,7 @@ prompt is the sum of a text token and at most one token of the codec's vocabular
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,11 +22,15 @@ NUM_SPECIAL = 1024
 """The last entries of the first codebook's table are no sound; of them only the end is sampled."""
 
 
+NUMBER_BITS = 44
+"""Bits of a recorded speaker's number: with them, ids of prompts stay below those of frames."""
+
+
 class TalkerIds(msgspec.Struct, frozen=True, kw_only=True):
     """The ids in `talker_config`: the codec's vocabulary, and names for parts of it."""
 
     vocab_size: int
-    text_vocab_size: int = 151_936
+    text_vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=2**18)] = 151_936
     num_code_groups: int = 16
     codec_eos_token_id: int
     codec_think_id: int

@@ -74,7 +74,7 @@ _PENALTY = 1.05
 """The released package's penalty for first codes that a segment has already."""
 
 
-class _Decoder(CausalLmConfig, frozen=True, kw_only=True):
+class _QwenDecoderFields(CausalLmConfig, frozen=True, kw_only=True):
     """The fields of either decoder: those of a Qwen3."""
 
     max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] = 32_768
@@ -104,11 +104,11 @@ class QwenTtsDecoders(msgspec.Struct, frozen=True, kw_only=True):
         """Translate `config.json`. Raises `WeightsError` that names the field."""
         fields = read_qwen_config(config)
         talker_config = config["talker_config"]
-        talker = parse(_plain(talker_config), _Decoder)
+        talker = parse(_plain(talker_config), _QwenDecoderFields)
         depth_config = dict(talker_config.get("code_predictor_config") or {})
         ids = fields.talker_config
         depth_config["max_position_embeddings"] = ids.num_code_groups
-        depth = parse({**depth_config, "rope_scaling": None}, _Decoder)
+        depth = parse({**depth_config, "rope_scaling": None}, _QwenDecoderFields)
         if depth_config.get("num_code_groups", ids.num_code_groups) != ids.num_code_groups:
             raise WeightsError("config.json: code_predictor_config does not fit its talker.")
         if ids.vocab_size - NUM_SPECIAL != depth.vocab_size:
@@ -126,7 +126,7 @@ class QwenTtsDecoders(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _speaker(config: Mapping[str, Any], talker: _Decoder) -> SpeakerFields:
+def _speaker(config: Mapping[str, Any], talker: _QwenDecoderFields) -> SpeakerFields:
     try:
         speaker = convert(dict(config.get("speaker_encoder_config") or {}), SpeakerFields)
     except msgspec.ValidationError as error:
@@ -144,7 +144,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "rope_scaling": None}
 
 
-def _decoder(fields: _Decoder, max_length: int) -> DecoderConfig:
+def _decoder(fields: _QwenDecoderFields, max_length: int) -> DecoderConfig:
     layer = replace(attention_of(fields), head_norm=HeadNormConfig(eps=fields.rms_norm_eps))
     return decoder_of(fields, (layer,) * fields.num_hidden_layers, max_length)
 

@@ -9,6 +9,7 @@ Shapes: B recordings, S samples, T frames, M mels, C channels.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from triptych.core.errors import InvalidRequest
+from triptych.modalities.tts.configs.qwen3_tts import NUMBER_BITS
 
 SAMPLE_RATE = 24_000
 _FFT, _HOP = 1024, 256
@@ -41,28 +43,25 @@ class SpeakerFields(msgspec.Struct, frozen=True, kw_only=True):
 class RecordedSpeakers:
     """Vectors of recorded speakers, on the host, by number. Thread-safe.
 
-    A number is never used for another voice, so that prompts with it may share pages. The least
-    recently used of very many is dropped.
+    A number is a hash of the recording's digest, the same in every process: prompts with it may
+    share pages, also stored ones. The least recently used of very many vectors is dropped.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
         self._vectors: OrderedDict[int, tuple[str, Tensor]] = OrderedDict()
-        self._next = 1
 
     def add(self, digest: str, vector_C: Tensor) -> int:
-        """The number of a recording with this `digest`."""
+        """The number of a recording with this `digest`. Raises `InvalidRequest` where two agree."""
+        hashed = hashlib.blake2b(digest.encode(), digest_size=8).digest()
+        number = int.from_bytes(hashed, "little") >> (64 - NUMBER_BITS)
         with self._lock:
-            number = self._numbers.get(digest)
-            if number is None:
-                number, self._next = self._next, self._next + 1
-                self._numbers[digest] = number
-            self._vectors[number] = digest, vector_C
+            known, _ = self._vectors.setdefault(number, (digest, vector_C))
+            if known != digest:
+                raise InvalidRequest("Make this voice again: its number is taken.", param="voice")
             self._vectors.move_to_end(number)
             if len(self._vectors) > _MAX_SPEAKERS:
-                _, (dropped, _) = self._vectors.popitem(last=False)
-                del self._numbers[dropped]
+                self._vectors.popitem(last=False)
             return number
 
     def vector(self, number: int) -> Tensor:
@@ -72,7 +71,6 @@ class RecordedSpeakers:
                 raise InvalidRequest(
                     "Too many voices were used at once: send this request again.", param="voice"
                 )
-            self._vectors.move_to_end(number)
             return self._vectors[number][1]
 
 

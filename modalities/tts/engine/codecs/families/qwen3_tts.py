@@ -86,7 +86,7 @@ class Qwen3TtsDecoder(nn.Module):
     def __init__(self, fields: TokenizerFields) -> None:
         super().__init__()
         self.fields = fields
-        self.decoder = _Decoder(fields.decoder_config)
+        self.decoder = _SoundDecoder(fields.decoder_config)
 
     def decode(self, codes_BQF: Tensor) -> Tensor:
         """Audio [B, S] of whole streams."""
@@ -94,13 +94,13 @@ class Qwen3TtsDecoder(nn.Module):
         return pcm_BS
 
 
-class _Decoder(nn.Module):
+class _SoundDecoder(nn.Module):
     def __init__(self, fields: DecoderFields) -> None:
         super().__init__()
         width, latent = fields.decoder_dim, fields.latent_dim
         self.quantizer = _SplitQuantizer(fields)
         self.pre_conv = _CausalConv(fields.codebook_dim, latent, 3)
-        self.pre_transformer = _Transformer(fields)
+        self.pre_transformer = _WindowTransformer(fields)
         self.upsample = nn.ModuleList(
             nn.ModuleList((_CausalTransposed(latent, latent, factor, factor), _ConvNext(latent)))
             for factor in fields.upsampling_ratios
@@ -132,21 +132,21 @@ def _clip(x_BCT: Tensor) -> Tensor:
 class _SplitQuantizer(nn.Module):
     def __init__(self, fields: DecoderFields) -> None:
         super().__init__()
-        self.rvq_first = _Quantizer(fields, 1)
-        self.rvq_rest = _Quantizer(fields, fields.num_quantizers - 1)
+        self.rvq_first = _QuantizerHalf(fields, 1)
+        self.rvq_rest = _QuantizerHalf(fields, fields.num_quantizers - 1)
 
     def forward(self, codes_BQF: Tensor) -> Tensor:
         x_BCF: Tensor = self.rvq_first(codes_BQF[:, :1]) + self.rvq_rest(codes_BQF[:, 1:])
         return x_BCF
 
 
-class _Quantizer(nn.Module):
+class _QuantizerHalf(nn.Module):
     def __init__(self, fields: DecoderFields, num_codebooks: int) -> None:
         super().__init__()
         inner = fields.codebook_dim // 2
         self.vq = nn.Module()
         self.vq.layers = nn.ModuleList(
-            _Codebook(fields.codebook_size, inner) for _ in range(num_codebooks)
+            _SummedCodebook(fields.codebook_size, inner) for _ in range(num_codebooks)
         )
         self.output_proj = nn.Conv1d(inner, fields.codebook_dim, 1, bias=False)
 
@@ -157,7 +157,7 @@ class _Quantizer(nn.Module):
         return y_BCF
 
 
-class _Codebook(nn.Module):
+class _SummedCodebook(nn.Module):
     """A table stored as sums of vectors and how many were summed, as it was learned."""
 
     def __init__(self, size: int, width: int) -> None:
@@ -229,7 +229,7 @@ class _SnakeBeta(nn.Module):
         return x_BCT + torch.sin(x_BCT * alpha).pow(2) / (beta + 1e-9)
 
 
-class _ResidualUnit(nn.Module):
+class _SnakeBetaUnit(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
         self.act1 = _SnakeBeta(width)
@@ -245,7 +245,7 @@ class _ResidualUnit(nn.Module):
 class _UpsamplingBlock(nn.Module):
     def __init__(self, width: int, rate: int) -> None:
         super().__init__()
-        units = [_ResidualUnit(width // 2, dilation) for dilation in (1, 3, 9)]
+        units = [_SnakeBetaUnit(width // 2, dilation) for dilation in (1, 3, 9)]
         transposed = _CausalTransposed(width, width // 2, 2 * rate, rate)
         self.block = nn.ModuleList((_SnakeBeta(width), transposed, *units))
 
@@ -349,7 +349,7 @@ class _Layer(nn.Module):
         return y_BTC
 
 
-class _Transformer(nn.Module):
+class _WindowTransformer(nn.Module):
     def __init__(self, fields: DecoderFields) -> None:
         super().__init__()
         self.fields = fields
@@ -411,10 +411,12 @@ RULES: Rules = MappingProxyType(
         "_CausalConv": _convolution,
         "_CausalTransposed": _transposed,
         "_ConvNext": _conv_next,
-        "_Decoder": lambda walk: walk.chain("pre_conv", "pre_transformer", "upsample", "decoder"),
-        "_ResidualUnit": lambda walk: residual(walk.chain("act1", "conv1", "act2", "conv2")),
+        "_SoundDecoder": lambda walk: walk.chain(
+            "pre_conv", "pre_transformer", "upsample", "decoder"
+        ),
+        "_SnakeBetaUnit": lambda walk: residual(walk.chain("act1", "conv1", "act2", "conv2")),
         "_SnakeBeta": lambda walk: Pointwise(walk.module),
-        "_Transformer": _transformer,
+        "_WindowTransformer": _transformer,
         "_UpsamplingBlock": lambda walk: walk.at("block").stage(),
     }
 )
