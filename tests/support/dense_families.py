@@ -90,6 +90,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1",
         {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     ),
+    "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {"mlp_bias": True}),
     "helium": ("Helium", {"hidden_size": 72}),
     "starcoder2": ("Starcoder2", {"sliding_window": WINDOW}),

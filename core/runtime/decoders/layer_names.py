@@ -88,6 +88,9 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
             final_norm="norm_f",
             mlp="mixer",
         ),
+        "apertus": LayerNames(
+            input_norm="attention_layernorm", attention_post_norm="feedforward_layernorm"
+        ),
         "starcoder2": LayerNames(up="c_fc", down="c_proj"),
         "stablelm": LayerNames(
             query_norm="q_layernorm.norms.{head}", key_norm="k_layernorm.norms.{head}"

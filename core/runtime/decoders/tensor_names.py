@@ -423,6 +423,8 @@ def mlp_targets(
     yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
     rows = [(names.down, Shard.whole(mlp.down.num_outputs))]
     yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
+    for name, tensor in {} if mlp.xielu is None else mlp.xielu.tensors.items():
+        yield TensorTarget(f"{prefix}.act_fn.{name}", tensor)
 
 
 def _within(name: str, shards: Sequence[Shard]) -> list[tuple[str, Shard]]:

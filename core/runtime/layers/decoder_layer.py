@@ -39,6 +39,7 @@ from triptych.core.runtime.layers.norm import LayerNorm, Norm, NormKind, RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 from triptych.core.runtime.layers.shards import Shard
+from triptych.core.runtime.layers.xielu import Xielu
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
@@ -67,10 +68,11 @@ class DecoderConfig:
     Weights of norms may be centred (see `core.runtime.layers.norm`). There are norms before
     attention and MLP (`has_pre_norms`), after them (`has_post_norms`) or both; in a parallel block
     the MLP reads the same normed input as attention. An MLP has a gate, or only an activation
-    between its two projections; `mlp_scales` are its factors. `mlp_sizes` are the intermediate
-    sizes of all layers where they differ; 0: no MLP. With `moe` most MLPs are mixtures of experts.
-    `layer_inputs` are additional inputs of each layer, and `has_layer_scales`: a layer's result is
-    multiplied by a weight. Checkpoints have `num_draft_layers` more, which are not used.
+    between its two projections, which may be xIELU; `mlp_scales` are its factors. `mlp_sizes` are
+    the intermediate sizes of all layers where they differ; 0: no MLP. With `moe` most MLPs are
+    mixtures of experts. `layer_inputs` are additional inputs of each layer, and `has_layer_scales`:
+    a layer's result is multiplied by a weight. Checkpoints have `num_draft_layers` more, which are
+    not used.
 
     In a model that is divided over ranks, `intermediate_size`, `mlp_sizes` and the heads are this
     rank's: `features`, of each layer, and `vocabulary` say which part of the whole it has. `naming`
@@ -88,6 +90,7 @@ class DecoderConfig:
     local_rope: RopeConfig | None = None
     query_scaling: QueryScaling | None = None
     activation: Activation = "silu"
+    has_xielu: bool = False
     has_gate: bool = True
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -160,7 +163,9 @@ class Mlp:
         self.down = row_parallel(
             group, (features, hidden), has_bias=bias, dtype=dtype, device=device
         )
-        self._activate = (gate_of if self.has_gate else activation_of)(config.activation)
+        self.xielu = Xielu(device) if config.has_xielu else None
+        own = (gate_of if self.has_gate else activation_of)(config.activation)
+        self._activate = own if self.xielu is None else self.xielu
         self._scales = config.mlp_scales
 
     def linears(self) -> Iterator[Linear]:
@@ -171,6 +176,8 @@ class Mlp:
         """Bring the loaded weights into the layout the step uses."""
         for linear in self.linears():
             linear.prepare(native)
+        if self.xielu is not None:
+            self.xielu.prepare()
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Apply the MLP. Adds to the residual where given."""

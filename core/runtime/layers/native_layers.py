@@ -222,6 +222,8 @@ class _LayerParts:
         self.mixer = native_mixer(layer.attention, norm_dtype)
         self._mlp = layer.mlp if isinstance(layer.mlp, Mlp) else None
         self.num_features = 0 if self._mlp is None else self._mlp.features.length
+        xielu = None if self._mlp is None else self._mlp.xielu
+        self._gate = None if xielu is None else xielu.arguments()
         self.mixture = layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
 
     def pointers(self, number: int) -> LayerPointers:
@@ -232,6 +234,7 @@ class _LayerParts:
             **self.mixer.fields(),
             gate_up=projection_pointers(None if mlp is None else mlp.gate_up),
             down=projection_pointers(None if mlp is None else mlp.down),
+            gate=None if self._gate is None else ctypes.pointer(self._gate),
             mixture=None if self.mixture is None else ctypes.pointer(self.mixture.pointers),
             input_gate=projection_pointers(None if gate is None else gate.gate),
             input_projection=projection_pointers(None if gate is None else gate.projection),

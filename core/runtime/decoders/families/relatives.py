@@ -92,6 +92,35 @@ def _arcee(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return replace(_alike(fields, attention_of(fields), max_length), has_gate=False)
 
 
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+"""Where a configuration has no other."""
+
+
+class _ApertusConfig(CausalLmConfig, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 65536
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 12_000_000.0
+
+
+def _apertus(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Norms on heads, and an MLP without a gate, whose activation has weights."""
+    is_xielu = config.get("hidden_act", "xielu") == "xielu"
+    plain = {**config, "hidden_act": "silu"} if is_xielu else dict(config)
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        plain["rope_parameters"] = _APERTUS_ROPE
+    fields = parse(plain, _ApertusConfig)
+    own = replace(attention_of(fields), head_norm=HeadNormConfig(eps=fields.rms_norm_eps))
+    decoder = _alike(fields, own, max_length)
+    return replace(decoder, has_gate=False, has_xielu=is_xielu, naming="apertus")
+
+
 class _HeliumConfig(CausalLmConfig, frozen=True, kw_only=True):
     head_dim: Count | None = 128
     num_key_value_heads: Count | None = 20
@@ -193,6 +222,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "SeedOssForCausalLM": _seed_oss,
         "GraniteForCausalLM": granite,
         "HunYuanDenseV1ForCausalLM": hunyuan,
+        "ApertusForCausalLM": _apertus,
         "ArceeForCausalLM": _arcee,
         "HeliumForCausalLM": _helium,
         "Starcoder2ForCausalLM": _starcoder2,

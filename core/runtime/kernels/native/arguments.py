@@ -168,7 +168,8 @@ class GateArguments(ctypes.Structure):
 
     _fields_ = (
         ("activation", ctypes.c_int32),
-        *((name, ctypes.c_float) for name in ("alpha", "limit", "in_scale", "out_scale")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit", "negative", "beta", "eps")),
+        *((name, ctypes.c_float) for name in ("in_scale", "out_scale")),
     )
 
     @classmethod
@@ -179,9 +180,16 @@ class GateArguments(ctypes.Structure):
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> GateArguments:
         """The gate of these fields of a configuration; `scales` are of its input and its result."""
+        own = cls({"silu": 0, "gelu_tanh": 1, "relu2": 3}[activation])
         if clamp is not None:
-            return cls(2, clamp.alpha, clamp.limit, *scales)
-        return cls({"silu": 0, "gelu_tanh": 1, "relu2": 3}[activation], 0.0, 0.0, *scales)
+            own = cls(2, clamp.alpha, clamp.limit)
+        own.in_scale, own.out_scale = scales
+        return own
+
+    @classmethod
+    def xielu(cls, positive: float, negative: float, beta: float, eps: float) -> GateArguments:
+        """The activation xIELU of these rates."""
+        return cls(4, positive, 0.0, negative, beta, eps, 1.0, 1.0)
 
 
 class MixturePointers(ctypes.Structure):
@@ -258,6 +266,7 @@ class LayerPointers(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("head_norms", "value_norm", "sinks")),
         *PAGE_POINTERS,
         ("mixture", ctypes.POINTER(MixturePointers)),
+        ("gate", ctypes.POINTER(GateArguments)),
         ("latents", ctypes.POINTER(LatentPointers)),
         ("recurrent", ctypes.POINTER(RecurrentArguments)),
         *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),

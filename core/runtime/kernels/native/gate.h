@@ -14,8 +14,15 @@ INLINE vec activate(vec x, int activation) {
     return x / (1.0f + exp_vec(-z));
 }
 
+INLINE vec xielu(vec x, const Gate *g) {
+    vec least = blend(x < g->eps, x, splat(g->eps));
+    vec below = (exp_vec(least) - 1.0f - x) * g->negative;
+    return blend(x > 0.0f, x * x * g->alpha, below) + x * g->beta;
+}
+
 INLINE vec gate_lanes(vec x, vec up, const Gate *g) {
     x *= g->in_scale;
+    if (g->activation == XIELU) return xielu(x, g) * up;
     if (g->activation != CLAMPED_SILU) return activate(x, g->activation) * up;
     vec most = splat(g->limit);
     x = blend(x > most, most, x);

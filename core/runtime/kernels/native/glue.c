@@ -165,7 +165,8 @@ void gate_token(const Glue *g, int64_t token) {
     const void *x = token_of(s, g->scratch->gate_up, token, (1 + s->has_gate) * size);
     const void *up = s->has_gate ? token_of(s, x, 1, size) : NULL;
     void *y = token_of(s, g->scratch->gated, token, size);
-    gate_values(x, up, y, size, &s->gate, s->residual_scale, dtype_of(s));
+    const Gate *gate = g->layer->gate ? g->layer->gate : &s->gate;
+    gate_values(x, up, y, size, gate, s->residual_scale, dtype_of(s));
 }
 
 void gate_input_token(const Glue *g, int64_t token) {

@@ -117,13 +117,14 @@ typedef struct {
     int64_t num_weights;
 } Projection;
 
-enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2, RELU2 = 3 };
+enum { SILU = 0, GELU_TANH = 1, CLAMPED_SILU = 2, RELU2 = 3, XIELU = 4 };
 
-/* The activation of an MLP; the limits of the clamped kind are those of core/runtime/kernels/gated.py.
+/* The activation of an MLP; the limits of the clamped kind are those of core/runtime/kernels/gated.py, the
+ * rates of xIELU (above 0 `alpha`) those of core/runtime/layers/xielu.py.
  * Its input is multiplied by `in_scale`, its result, with the factor if there is one, by `out_scale`. */
 typedef struct {
     int32_t activation;
-    float alpha, limit, in_scale, out_scale;
+    float alpha, limit, negative, beta, eps, in_scale, out_scale;
 } Gate;
 
 enum { SOFTMAX = 0, SIGMOID = 1 };
@@ -205,6 +206,7 @@ typedef struct {
     void *k_pages, *v_pages;
     bf16 *k_scales, *v_scales;
     const Mixture *mixture; /* in the place of `gate_up` and `down` */
+    const Gate *gate; /* in the place of the step's */
     const Latents *latents; /* in the place of `qkv`; `head_dim` is that of rows */
     const Recurrent *recurrent;
     int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;

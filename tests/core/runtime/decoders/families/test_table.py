@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,8 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
     for layer in decoder.layers:
         holders += [*layer.linears(), *layer.norms]
+        xielu = getattr(layer.mlp, "xielu", None)
+        holders += [] if xielu is None else [SimpleNamespace(**xielu.tensors)]
         holders += [x for part in mixer_parts(layer.attention) for x in vars(part).values()]
     if (inputs := decoder.layer_inputs) is not None:
         holders += [inputs.table, inputs.projection, inputs.norm]
