@@ -42,7 +42,10 @@ class PageExchange:
 
     def pin(self, keys: Sequence[bytes]) -> int:
         """Keep pages until they are unpinned or dropped; returns how many of them are kept."""
-        raise UnsupportedOption("Pages are pinned in lower tiers, and this server has none.")
+        raise UnsupportedOption(
+            "Pages are pinned in host memory and on disk; the operator starts the server with"
+            " --kv-connector local or tiered."
+        )
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         """Let pages give way to others again."""

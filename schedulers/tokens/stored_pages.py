@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _MOST_SAVED_AT_ONCE = 8
 """Pages held for one copy; the pool may be small, and running rows need it."""
 _POOL_SHARE = 8
-_MOST_RETRIED = 2  # waiting rows whose missing pages are looked for at the end of a step
+_MOST_CHECKED = 2  # waiting rows whose missing pages are looked for at the end of a step
 
 
 class PageStore(PageSource, Protocol):
@@ -176,8 +175,15 @@ class StoredPages(PageFetches):
 
     def _fetch_first(self) -> None:
         """Fetch the pages of the rows that waited longest, as far as there are slots for them."""
-        for row in tuple(islice(self._wanting, _MOST_RETRIED)):
-            self._fetch(row)
+        num_checked = 0
+        for row in tuple(self._wanting):
+            if row.lease is not None:
+                del self._wanting[row]  # it has started
+            elif not row.is_paused:
+                self._fetch(row)
+                num_checked += 1
+            if num_checked == _MOST_CHECKED:
+                return
 
     def _fetch(self, row: SequenceState) -> None:
         """Fetch the pages that a waiting row lacks and that a tier has, once in a step.
@@ -185,12 +191,11 @@ class StoredPages(PageFetches):
         Otherwise two rows might evict each other's pages without end.
         """
         has_slot = len(self._state.running) < self._state.max_rows
-        if row.lease is not None:
-            self._wanting.pop(row, None)
-        elif has_slot and row not in self._open and self._wanting[row] < self._num_steps:
+        if has_slot and row not in self._open and self._wanting[row] < self._num_steps:
             missing = self._missing(row)
-            num_held = self._store.num_held(missing.keys)
-            if num_held and self._start(row, missing, num_held, row.request):
+            room = min(self._pool.num_available, self._most_pages()) - len(missing.found)
+            num_pages = min(room, self._store.num_held(missing.keys))
+            if num_pages > 0 and self._start(row, missing, num_pages, row.request):
                 self._wanting[row] = self._num_steps
 
     def _most_pages(self) -> int:

@@ -7,6 +7,7 @@ Knows no device and no thread: `core.kv.tiers.store` copies.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 from triptych.core.kv.tiers.order import PageOrder
 
@@ -51,9 +52,10 @@ class HostTier:
             self._free.append(place)
 
     def close(self) -> None:
-        """Return the memory to the system; no view of it is left."""
+        """Return the memory to the system, with the last view of it."""
         self._memory.release()
-        self._block.close()
+        with suppress(BufferError):
+            self._block.close()
 
     def _view(self, place: int) -> memoryview:
         first = place * self.page_bytes

@@ -24,8 +24,8 @@ from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import PageMemory
 
 _ARRIVED_PAGES = 16  # between two reports of a fetch
-_CLOSE_S = 2.0
-"""How long `close` goes on writing to disk."""
+_CLOSE_S = 0.5
+"""How long `close` goes on writing to disk; other models may wait for it."""
 _PAUSE_S = 30.0
 """How long nothing is written after the disk refused a page."""
 _log = logging.getLogger(__name__)
@@ -219,12 +219,15 @@ class PageTiers:
         self._disk.order.touch(key)  # before room is made, which may evict from disk as well
         room = self._room(key)
         content = memoryview(bytearray(self._memory.page_bytes)) if room is None else room
-        if self._disk.read(key, content):
-            self._pin((key,))
-            return content
-        self._host.drop(key)
-        self.counts["kv_disk_pages_refused_total"] += 1
-        return None
+        is_whole = False
+        try:
+            is_whole = self._disk.read(key, content)
+        finally:
+            if not is_whole:
+                self._host.drop(key)
+                self.counts["kv_disk_pages_refused_total"] += 1
+        self._pin((key,))
+        return content if is_whole else None
 
     def _room(self, key: bytes) -> memoryview | None:
         """Memory for a page in the host tier; `None` if all pages there are pinned."""

@@ -129,7 +129,7 @@ def test_without_tiers_pages_are_dropped_and_never_pinned() -> None:
     world = World(num_pages=10, page_size=4)
     world.submit("first", token_request(FIRST, max_tokens=1))
     world.finish_all()
-    with pytest.raises(UnsupportedOption, match="none"):
+    with pytest.raises(UnsupportedOption, match="kv-connector"):
         world.scheduler._act_on_cache(world.scheduler._open(world.jobs["first"]), "pin")
     assert act(world, "drop", FIRST) == 16
     assert world.pool.num_cached == 0
