@@ -3,8 +3,8 @@
 Asks for edits of code, summaries and other answers, without a network: the texts are those of
 Python's own library. Two parts:
 
-- Tokens. Every prompt, greedy and with a seed, alone and eight at a time, with drafts and without:
-  all tokens have to be those of the prompt alone without drafts.
+- Tokens. Every prompt, greedy, with a seed and with a penalty, alone and eight at a time, with and
+  without drafts: all tokens have to be those of the prompt alone without drafts.
 - Speed. Some prompts of each kind, one at a time and together, in turns with and without drafts.
   Given a Python that has llama-cpp-python, also those of llama.cpp with and without its prompt
   look-up, one at a time, on the same file. Prompts are cached before, so that times are those of
@@ -51,6 +51,7 @@ COMPARED, TIMED = 400, 1200
 COMPANY = 8
 GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 0.8, "seed": 7}
+PENALIZED = {**SEEDED, "repetition_penalty": 1.1}
 Ids = tuple[int, ...]
 
 
@@ -101,7 +102,7 @@ def compare(plain: ChatPipeline, drafting: ChatPipeline, num: int, max_tokens: i
     ids = list(
         islice((each for group in zip(*by_kind.values(), strict=True) for each in group), num)
     )
-    for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
+    for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED), ("penalized", PENALIZED)):
         own = {**sampling, "max_tokens": max_tokens}
         alone = answers(plain, ids, own, 1)
         for what, chat, at_once in (

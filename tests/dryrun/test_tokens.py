@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from support.bound_rows import bound_row
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
 from support.fake_cuda import CUDA, FakeCuda
@@ -164,6 +165,16 @@ def test_a_grammars_masks_are_read_by_the_kernel_that_samples(gpu: FakeCuda) -> 
     with gpu.launch(), torch.inference_mode():
         sampler.sample(logits_BV, [0, 1], [5, 5], [b"", b"\x07" * 28])
     assert gpu.kernels == {"sample_rows"}
+    assert gpu.faults == []
+
+
+@pytest.mark.gpu
+def test_drafts_with_penalties_wait_for_nothing(gpu: FakeCuda) -> None:
+    sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)
+    sampler.bind(bound_row(0, SamplingParams(seed=1, repetition_penalty=1.1), (1, 2)))
+    logits_BV = torch.zeros(4, 199, device=CUDA)
+    with gpu.launch(), torch.inference_mode():
+        sampler.sample(logits_BV, [1, 0, 0, 0], [5, 5, 6, 7], (), [-1, 3, 4, -1])
     assert gpu.faults == []
 
 
