@@ -42,6 +42,13 @@ _ATTENTION, _MAMBA, _MLP, _EXPERTS = "full_attention", "linear_attention", "mlp"
 _KINDS = {"attention": _ATTENTION, "mamba": _MAMBA, "*": _ATTENTION, "M": _MAMBA, "-": _MLP}
 _KINDS |= {"E": _EXPERTS} | {kind: kind for kind in (_ATTENTION, _MAMBA, _MLP, _EXPERTS)}
 """The kinds of Nemotron-H's layers, by the names and letters of its configurations."""
+_OLDER_NAMES = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_min": "time_step_min",
+    "mamba_conv_bias": "use_conv_bias",
+}
+"""Of its fields; transformers prefers them, too."""
 
 
 class _NemotronHConfig(CausalLmConfig, frozen=True, kw_only=True):
@@ -75,10 +82,13 @@ class _NemotronHConfig(CausalLmConfig, frozen=True, kw_only=True):
 def _nemotron_h(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Layers of one half each, without rotation, gates or biases of attention."""
     kinds = _kinds_of(config)
-    renamed = {"hidden_act": config.get("mlp_hidden_act") or "relu2", "layer_types": None}
+    renamed = {new: config[old] for old, new in _OLDER_NAMES.items() if old in config}
+    renamed |= {"hidden_act": config.get("mlp_hidden_act") or "relu2", "layer_types": None}
     fields = parse({**config, **renamed, "num_hidden_layers": len(kinds)}, _NemotronHConfig)
-    if fields.mamba_hidden_act != "silu" or fields.moe_latent_size is not None:
-        raise NotNativeError("config.json: experts of other inputs, or activations of Mamba.")
+    if fields.mamba_hidden_act != "silu":
+        raise NotNativeError("config.json: mamba_hidden_act is silu alone.")
+    if fields.moe_latent_size is not None:
+        raise NotNativeError("config.json: experts of a moe_latent_size are not supported.")
     attention = replace(
         attention_of(fields), uses_rope=False, has_qkv_bias=False, has_out_bias=False
     )

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from triptych.core.errors import SetupError, WeightsError
-from triptych.core.runtime.decoders.families.table import FAMILIES, read_decoder_config
+from triptych.core.runtime.decoders.families.table import FAMILIES, is_native, read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
+from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.mamba2 import Mamba2Config
 from triptych.core.runtime.layers.mixers import mixer_parts
 
 BASE: dict[str, Any] = {
@@ -125,6 +127,20 @@ def test_windows_begin_at_a_layer(architecture: str) -> None:
     fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
     layers = read_decoder_config(config(architecture, **fields)).attention
     assert [layer.window for layer in layers] == [None, None, None, 16]
+
+
+def test_layers_of_one_half_are_read_from_letters() -> None:
+    pattern = {"hybrid_override_pattern": "M-*E", "mamba_d_conv": 3}
+    decoder = read_decoder_config(config("NemotronHForCausalLM", **pattern))
+    mamba, mlp, attention, experts = decoder.attention
+    assert isinstance(mamba, Mamba2Config)
+    assert isinstance(attention, AttentionConfig)
+    assert (mamba.width, mlp, experts) == (3, None, None)
+    assert [size > 0 for size in decoder.mlp_sizes] == [False, True, False, False]
+    assert decoder.moe is not None
+    assert decoder.moe.dense_layers == {0, 1, 2}
+    latent = config("NemotronHForCausalLM", **pattern, moe_latent_size=16)
+    assert not is_native(latent)
 
 
 def sections_of(architecture: str) -> list[int]:
