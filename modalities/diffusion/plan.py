@@ -89,13 +89,15 @@ class ImageRowResult:
     """Result of one step for one image, in plan order (of `starts`, for `encode`).
 
     `num_computed` of the steps taken ran the model, for `num_rows` guidance branches in total.
-    `pixels` are a preview or the image. An `error` ends only this image's job.
+    `pixels` are a preview or the image; `layers`, the lowest first, are those that make it. An
+    `error` ends only this image's job.
     """
 
     planned: PlannedSteps | None = None
     num_computed: int = 0
     num_rows: int = 0
     pixels: Pixels | None = None
+    layers: tuple[Pixels, ...] = ()
     error: TriptychError | None = None
 
 

@@ -34,7 +34,8 @@ class PipelineSpec:
     its configuration says that it ignores it: then it takes a negative prompt, and its default is
     `own_guidance`. `neutral_guidance`: up to this scale the negative prompt has no effect and is
     not run. `rounds_down`: steps times strength are rounded down; otherwise a part of a step
-    counts. `has_alpha`: images have an alpha channel.
+    counts. `has_alpha`: images have an alpha channel. `default_layers`:
+    an image is taken apart into so many layers, unless the request has a number.
     """
 
     default_steps: int
@@ -50,6 +51,7 @@ class PipelineSpec:
     neutral_guidance: float = 1.0
     rounds_down: bool = False
     has_alpha: bool = False
+    default_layers: int = 0
 
     @property
     def max_images(self) -> int:
@@ -65,6 +67,10 @@ class PipelineSpec:
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength
+
+    def num_layers(self, given: int | None) -> int:
+        """The number of layers; 0 of a model that makes none."""
+        return self.default_layers if given is None else given
 
     def first_step(self, num_steps: int, strength: float) -> int:
         """The first step with a source image, rounded as diffusers' pipeline does."""
@@ -187,6 +193,14 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
         ),
         "QwenImageEditPipeline": replace(_QWEN, max_references=1, needs_reference=True),
         "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
+        "QwenImageLayeredPipeline": replace(
+            _QWEN,
+            max_references=1,
+            needs_reference=True,
+            size=(640, 640),
+            has_alpha=True,
+            default_layers=4,
+        ),
         "QwenImagePipeline": _QWEN,
         "SanaPipeline": PipelineSpec(default_steps=20, default_guidance=4.5, patch=1, size=None),
         "SanaSprintPipeline": PipelineSpec(

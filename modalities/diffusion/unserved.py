@@ -12,7 +12,6 @@ _TASK = re.compile(r"Img2Img|Inpaint(ing)?|PAG")
 _REASONS = (
     ("Onnx", "its weights are in ONNX files"),
     ("GlmImage", "a language model makes tokens of the image before the denoiser begins"),
-    ("QwenImageLayered", "it makes an image of several layers, for which answers have no place"),
     ("StableDiffusion(XL)?Inpaint", "its UNet takes the mask as channels, as only FLUX.1 Fill may"),
     ("Control|Adapter|GLIGEN|VisualCloze|PaintByExample", "it needs control or example images"),
     (

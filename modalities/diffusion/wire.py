@@ -51,8 +51,9 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     The API's service fills in `width` and `height` (`AUTO`: the model's default, or the aspect of
     the first image), `seed` (`None`: random), `sources` and `mask`. `sources` are images to begin
     from or to refer to. Of the first, `mask` (height x width bytes, 255 where it may change; empty:
-    everywhere) and `strength` (0 keeps it, 1 regenerates it) say what may change. `num_partials`
-    previews of each image are sent, and with `has_progress` a delta for each step.
+    everywhere) and `strength` (0 keeps it, 1 regenerates it) say what may change. A model that
+    takes an image apart makes `num_layers` of it. `num_partials` previews of each image are sent,
+    and with `has_progress` a delta for each step.
     """
 
     prompt: str = ""
@@ -69,6 +70,7 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sources: tuple[Pixels, ...] = ()
     mask: bytes = b""
     strength: float | None = None
+    num_layers: int | None = None
     num_partials: int = 0
     has_progress: bool = False
     tenant: str = ""
@@ -78,7 +80,8 @@ class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Progress of one image of a job after one step.
 
     `step` steps of `num_steps` are done, `num_computed` of them by a run of the model. `pixels`
-    are a preview if `partial_index` is 0 or more, else the finished image. `queue_position` is the
+    are a preview if `partial_index` is 0 or more, else the finished image, which `layers` make, the
+    lowest first, if the model makes them. `queue_position` is the
     number of jobs ahead while the job waits, -1 once it runs. `is_prompt_cut`: the text encoders
     did not read all of a prompt. The job's last delta has a `finish_reason`.
     """
@@ -88,6 +91,7 @@ class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     num_steps: int = 0
     num_computed: int = 0
     pixels: Pixels | None = None
+    layers: tuple[Pixels, ...] = ()
     partial_index: int = -1
     queue_position: int = -1
     num_prompt_tokens: int = 0

@@ -11,7 +11,11 @@ import pytest
 import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
 from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from diffusers.pipelines.qwenimage import (
+    pipeline_qwenimage_edit,
+    pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_layered,
+)
 from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
 from diffusers.pipelines.wan import pipeline_wan_video2video
 from msgspec.structs import replace
@@ -122,9 +126,14 @@ def generate(recipe: Recipe, request: ImageRequest, cache: CacheMethod | None = 
 
 
 def theirs(
-    name: str, kind: str, parts: dict[str, Any], request: ImageRequest, **arguments: Any
+    name: str,
+    kind: str,
+    parts: dict[str, Any],
+    request: ImageRequest,
+    output: str = "latent",
+    **arguments: Any,
 ) -> Tensor:
-    """Latents of diffusers' pipeline `kind` over the parts of `name`."""
+    """Latents, or another output, of diffusers' pipeline `kind` over the parts of `name`."""
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
     scale = open_recipe(name, parts).spec.default_guidance
     arguments["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
@@ -134,7 +143,7 @@ def theirs(
         prompt=request.prompt,
         num_inference_steps=request.num_steps,
         generator=torch.Generator().manual_seed(request.seed),
-        output_type="latent",
+        output_type=output,
         **arguments,
     )
     latents: Tensor = result.frames if name == "WanPipeline" else result.images
@@ -165,7 +174,7 @@ def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
     monkeypatch.setattr(pipeline_wan_video2video, "basic_clean", str.strip)
     resized = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage21, qwen)
-    for module in (*resized, pipeline_longcat_image_edit, longcat):
+    for module in (*resized, pipeline_qwenimage_layered, pipeline_longcat_image_edit, longcat):
         calculate = partial(_smaller, module.calculate_dimensions)
         monkeypatch.setattr(module, "calculate_dimensions", calculate)
     monkeypatch.setattr(longcat, "resize", _resized)
@@ -243,6 +252,27 @@ def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: i
     if name == "Flux2KleinPipeline":
         ours = recipe.to_latents(ours, request)
     assert distance(ours, expected) < 1e-5
+
+
+def test_an_image_is_taken_apart_as_with_diffusers() -> None:
+    name = "QwenImageLayeredPipeline"
+    parts = parts_of(name)
+    recipe, image = open_recipe(name, parts), generated(4, 3, width=32, height=32)
+    request = replace(
+        REQUEST, sources=(pixels_of(image),), strength=None, width=32, height=32, num_layers=2
+    )
+    sample = generate(recipe, request)
+    whole, *layers = recipe.decode(sample, request)
+    opaque = image.convert("RGBA")
+    expected = theirs(name, name, parts, request, output="pt", image=opaque, layers=2)
+    assert distance(torch.stack(layers), expected) < 3e-5
+    over = [Image.fromarray((one.movedim(0, -1) * 255).byte().numpy()) for one in layers]
+    pasted = np.asarray(Image.alpha_composite(*over)).astype(int)
+    assert np.abs((whole.movedim(0, -1) * 255).byte().numpy() - pasted).max() <= 2
+    for change, param in (({"prompt": ""}, "prompt"), ({"strength": 0.5}, "strength")):
+        with pytest.raises(InvalidRequest) as refused:
+            recipe.check(replace(request, **change))
+        assert refused.value.param == param
 
 
 def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_image() -> None:

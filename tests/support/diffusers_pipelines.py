@@ -8,7 +8,6 @@ from typing import Any
 import diffusers
 import transformers
 from diffusers.guiders import AdaptiveProjectedMixGuidance
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from support.denoiser_families import TINY, build
@@ -21,9 +20,20 @@ from support.tiny_autoencoders import (
     vae,
     video_vae,
 )
+from support.tiny_text_encoders import (
+    WIDTH,
+    PilProcessor,
+    clip,
+    gemma,
+    llama,
+    mistral,
+    qwen,
+    seeing,
+    seeing3,
+    t5,
+    tokenizer,
+)
 
-WIDTH = 16
-_SPECIAL = ["<pad>", "<s>", "</s>"]
 FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
 _SHIFTED = {"use_dynamic_shifting": True}
 _FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
@@ -68,6 +78,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "QwenImage21Pipeline": _SPACED[:2],
     "QwenImageEditPipeline": _SPACED[:1],
     "QwenImageEditPlusPipeline": _SPACED[:1],
+    "QwenImageLayeredPipeline": _SPACED[:1],
     "QwenImagePipeline": _SPACED,
     "SanaPipeline": _STEPWISE,
     "SanaSprintPipeline": [{"_class_name": "SCMScheduler"}],
@@ -77,160 +88,6 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "WanPipeline": [*_STEPWISE[:2], _SHIFTED_STEPWISE[2]],
     "ZImagePipeline": [*_SPACED[:2], {**FLOW, "shift_terminal": 0.05}],
 }
-
-
-def tokenizer(length: int, *, is_bare: bool = False) -> Any:
-    """A token per byte, between a beginning and an end unless it is bare."""
-    alphabet = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    if not is_bare:
-        inner.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        model_max_length=length,
-        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
-    )
-
-
-_SIZES = {
-    "vocab_size": 300,
-    "hidden_size": WIDTH,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
-_KV = {"num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
-
-
-def clip(*, projects: bool, length: int = 77) -> nn.Module:
-    config = transformers.CLIPTextConfig(
-        **_SIZES, projection_dim=12, max_position_embeddings=length, eos_token_id=2, bos_token_id=1
-    )
-    kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
-    return randomized(kind(config))
-
-
-def t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=300, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2
-    )
-    return randomized(transformers.T5EncoderModel(config))
-
-
-def gemma() -> nn.Module:
-    return randomized(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
-
-
-def qwen(num_layers: int = 2) -> nn.Module:
-    sizes = {**_SIZES, **_KV, "num_hidden_layers": num_layers}
-    return randomized(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
-
-
-def mistral() -> nn.Module:
-    """Mistral 3 as FLUX.2 has it: a language model of 30 layers and a vision tower."""
-    vision = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
-    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 4}
-    config = transformers.Mistral3Config(
-        text_config={"model_type": "mistral", **_SIZES, **_KV, "num_hidden_layers": 30},
-        vision_config={"model_type": "pixtral", **vision},
-    )
-    return randomized(transformers.Mistral3ForConditionalGeneration(config))
-
-
-_VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-
-
-def seeing() -> dict[str, Any]:
-    """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares images for it."""
-    words = tokenizer(2000)
-    words.add_special_tokens({"additional_special_tokens": list(_VISION)})
-    start, image, end, video = words.convert_tokens_to_ids(list(_VISION))
-    config = transformers.Qwen2_5_VLConfig(
-        text_config={
-            **_SIZES,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_heads": 2,
-            "out_hidden_size": WIDTH,
-            "fullatt_block_indexes": [1],
-        },
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-    )
-    return {
-        "tokenizer": words,
-        "processor": transformers.Qwen2VLImageProcessorPil(),
-        "text_encoder": randomized(transformers.Qwen2_5_VLForConditionalGeneration(config)),
-    }
-
-
-def seeing3() -> dict[str, Any]:
-    """Qwen3-VL as Qwen-Image 2.1 has it, and what prepares words and images for it."""
-    words = tokenizer(2000, is_bare=True)
-    words.add_special_tokens({"additional_special_tokens": list(_VISION)})
-    start, image, end, video = words.convert_tokens_to_ids(list(_VISION))
-    config = transformers.Qwen3VLConfig(
-        text_config={
-            **_SIZES,
-            **_KV,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_heads": 2,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0],
-        },
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-    )
-    return {
-        "tokenizer": words,
-        "processor": transformers.Qwen2VLImageProcessorPil(
-            patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3
-        ),
-        "text_encoder": randomized(transformers.Qwen3VLForConditionalGeneration(config)),
-    }
-
-
-class _Processor(transformers.Qwen2_5_VLProcessor):
-    """Theirs, without videos, for which it would need torchvision."""
-
-    chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content[0].text }}<|im_end|>\n"
-        "{% endfor %}"
-    )
-
-    def __init__(self, image_processor: Any, words: Any) -> None:
-        self.image_processor, self.tokenizer, self.video_processor = image_processor, words, None
-        self.image_token, self.video_token = _VISION[1], _VISION[3]
-        self.image_token_id, self.video_token_id = words.convert_tokens_to_ids(
-            [self.image_token, self.video_token]
-        )
-
-
-def llama() -> nn.Module:
-    sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
-    return randomized(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
 def _unet(**extra: Any) -> nn.Module:
@@ -257,8 +114,13 @@ def _sized_pixart() -> nn.Module:
 
 def _packed(name: str, **extra: Any) -> nn.Module:
     """The tiny transformer with channels for patches of 2 x 2 of four latents."""
+    return _extended(name, **{"in_channels": 16, **extra})
+
+
+def _extended(name: str, **extra: Any) -> nn.Module:
+    """The tiny transformer with other settings."""
     module: Any = build(name)
-    config = {**module.config, "in_channels": 16, **extra}
+    config = {**module.config, **extra}
     config.pop("_use_default_values")  # these may be among the extra ones
     return randomized(type(module).from_config(config))
 
@@ -387,6 +249,19 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "transformer": build("QwenImageTransformer2DModel"),
         "vae": video_vae(),
     },
+    "QwenImageLayeredPipeline": lambda: {
+        **seeing(),
+        "transformer": _extended(
+            "QwenImageTransformer2DModel",
+            in_channels=8,
+            out_channels=2,
+            use_additional_t_cond=True,
+            use_layer3d_rope=True,
+        ),
+        "vae": video_vae(  # theirs takes an image with as many channels as latents for such
+            input_channels=4, z_dim=2, latents_mean=[0.1, -0.2], latents_std=[1.0, 2.0]
+        ),
+    },
     "QwenImagePipeline": lambda: {
         **_one(qwen, length=2000),
         "transformer": build("QwenImageTransformer2DModel"),
@@ -482,7 +357,7 @@ def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, 
     }
     for part in ("processor", "text_processor"):
         if parts.get(part):
-            parts = {**parts, part: _Processor(parts[part], parts["tokenizer"])}
+            parts = {**parts, part: PilProcessor(parts[part], parts["tokenizer"])}
     if name == "QwenImage21Pipeline":  # its tokenizer is a part of the processor
         parts = {part: value for part, value in parts.items() if part != "tokenizer"}
     extras = _THEIR_EXTRAS.get(name, {})

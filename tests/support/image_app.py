@@ -122,6 +122,7 @@ class FakeImageEngine(ScriptedEngine):
             is_last = image == 0
             values = {"image": image, "step": num_steps, "num_steps": num_steps}
             values |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
+            values["layers"] = (pixels,) * (request.num_layers or 0)
             values["is_prompt_cut"] = self.is_prompt_cut
             if is_last:
                 values["finish_reason"] = "stop"

@@ -58,18 +58,17 @@ def hunyuan_vae() -> nn.Module:
     )
 
 
-def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
-    return randomized(
-        kind(
-            base_dim=4,
-            z_dim=4,
-            dim_mult=[1, 1, 1, 1],
-            num_res_blocks=1,
-            temperal_downsample=[False, True, True],
-            latents_mean=[0.1, -0.2, 0.3, 0.0],
-            latents_std=[1.0, 2.0, 0.5, 1.5],
-        )
-    )
+def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage, **extra: Any) -> nn.Module:
+    config: dict[str, Any] = {
+        "base_dim": 4,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.1, -0.2, 0.3, 0.0],
+        "latents_std": [1.0, 2.0, 0.5, 1.5],
+    }
+    return randomized(kind(**config | extra))
 
 
 def alpha_vae() -> nn.Module:

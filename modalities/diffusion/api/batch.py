@@ -35,7 +35,7 @@ from triptych.modalities.diffusion.arguments import parse_adapter
 from triptych.modalities.diffusion.modality import IMAGES
 
 _RESULTS = "results.jsonl"
-_ALONE = ("prompt", "image", "mask", "strength")
+_ALONE = ("prompt", "image", "mask", "strength", "layers")
 _SHORTER = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
 
 _BLOCK = 8  # rows sent together to an engine of a cluster

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
@@ -137,6 +137,12 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
     sources.add_argument(
         "--strength", type=float, metavar="X", help="0 keeps the image, 1 regenerates it"
     )
+    sources.add_argument(
+        "--layers",
+        type=int,
+        metavar="N",
+        help="take the image apart, with Qwen-Image-Layered, and write out-layer-1.png, ...",
+    )
 
 
 def run_imagine(args: argparse.Namespace) -> int:
@@ -211,6 +217,7 @@ def _options(args: argparse.Namespace) -> GenerateOptions:
         image=args.image,
         mask=args.mask,
         strength=args.strength,
+        num_layers=args.layers,
     )
 
 
@@ -232,6 +239,8 @@ class _Sink:
         path = None if args.output in (None, _STDIO) else Path(args.output).expanduser()
         if path is None and args.num_images > 1:
             raise ConfigError("Several images need a file name: -o image.png.")
+        if path is None and args.layers:
+            raise ConfigError("Layers need a file name: -o image.png.")
         if path is None and sys.stdout.isatty():
             raise ConfigError("Name a file to write the image to: -o image.png.")
         if path is not None and path.is_dir():
@@ -247,17 +256,19 @@ class _Sink:
 
     def take(self, image: GeneratedImage) -> str:
         """Write an image; returns a line describing it."""
-        data = image.encode(self.kind, quality=self.quality)
         name = "stdout"
         if self.path is None:
-            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.write(image.encode(self.kind, quality=self.quality))
             sys.stdout.buffer.flush()
         else:
             number = f"-{image.index + 1}" if self.is_numbered else ""
             path = self.path.with_stem(self.path.stem + number)
             name = str(path)
-            with report_write_errors(path):
-                path.write_bytes(data)
+            layers = [replace(image, image=layer, layers=()) for layer in image.layers]
+            places = [path.with_stem(f"{path.stem}-layer-{n + 1}") for n in range(len(layers))]
+            for place, each in zip([path, *places], [image, *layers], strict=True):
+                with report_write_errors(place):
+                    place.write_bytes(each.encode(self.kind, quality=self.quality))
         width, height = image.image.size
         steps = f"{image.num_steps} steps ({image.num_computed} computed)"
         return f"{name}: {width}x{height}, seed {image.seed}, {steps}, {image.elapsed_s:.1f} s"

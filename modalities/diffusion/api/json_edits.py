@@ -19,7 +19,7 @@ from triptych.core.http.upload import Form, Upload, UploadShare
 from triptych.core.http.validation import invalid_body
 from triptych.core.media.fetch import MediaFetcher
 from triptych.core.text.threads import on_text_thread
-from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields, StrengthFields
+from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields, SourceFields
 
 _JSON = "application/json"
 _MAX_URL_CHARS = 36 * 2**20
@@ -43,7 +43,7 @@ class ImageReference(NullIsAbsent):
         return self
 
 
-class EditBody(StrengthFields, PromptFields, NullIsAbsent):
+class EditBody(SourceFields, PromptFields, NullIsAbsent):
     """Body of `/v1/images/edits` as JSON: the fields of the form, with images by URL."""
 
     images: Annotated[list[ImageReference], Field(min_length=1, max_length=MAX_SOURCES)]

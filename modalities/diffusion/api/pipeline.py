@@ -206,6 +206,7 @@ def _progress(
             num_steps=delta.num_steps,
             num_computed=delta.num_computed,
             elapsed_s=elapsed_s,
+            layers=tuple(map(to_image, delta.layers)),
         )
     return GenerationProgress(
         index=delta.image,

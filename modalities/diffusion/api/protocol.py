@@ -33,6 +33,7 @@ from triptych.modalities.diffusion.api.files import ImageKind
 from triptych.modalities.diffusion.api.service import (
     MAX_GUIDANCE,
     MAX_IMAGES,
+    MAX_LAYERS,
     MAX_PARTIALS,
     MAX_PROMPT_CHARS,
     MAX_STEPS,
@@ -90,7 +91,7 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
 """Fields of other models and servers, with the alternative to each."""
 _FOR_IMAGES = RefusedField("it is for /v1/images/edits.")
 _ONLY_FOR_EDITS: Mapping[str, RefusedField] = MappingProxyType(
-    dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_IMAGES)
+    dict.fromkeys(("image", "image[]", "layers", "mask", "strength"), _FOR_IMAGES)
 )
 
 _TWICE_NAMED: Mapping[str, str] = MappingProxyType(
@@ -284,17 +285,20 @@ class GenerationBody(PromptFields, NullIsAbsent, Refusing):
     refused = _ONLY_FOR_EDITS
 
 
-class StrengthFields(GenerationFields):
+class SourceFields(GenerationFields):
     """Fields of the routes that take a source image."""
 
     strength: _Strength | None = Field(default=None, description="How far the image may change.")
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = Field(
+        default=None, description="Layers of a model that takes an image apart."
+    )
 
     @override
     def request(self) -> ImageRequest:
-        return replace(super().request(), strength=self.strength)
+        return replace(super().request(), strength=self.strength, num_layers=self.layers)
 
 
-class _ImageFields(StrengthFields):
+class _ImageFields(SourceFields):
     """Fields of a form with a source image."""
 
     @model_validator(mode="before")

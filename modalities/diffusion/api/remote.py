@@ -68,6 +68,7 @@ class RemoteImages(RemoteModel):
                 num_steps=before["num_steps"],
                 num_computed=before["num_computed"],
                 elapsed_s=time.monotonic() - started_s,
+                layers=tuple(_decoded(layer["b64_json"]) for layer in event.get("layers", ())),
             )
             yield _progress(before, image=image)
 
@@ -104,6 +105,7 @@ def _fields(options: GenerateOptions) -> dict[str, Any]:
         "cache": _cache(cache) if isinstance(cache, StepCache) else cache,
         "lora": [{"name": name, "scale": scale} for name, scale in adapters.items()],
         "strength": options.get("strength"),
+        "layers": options.get("num_layers"),
         "images": [_reference(image_file(image)) for image in sources] or None,
         "mask": None if mask is None else _reference(mask_file(mask)),
     }

@@ -58,11 +58,17 @@ class ImageUsage(BaseModel):
         )
 
 
-class ImageData(BaseModel):
-    """One image: its file in base64, or a link."""
+class LayerData(BaseModel):
+    """One file: in base64, or a link."""
 
     b64_json: str | None = None
     url: str | None = None
+
+
+class ImageData(LayerData):
+    """One image; `layers`, the lowest first, are those that make it, if the model makes any."""
+
+    layers: list[LayerData] = []
 
 
 class ImagesReply(BaseModel):
@@ -107,6 +113,7 @@ class CompletedImage(_ImageEvent):
     usage: ImageUsage
     seed: int
     prompt_truncated: bool
+    layers: list[LayerData] = []
 
 
 class ImageProgress(BaseModel):

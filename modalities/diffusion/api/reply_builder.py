@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.http.context import Context
 from triptych.modalities.diffusion.api.files import encode_image
 from triptych.modalities.diffusion.api.protocol import GenerationFields, PromptFields
@@ -25,6 +26,7 @@ from triptych.modalities.diffusion.api.replies import (
     ImagesReply,
     ImageUsage,
     KnownQuality,
+    LayerData,
     PartialImage,
     Route,
 )
@@ -46,6 +48,24 @@ class StepClock:
         return round((now_s - then_s) / max(1, delta.step - step), 4)
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """The file of an image, and those of its layers."""
+
+    image: bytes
+    layers: Sequence[bytes]
+
+    def data(self, offer: Callable[[bytes], Mapping[str, Any]]) -> dict[str, Any]:
+        """The fields of `ImageData`. `offer` returns those of one file: base64, or a link."""
+        layers = [LayerData(**offer(layer)) for layer in self.layers]
+        return {**offer(self.image), **({"layers": layers} if layers else {})}
+
+
+def as_base64(file: bytes) -> dict[str, Any]:
+    """A file as a field of a reply."""
+    return {"b64_json": base64.b64encode(file).decode()}
+
+
 @dataclass(slots=True)
 class ImageReplyBuilder:
     """Builds the reply to one call, whole or as events.
@@ -63,13 +83,13 @@ class ImageReplyBuilder:
     num_finished: int = 0
     clock: StepClock = field(default_factory=StepClock)
 
-    async def files(self) -> list[bytes]:
+    async def files(self) -> list[ImageFiles]:
         """The files of the finished images, in order."""
-        files: dict[int, bytes] = {}
+        files: dict[int, ImageFiles] = {}
         async with aclosing(self.generation):
             async for delta in self.generation:
                 if self._note(delta):
-                    files[delta.image] = await asyncio.to_thread(self._file, delta)
+                    files[delta.image] = await asyncio.to_thread(self._files, delta)
         return [files[index] for index in sorted(files)]
 
     async def events(self) -> AsyncGenerator[BaseModel, None]:
@@ -82,8 +102,8 @@ class ImageReplyBuilder:
                     yield self._progress(delta)
                 if delta.pixels is None:
                     continue
-                text = await asyncio.to_thread(self._text, delta)
-                shown = {**self._about(), "index": delta.image, "b64_json": text}
+                files = await asyncio.to_thread(self._files, delta)
+                shown = {**self._about(), "index": delta.image, **files.data(as_base64)}
                 if is_finished:
                     yield self._completed(shown)
                 else:
@@ -154,15 +174,15 @@ class ImageReplyBuilder:
             **shown,
         )
 
-    def _file(self, delta: ImageDelta) -> bytes:
+    def _files(self, delta: ImageDelta) -> ImageFiles:
         assert delta.pixels is not None
+        return ImageFiles(self._file(delta.pixels), [self._file(each) for each in delta.layers])
+
+    def _file(self, pixels: Pixels) -> bytes:
         return encode_image(
-            delta.pixels,
+            pixels,
             kind=self.body.output_format,
             compression=self.body.output_compression,
             size=self.generation.frame.shown,
             keeps_alpha=self._keeps_alpha,
         )
-
-    def _text(self, delta: ImageDelta) -> str:
-        return base64.b64encode(self._file(delta)).decode()

@@ -35,8 +35,9 @@ class GenerateOptions(TypedDict, total=False):
     """Options of generation; the model's defaults apply to those left out.
 
     `image`: one or several images to begin from or refer to. `mask`: white (or transparent) where
-    the first image may change. `strength`: how much it may change, 0 to 1. `cache`: a step cache
-    or its name. `adapters`: scales of LoRA files by name.
+    the first image may change. `strength`: how much it may change, 0 to 1. `num_layers`: the layers
+    that a model takes an image apart into. `cache`: a step cache or its name. `adapters`: scales of
+    LoRA files by name.
     """
 
     negative_prompt: str
@@ -52,6 +53,7 @@ class GenerateOptions(TypedDict, total=False):
     image: ImageInput | Sequence[ImageInput] | None
     mask: ImageInput | None
     strength: float | None
+    num_layers: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +61,8 @@ class GeneratedImage:
     """A finished image, the `index`-th of its call.
 
     The same call with `seed` generates it again. Of `num_steps` steps `num_computed` ran the model;
-    `elapsed_s` is the time from the call to the finished image.
+    `elapsed_s` is the time from the call to the finished image. `layers`, the lowest first, make
+    the image, if the model makes layers.
     """
 
     image: Image.Image
@@ -68,6 +71,7 @@ class GeneratedImage:
     num_steps: int
     num_computed: int
     elapsed_s: float
+    layers: tuple[Image.Image, ...] = ()
 
     def encode(
         self, kind: ImageKind = "png", *, quality: int = 95, keeps_alpha: bool = True

@@ -6,9 +6,8 @@ events and links. Keys, limits, errors and disconnects are handled by `core.http
 
 from __future__ import annotations
 
-import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -56,7 +55,7 @@ from triptych.modalities.diffusion.api.replies import (
     PartialImage,
     Route,
 )
-from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
+from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder, as_base64
 from triptych.modalities.diffusion.api.service import ImageCall, ImageFile, ImageService
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import opener
@@ -239,12 +238,11 @@ class _ImageEndpoints:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(builder.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
         files = await builder.files()
+        offer: Callable[[bytes], Mapping[str, Any]] = as_base64
         if body.response_format == "url":
             kind = body.output_format
-            data = [ImageData(url=self.links.add(file, kind, request)) for file in files]
-        else:
-            data = [ImageData(b64_json=base64.b64encode(file).decode()) for file in files]
-        reply = builder.reply(data)
+            offer = lambda file: {"url": self.links.add(file, kind, request)}  # noqa: E731
+        reply = builder.reply([ImageData(**each.data(offer)) for each in files])
         headers = {"x-prompt-truncated": "true"} if builder.is_prompt_cut else {}
         document = reply.model_dump_json(exclude_unset=True)
         return Response(document, media_type="application/json", headers=headers)

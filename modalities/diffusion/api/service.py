@@ -35,6 +35,7 @@ MAX_IMAGES = 10  # OpenAI's
 MAX_STEPS = 1000
 MAX_GUIDANCE = 100.0
 MAX_PARTIALS = 3  # OpenAI's
+MAX_LAYERS = 8
 PIXELS_PER_TOKEN = 256
 """One token of usage and of admission stands for 16 x 16 pixels."""
 MAX_SOURCE_BYTES = 48 * 2**20
@@ -130,7 +131,9 @@ class ImageService(ModelService[ImageModel]):
         generation.frame = frame
         model.check_size(frame.generated, max_pixels=most)
         frames = _source_frames(call, model, frame, shapes)
-        num_pixels = math.prod(frame.generated) * call.request.num_images * _num_steps(call, model)
+        num_frames = 1 + model.spec.num_layers(call.request.num_layers)
+        num_pixels = math.prod(frame.generated) * call.request.num_images * num_frames
+        num_pixels *= _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
         caller = call.caller
         ticket = self._admission.admit(
@@ -259,6 +262,7 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
         ("guidance", asked.guidance_scale, 0, MAX_GUIDANCE),
         ("seed", asked.seed, -MAX_SEED, MAX_SEED),
         ("partial_images", asked.num_partials, 0, MAX_PARTIALS),
+        ("layers", asked.num_layers, 1, MAX_LAYERS),
     ):
         if value is not None and not low <= value <= high:
             what = "the length of " if "prompt" in name else ""
@@ -272,6 +276,10 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
         )
     if asked.negative_prompt:
         _check_negative(asked, model)
+    if asked.num_layers is not None and not model.spec.default_layers:
+        raise UnsupportedOption(
+            f"{model.name} makes no layers: use a model that takes images apart.", param="layers"
+        )
     if call.background == "transparent" and not model.spec.has_alpha:
         raise UnsupportedOption(
             f"{model.name} makes no transparent background: ask for a plain background in the"
@@ -343,7 +351,11 @@ def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
             (delta.pixels.width, delta.pixels.height), frame.generated, frame.shown, strict=True
         )
     )
-    return replace(delta, pixels=delta.pixels.crop(width, height))
+    return replace(
+        delta,
+        pixels=delta.pixels.crop(width, height),
+        layers=tuple(layer.crop(width, height) for layer in delta.layers),
+    )
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class GenerationCosts:
         """The cost of one image of a request, for the scheduler."""
         num_references = len(request.sources) if self.recipe.spec.max_references else 0
         num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
-        num_tokens *= 1 + num_references
+        num_tokens *= self.recipe.num_frames(request) + num_references
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)

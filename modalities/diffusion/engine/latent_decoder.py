@@ -115,7 +115,9 @@ class LatentDecoder:
     def decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
-        """Decode finished images to bytes `[height, width, 3 or 4]`, and whether each is finite.
+        """Decode finished images to bytes, and whether each is finite.
+
+        Bytes are `[height, width, 3 or 4]`, or with layers `[1 + layers, height, width, 4]`.
 
         Images of one size are decoded together, as far as memory allows; on a CPU one by one,
         because sharing a run there would change the last bits.
@@ -140,12 +142,12 @@ class LatentDecoder:
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         self.make_room(samples[0][1])
-        pixels_NCHW = self._recipe.decode_all(samples)
         return [
-            (HostCopy(_bytes(pixels_CHW)), HostCopy(pixels_CHW.isfinite().all()))
-            for pixels_CHW in pixels_NCHW
+            (HostCopy(_bytes(pixels)), HostCopy(pixels.isfinite().all()))
+            for pixels in self._recipe.decode_all(samples)
         ]
 
 
-def _bytes(pixels_CHW: Tensor) -> Tensor:
-    return (pixels_CHW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+def _bytes(pixels: Tensor) -> Tensor:
+    """Pixels `[..., C, H, W]` in 0..1 as bytes, with channels last."""
+    return (pixels * 255).round().to(torch.uint8).movedim(-3, -1).contiguous()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from triptych.core.engine_api.pixels import Pixels
@@ -218,7 +219,7 @@ def _step_result(image: RunningImage, row: ImageRow, end: int) -> PendingResult:
     def wait() -> ImageRowResult:
         if sums is not None and not math.isfinite(sums.get()[place]):
             return ImageRowResult(error=_non_finite())
-        pixels = None if preview is None else _pixels(preview)
+        pixels = None if preview is None else _pixels(preview.get().numpy())
         return ImageRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
 
     return wait
@@ -228,17 +229,20 @@ def _decode_result(pixels: HostCopy, is_finite: HostCopy) -> PendingResult:
     def wait() -> ImageRowResult:
         if not is_finite.get():
             return ImageRowResult(error=_non_finite())
-        return ImageRowResult(pixels=_pixels(pixels))
+        decoded = pixels.get().numpy()
+        if decoded.ndim == 3:
+            return ImageRowResult(pixels=_pixels(decoded))
+        whole, *layers = map(_pixels, decoded)
+        return ImageRowResult(pixels=whole, layers=tuple(layers))
 
     return wait
 
 
-def _pixels(copy: HostCopy) -> Pixels:
-    rows = copy.get().numpy()  # [height, width, 3], or 4 with alpha
-    alpha = rows[..., 3:].tobytes()
-    return Pixels(
-        width=rows.shape[1], height=rows.shape[0], rgb=rows[..., :3].tobytes(), alpha=alpha
-    )
+def _pixels(rows_HWC: np.ndarray[Any, Any]) -> Pixels:
+    """An image of three channels, or of four with alpha."""
+    height, width, _ = rows_HWC.shape
+    rgb, alpha = (part.tobytes() for part in (rows_HWC[..., :3], rows_HWC[..., 3:]))
+    return Pixels(width=width, height=height, rgb=rgb, alpha=alpha)
 
 
 def _non_finite() -> NonFinite:

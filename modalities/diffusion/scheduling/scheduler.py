@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from triptych.core.engine_api.job import Job, JobState
-from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import StepResult
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.plan import (
@@ -235,7 +234,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             assert found.pixels is not None, "decoding yields an image"
             self._counters["images_total"] += 1
             self._state.finish(image)
-            self._show(image, now_s, found.pixels)
+            self._show(image, now_s, found)
 
     def _accept_span(self, row: ScheduledImage, found: ImageRowResult, now_s: float) -> None:
         image = row.unit
@@ -246,7 +245,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         image.skipped += range(row.span.stop - row.span.num_steps, stop)
         if found.pixels is not None:
             image.num_shown = row.preview + 1
-            self._show(image, now_s, found.pixels, row.preview)
+            self._show(image, now_s, found, row.preview)
         elif image.entry.request.has_progress and not row.evaluates_ahead:
             self._show(image, now_s)
 
@@ -263,7 +262,11 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         return True
 
     def _show(
-        self, image: ImageState, now_s: float, pixels: Pixels | None = None, preview: int = -1
+        self,
+        image: ImageState,
+        now_s: float,
+        found: ImageRowResult = ImageRowResult(),  # noqa: B008 - it is frozen
+        preview: int = -1,
     ) -> None:
         """Send the progress of an image; a job's last image ends it."""
         entry, planned = image.entry, image.planned
@@ -275,7 +278,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             step=image.step,
             num_steps=planned.num_steps,
             num_computed=image.num_computed,
-            pixels=pixels,
+            pixels=found.pixels,
+            layers=found.layers,
             partial_index=preview,
             num_prompt_tokens=planned.num_prompt_tokens,
             is_prompt_cut=planned.is_prompt_cut,

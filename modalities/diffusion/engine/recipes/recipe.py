@@ -191,10 +191,10 @@ class Recipe(ABC):
         """Decode finished latents to an image, `[3 or 4, height, width]` in 0..1, float32."""
         return self.decode_all([(sample, request)])[0]
 
-    def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Tensor:
-        """Decode images of one size together, `[N, 3 or 4, height, width]`."""
+    def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> list[Tensor]:
+        """Decode images of one size together; one with layers is `[1 + layers, 4, ...]`."""
         latents = [self.to_latents(sample, request) for sample, request in samples]
-        return decode_latents(self.vae, torch.stack(latents))
+        return list(decode_latents(self.vae, torch.stack(latents)))
 
     @abstractmethod
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
@@ -211,10 +211,14 @@ class Recipe(ABC):
         return branches
 
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
-        """The latents' channels, height and width."""
+        """The latents' channels, height and width; before them their number, with layers."""
         pixels = downscale(self.vae.config)
         channels = self.model.config.in_channels
         return channels, request.height // pixels, request.width // pixels
+
+    def num_frames(self, request: ImageRequest) -> int:
+        """The number of images that a row's latents have: more than one with layers."""
+        return 1
 
     def to_sample(self, latents_CHW: Tensor) -> Tensor:
         """Convert latents to the model's layout."""

@@ -44,7 +44,7 @@ class ReferenceRecipe(Recipe):
     ) -> list[Conditioning]:
         if not request.sources:
             return branches
-        references = [self.encode_reference(image_tensor(image)) for image in request.sources]
+        references = self.references(request)
         context = torch.cat([reference.tokens_TC for reference in references])
         shapes = tuple((reference.height, reference.width) for reference in references)
         return [
@@ -56,6 +56,10 @@ class ReferenceRecipe(Recipe):
             )
             for branch in branches
         ]
+
+    def references(self, request: ImageRequest) -> list[Reference]:
+        """The request's images, encoded."""
+        return [self.encode_reference(image_tensor(image)) for image in request.sources]
 
     @abstractmethod
     def encode_reference(self, image_3HW: Tensor) -> Reference:

@@ -17,6 +17,7 @@ from triptych.core.errors import ConfigError, NonFinite, RequestError
 from triptych.core.options.table import declared, parse
 from triptych.modalities.diffusion.api import cli
 from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.results import GeneratedImage
 from triptych.modalities.diffusion.arguments import UNUSED
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 from triptych.modalities.host import EngineHost
@@ -78,6 +79,21 @@ def test_several_images_are_numbered(imagine: Imagine, tmp_path: Path) -> None:
     for index, colour in enumerate(COLOURS, start=1):
         with Image.open(tmp_path / f"hen-{index}.png") as image:
             assert image.getpixel((5, 5)) == colour
+
+
+def test_layers_are_files_of_their_own(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(
+        output=str(tmp_path / "a.png"), quality=None, format=None, num_images=1, layers=2
+    )
+    layers = tuple(Image.new("RGBA", (4, 4), colour) for colour in ("red", "blue"))
+    made = GeneratedImage(
+        image=layers[1], index=0, seed=1, num_steps=1, num_computed=1, elapsed_s=0, layers=layers
+    )
+    cli._Sink.of(arguments).take(made)
+    names = ["a-layer-1.png", "a-layer-2.png", "a.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    with Image.open(tmp_path / "a-layer-1.png") as lowest:
+        assert (lowest.mode, lowest.getpixel((0, 0))) == ("RGBA", (255, 0, 0, 255))
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "-"]])

@@ -37,6 +37,24 @@ async def send(
         return await client.post(path, data={"model": "paint", **fields}, files=files)
 
 
+@pytest.mark.parametrize("fields", [{}, {"response_format": "url"}, {"stream": "true"}])
+async def test_layers_are_within_their_image(fields: dict[str, str]) -> None:
+    engine = FakeImageEngine()
+    service = make_image_service(
+        engine, image_model(max_references=1, default_layers=4, has_alpha=True)
+    )
+    async with in_process(make_image_app(engine, service)) as client:
+        data = {"model": "paint", "prompt": "x", "layers": "2", **fields}
+        reply = await client.post(EDITS, data=data, files={"image": PNG})
+    (request,) = engine.submitted.values()
+    assert request.num_layers == 2
+    found = documents(reply.text)[-1] if "stream" in fields else reply.json()["data"][0]
+    assert len(found["layers"]) == 2
+    kind = "url" if "response_format" in fields else "b64_json"
+    assert all(set(layer) == {kind} for layer in found["layers"])
+    assert found[kind]
+
+
 async def test_an_edit_sends_images_and_mask() -> None:
     engine = FakeImageEngine()
     reply = await send(
@@ -163,6 +181,8 @@ async def test_a_variation_needs_an_image_alone() -> None:
         (EDITS, [("image[]", PNG)] * 4, {"prompt": "x"}, 400, "image"),
         (EDITS, [("image[]", PNG)] * 17, {"prompt": "x"}, 400, "image"),
         (EDITS, {"image": PNG}, {"prompt": "x", "strength": "2"}, 400, "strength"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "layers": "9"}, 400, "layers"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "layers": "2"}, 400, "layers"),
         (EDITS, {"image": PNG}, {"prompt": "x", "n": "two"}, 400, "n"),
         (EDITS, {"image": PNG}, {"prompt": "x", "cache": "{"}, 400, None),
         (
