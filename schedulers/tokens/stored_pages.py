@@ -212,7 +212,7 @@ class StoredPages(PageFetches):
 
     def _save(self) -> None:
         """Save the next pages, unless others are being saved."""
-        if self._is_saving:
+        if self._is_saving or not self._unsaved:
             return
         lease, pages = self._pool.acquire(), list[tuple[bytes, int]]()
         while self._unsaved and len(pages) < self._most_saved:
