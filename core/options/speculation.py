@@ -30,7 +30,7 @@ class SpeculationOptions:
     )
     num_speculative_tokens: int = option(
         7,
-        "Most tokens of a draft; its length follows from how many are accepted.",
+        "Most tokens of a draft; its length follows from the time that drafts save.",
         aliases=("--speculative-num-draft-tokens", "--spec-tokens"),
         within=COUNT,
         roles=_GENERATED,
