@@ -19,6 +19,7 @@ from triptych.modalities.tts.api.text.tongues import Reading
 
 _HAN = re.compile("[\u4e00-\u9fff]+")
 _JAPANESE = re.compile("[\u3005\u3040-\u30ff\u4e00-\u9fff\\d]+")
+_OPENJTALK = threading.Lock()  # the library has one state for all
 _NON_SYLLABIC = "\u032f"
 _NASALS = (("m", "mpb"), ("ŋ", "kɡ"), ("ɲ", "ɲʨʥ"), ("n", "ntdɾzʣʦ"))
 
@@ -77,11 +78,9 @@ def _open_japanese() -> Reader:
     """
     import pyopenjtalk
 
-    lock = threading.Lock()
-
     def read(text: str) -> Iterator[tuple[Span, str]]:
         for run in _JAPANESE.finditer(text):
-            with lock:
+            with _OPENJTALK:
                 found: list[dict[str, str]] = pyopenjtalk.run_frontend(run[0])
             sounds = kana_sounds([word["pron"] for word in found])
             strings = [word["string"] for word in found]

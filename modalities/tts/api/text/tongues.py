@@ -38,7 +38,6 @@ _READINGS: Mapping[str, Reading] = {
     "zh": "zh",
 }
 _REGIONLESS = frozenset(("es", "fr", "hi", "it", "ja", "zh"))
-_SPACES = "[.\\s\u202f\u00a0]"
 _MAX_WORD_DIGITS = 15  # longer numbers are read digit by digit
 
 
@@ -125,8 +124,8 @@ class Tongue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rules(self) -> Iterator[Rule]:
         """The rules of digits: money, shares, dates, times of day and numbers."""
-        grouped, mark = (_SPACES, ",") if self.numbers.decimal == "," else (",", r"\.")
-        numeral = rf"(\d{{1,3}}(?:{grouped}\d{{2,3}})+(?!\d)|\d{{1,40}})(?:{mark}(\d{{1,40}}))?"
+        groups, mark = (r"[. ]\d{3}", ",") if self.numbers.decimal == "," else (r",\d{2,3}", r"\.")
+        numeral = rf"(\d{{1,3}}(?:{groups})+(?!\d)|\d{{1,40}})(?:{mark}(\d{{1,40}}))?"
         yield Rule(re.compile(rf"([$€£¥₹])\s?{numeral}"), self._money)
         yield Rule(re.compile(rf"{numeral}\s?%"), self._percent)
         yield Rule(re.compile(r"(\d{4})(?=年)"), lambda match: self.numbers.digits(match[1]))

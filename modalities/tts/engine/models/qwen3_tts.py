@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -307,15 +308,20 @@ def _linear_targets(name: str, linear: Linear) -> Iterator[Target]:
         yield TensorTarget(f"{name}.bias", linear.bias_O)
 
 
+def _penalty(file: Path) -> float:
+    """The repetition penalty of a model, by default the package's. Raises `WeightsError`."""
+    penalty = read_json(file).get("repetition_penalty", _PENALTY) if file.is_file() else _PENALTY
+    if not isinstance(penalty, float | int) or not penalty > 0:
+        raise WeightsError("generation_config.json: repetition_penalty must be a number above 0.")
+    return float(penalty)
+
+
 class QwenTtsBlueprint(FrameBlueprint[QwenTtsModel]):
     """A checkpoint of `Qwen3TTSForConditionalGeneration` ."""
 
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
-        path = setup.folder / "generation_config.json"
-        penalty = read_json(path).get("repetition_penalty") if path.is_file() else None
-        self.config = QwenTtsDecoders.read(
-            config, max_length=setup.max_length, penalty=float(penalty or _PENALTY)
-        )
+        penalty = _penalty(setup.folder / "generation_config.json")
+        self.config = QwenTtsDecoders.read(config, max_length=setup.max_length, penalty=penalty)
         super().__init__(
             setup,
             self.config.talker,

@@ -65,6 +65,7 @@ def test_a_tag_names_a_reading(tag: str, reading: Reading | None) -> None:
         ("hi", "1,25,000 और ३", "एक लाख पच्चीस हज़ार और तीन"),
         ("zh", "1005人，2024年，50%", "一千零五 人，二零二四 年，百分之五十"),
         ("ja", "1,005人", "1005人"),
+        ("es", "10 20 30", "diez veinte treinta"),
     ],
 )
 def test_numbers_and_signs_are_words(reading: Reading, text: str, words: str) -> None:
