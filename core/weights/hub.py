@@ -27,6 +27,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.process.lookups import record_miss
 from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.hub_progress import bars_of, missing_bytes
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PIPELINE_INDEX,
@@ -37,9 +38,11 @@ from triptych.core.weights.pipeline_index import (
 )
 from triptych.core.weights.progress import Progress, SilentProgress
 
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
 UNWANTED = ("*/*", "consolidated*")
 """Other formats of the same weights, in subfolders or under Mistral's names."""
+_SUBFOLDERS: Mapping[str, str] = {"qwen3_tts": "speech_tokenizer"}
+"""Subfolders that are parts of a model, by the `model_type` of its config.json."""
 _STEM = r"(?:model|diffusion_pytorch_model)"
 _WEIGHTS = re.compile(
     rf"{_STEM}(?:\.(?P<before>[a-z]\w*))?(?:-\d+-of-\d+)?(?:\.(?P<after>[a-z]\w*))?\.safetensors"
@@ -113,6 +116,10 @@ def _download(
             f"{repository} has no safetensors; other weights have an unsafe format:"
             " loading them can run code."
         )
+    config = folder / "config.json"
+    model_type = read_json(config).get("model_type") if config.is_file() else None
+    if part := _SUBFOLDERS.get(str(model_type)):
+        _snapshot(repository, options, (f"{part}/*.json", f"{part}/*.safetensors"))
     return folder
 
 

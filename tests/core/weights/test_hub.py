@@ -232,6 +232,23 @@ def test_model_index_is_fetched_first(fake_hub: FakeHub, tmp_path: Path) -> None
     ]
 
 
+def test_a_subfolder_that_is_a_part_of_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text('{"model_type": "qwen3_tts"}')
+    save_file({"weight": torch.ones(2)}, tmp_path / "hub" / "model.safetensors")
+    fake = FakeHub(tmp_path / "hub")
+    codec = {"speech_tokenizer/config.json", "speech_tokenizer/model.safetensors"}
+    own = {"config.json", "merges.txt", "model.safetensors"}
+    files = [*codec, *own, "onnx/model.safetensors", "speech_tokenizer/notes.txt"]
+    monkeypatch.setattr(f"{__name__}.FILES", files)
+    monkeypatch.setattr(hub, "snapshot_download", fake.snapshot_download)
+    options = ModelOptions(cache_dir=str(tmp_path / "cache"))
+    hub.download_snapshot("org/speech", options, progress=SilentProgress())
+    assert fake.fetched == [set(), own, codec]
+
+
 def test_offline_what_was_fetched_must_do(fake_hub: FakeHub, tmp_path: Path) -> None:
     options = ModelOptions(model=("org/flux",), cache_dir=str(tmp_path / "cache"), offline=True)
     (model,) = resolve_all(options, SilentProgress())
