@@ -74,7 +74,8 @@ def test_gpt_oss(gpu: FakeCuda, tmp_path: Path, config: Config, is_packed: bool)
     ("name", "own"),
     [
         ("granite-hybrid", {"selective_scan", "moe_mlp"}),
-        ("bamba", {"selective_scan", "gated"}),
+        ("nemotron-h", {"selective_scan", "moe_mlp"}),
+        ("falcon-h1", {"selective_scan", "gated"}),
         ("qwen3.5", {"delta_rule", "gated"}),
     ],
 )

@@ -132,6 +132,11 @@ def _expert_launches() -> list[Callable[[], Any]]:
     return [
         lambda: moe(9),
         lambda: moe(2000),
+        lambda: launch_moe_mlp(
+            *(_x(9), gate_up[:, :_HIDDEN], down, _tensor(9, _CHOSEN, dtype=torch.float32)),
+            *(_tensor(9, _CHOSEN, dtype=torch.int32), "relu2"),
+            has_factor=False,
+        ),
         lambda: clamped(9),
         lambda: clamped(4000),
         lambda: route(128, "softmax"),

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
-from triptych.core.runtime.decoders.families.table import has_cpu_experts, read_decoder_config
+from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.tensor_names import (
     AS_STORED,
     BARE,
@@ -81,11 +80,6 @@ class NativeBlueprint:
         encoding: WeightEncoding = AS_STORED,
     ) -> None:
         self.config = read_decoder_config(config, max_length=max_length)
-        if device.type == "cuda" and has_cpu_experts(self.config):
-            raise WeightsError(
-                "Experts without a gate are computed on a CPU alone; on a GPU use --model-impl"
-                " transformers."
-            )
         self.max_length = self.config.rope.max_length
         self.vocab_size = self.config.vocab_size
         self._largest = self.config

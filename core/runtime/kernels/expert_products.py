@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, gate_of
+from triptych.core.runtime.kernels.gated import Activation, SwigluClamp, activation_of, gate_of
 from triptych.core.runtime.kernels.library_products import cuda_capability
 from triptych.core.runtime.kernels.stacked_weights import PLAIN, StackedWeight
 
@@ -35,11 +35,13 @@ _ALIGNED = 8
 class ExpertRule:
     """The rule of an expert: its gate, and the biases `[E, 2 F]` and `[E, I]` of its products.
 
-    A `clamp` is that of SwiGLU. If it `scales_inputs`, the weight of a token multiplies the
+    Without a gate, the activation alone lies between the products, and `gate_up` has the rows of
+    one. A `clamp` is that of SwiGLU. If it `scales_inputs`, the weight of a token multiplies the
     expert's input, not its result; there are no biases then.
     """
 
     activation: Activation = "silu"
+    has_gate: bool = True
     clamp: SwigluClamp | None = None
     gate_up_bias_EF: torch.Tensor | None = None
     down_bias_EI: torch.Tensor | None = None
@@ -48,6 +50,12 @@ class ExpertRule:
     def __post_init__(self) -> None:
         has_biases = self.gate_up_bias_EF is not None or self.down_bias_EI is not None
         assert not (self.scales_inputs and has_biases)
+
+    def activate(self, x_PF: torch.Tensor) -> torch.Tensor:
+        """Compute what lies between the products, in torch."""
+        if not self.has_gate:
+            return activation_of(self.activation)(x_PF)
+        return gate_of(self.activation, self.clamp)(x_PF)
 
 
 def moe_product(
@@ -88,7 +96,7 @@ def _arguments(rule: ExpertRule, is_deterministic: bool) -> tuple[object, ...]:
     if rule.clamp is not None:
         gate, limits = "clamped_silu", (rule.clamp.alpha, rule.clamp.limit)
     biases = rule.gate_up_bias_EF, rule.down_bias_EI
-    return gate, is_deterministic, *limits, *biases, rule.scales_inputs
+    return gate, is_deterministic, *limits, *biases, rule.scales_inputs, rule.has_gate
 
 
 def prefers_library(x_TI: torch.Tensor, down_EIF: torch.Tensor, experts_TC: torch.Tensor) -> bool:
@@ -125,7 +133,7 @@ def library_moe(
     hidden_PF = torch._grouped_mm(x_PI, gate_up_EFI.mT, offs=ends_E)
     if rule.gate_up_bias_EF is not None:
         hidden_PF += rule.gate_up_bias_EF[experts_P]
-    hidden_PF = gate_of(rule.activation, rule.clamp)(hidden_PF)
+    hidden_PF = rule.activate(hidden_PF)
     out_PI = torch._grouped_mm(hidden_PF, down_EIF.mT, offs=ends_E)
     if rule.down_bias_EI is not None:
         out_PI += rule.down_bias_EI[experts_P]

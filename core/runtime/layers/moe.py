@@ -129,8 +129,8 @@ class MoeMlp:
         new = partial(
             ExpertWeights, has_bias=self.config.has_expert_bias, dtype=dtype, device=device
         )
-        num_experts = self.shard.length
-        return new(num_experts, hidden, 2 * features), new(num_experts, features, hidden)
+        num_experts, num_outputs = self.shard.length, (1 + self.config.has_gate) * features
+        return new(num_experts, hidden, num_outputs), new(num_experts, features, hidden)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -185,6 +185,7 @@ class MoeMlp:
         gate_up, down = self._all
         rule = ExpertRule(
             activation=self.activation,
+            has_gate=self.config.has_gate,
             clamp=self.config.clamp,
             gate_up_bias_EF=gate_up.bias_EO,
             down_bias_EI=down.bias_EO,

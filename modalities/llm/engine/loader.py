@@ -174,7 +174,7 @@ class LlmLoader(TokenLoader):
     ) -> Any:
         """The model's blueprint, before loading."""
         config = checkpoint.config
-        is_known = is_native(config, on_gpu=not self._device.is_cpu)
+        is_known = is_native(config)
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_known)
         is_ours = kind is NativeBlueprint
         takes_blocks = is_ours or is_quantized(checkpoint)

@@ -71,26 +71,18 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
     return reader(config, max_length)
 
 
-def is_native(config: Mapping[str, Any], *, on_gpu: bool = False) -> bool:
-    """Whether our decoder knows this architecture, in the variant of the configuration.
-
-    On a GPU all experts have a gate.
-    """
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows this architecture, in the variant of the configuration."""
     reader = FAMILIES.get(architecture_of(config))
     if reader is None or config.get("model_type") in _OTHER_NAMES:
         return False
     try:
-        decoder = reader(config, 0)
+        reader(config, 0)
     except NotNativeError:
         return False
     except WeightsError:  # it is reported where the model is loaded
         return True
-    return not (on_gpu and has_cpu_experts(decoder))
-
-
-def has_cpu_experts(decoder: DecoderConfig) -> bool:
-    """Whether a mixture is computed on a CPU alone: its experts have no gate."""
-    return decoder.moe is not None and not decoder.moe.has_gate
+    return True
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -25,12 +25,14 @@ GATES = ("silu", "gelu_tanh", "relu2", "clamped_silu")
 class GateRule(NamedTuple):
     """A gate as a constant of kernels: one of `GATES`, and the numbers of a clamped one.
 
-    They are those of `core.runtime.kernels.gated.SwigluClamp`.
+    They are those of `core.runtime.kernels.gated.SwigluClamp`. Without a factor it is an activation
+    alone.
     """
 
     kind: str
     alpha: float = 0.0
     limit: float = 0.0
+    has_factor: bool = True
 
 
 GPT_OSS_GATE = GateRule("clamped_silu", 1.702, 7.0)
@@ -71,6 +73,12 @@ def _new_output(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     assert num_halves % 2 == 0
     assert gate_up_T2F.stride(1) == 1
     return gate_up_T2F.new_empty(num_tokens, num_halves // 2)
+
+
+@triton.constexpr_function
+def has_factor(gate):
+    """Whether a product is a gate, if any, and what it multiplies: two values for each result."""
+    return gate is not None and gate[3]
 
 
 @triton.jit

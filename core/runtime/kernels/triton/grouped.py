@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.runtime.kernels.triton.gated import GateRule, gate_product
+from triptych.core.runtime.kernels.triton.gated import GateRule, gate_product, has_factor
 from triptych.core.runtime.kernels.triton.linear import STEP_INPUTS, dense_sum
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
@@ -88,17 +88,18 @@ def grouped_linear(
     """Write the product of each pair to `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
 
     The product is multiplied by its pair's scale, then the bias of its group is added. With a
-    `gate` the weights are `[E, 2 O, I]`, and the result is `gate(first) * second`. If `is_added`,
-    results are added to `out`. The outputs of omitted pairs are unchanged.
+    `gate` the weights are `[E, 2 O, I]`, and the result is `gate(first) * second`; without its
+    factor they are `[E, O, I]`. If `is_added`, results are added to `out`. The outputs of omitted
+    pairs are unchanged.
     """
     num_inputs, num_outputs = weight_EOI.shape[2], out.shape[-1]
     assert x_RI.shape[1] == num_inputs
     assert x_RI.stride(1) == weight_EOI.stride(2) == out.stride(-1) == 1
-    assert weight_EOI.shape[1] == (num_outputs if gate is None else 2 * num_outputs)
+    values = values_of(gate)
+    assert weight_EOI.shape[1] == values * num_outputs
     assert tiling.num_splits == 1 or bias_EO is None
     num_tiles = len(pairs.groups_of_tiles)
-    tile_outputs = tiling.outputs if gate is None else tiling.outputs // 2
-    _grouped_kernel[num_tiles * ceil_div(num_outputs, tile_outputs), tiling.num_splits](
+    _grouped_kernel[num_tiles * ceil_div(num_outputs, tiling.outputs // values), tiling.num_splits](
         x_RI,
         weight_EOI,
         pairs.pairs_S,
@@ -124,6 +125,11 @@ def grouped_linear(
         num_warps=tiling.num_warps,
         num_stages=NUM_STAGES,
     )
+
+
+def values_of(gate: GateRule | None) -> int:
+    """The values of a product for each result."""
+    return 1 if gate is None or not gate.has_factor else 2
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -256,14 +262,14 @@ def pairs_of_tile(
 def _outputs_of_tile(output_tile, num_outputs, GATE: tl.constexpr, N: tl.constexpr):
     """The outputs of a tile, and their rows of the weight.
 
-    Where there is a gate, its rows lie next to those that it multiplies, and belong to one output.
+    A gate's rows lie next to those that it multiplies, and belong to one output.
     """
-    if GATE is None:
-        outputs_N = output_tile * N + tl.arange(0, N)
-        weight_rows_N = outputs_N
-    else:
+    if has_factor(GATE):
         outputs_N = output_tile * (N // 2) + tl.arange(0, N) // 2
         weight_rows_N = outputs_N + tl.arange(0, N) % 2 * num_outputs
+    else:
+        outputs_N = output_tile * N + tl.arange(0, N)
+        weight_rows_N = outputs_N
     return outputs_N, weight_rows_N
 
 
@@ -291,13 +297,15 @@ def store_pairs(
         total_MN *= tl.load(scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]
     outputs_N, weight_rows_N = _outputs_of_tile(output_tile, num_outputs, GATE, N)
     if bias_ptr is not None:
-        bias_ptr += group * (num_outputs if GATE is None else 2 * num_outputs)
+        bias_ptr += group * (2 * num_outputs if has_factor(GATE) else num_outputs)
         bias_N = tl.load(bias_ptr + weight_rows_N, mask=outputs_N < num_outputs, other=0)
         total_MN += bias_N.to(tl.float32)[None, :]
-    if GATE is not None:
+    if has_factor(GATE):
         gate_MN, up_MN = tl.split(tl.reshape(total_MN, (M, N // 2, 2)))
         total_MN = gate_product(gate_MN, up_MN, GATE)
         outputs_N = output_tile * (N // 2) + tl.arange(0, N // 2)
+    elif GATE is not None:
+        total_MN = gate_product(total_MN, 1.0, GATE)
     out_rows_M = tl.program_id(1).to(tl.int64) * num_pairs + pairs_M
     out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
     mask_MN = is_pair_M[:, None] & (outputs_N < num_outputs)[None, :]

@@ -27,14 +27,19 @@ from triptych.core.runtime.kernels.triton.fp8_linear import (
     has_float8_units,
     launch_quantize_rows,
 )
-from triptych.core.runtime.kernels.triton.gated import GPT_OSS_GATE, GateRule
+from triptych.core.runtime.kernels.triton.gated import GPT_OSS_GATE, GateRule, has_factor
 from triptych.core.runtime.kernels.triton.gguf_linear import gguf_constants, gguf_sum
 from triptych.core.runtime.kernels.triton.gptq_linear import (
     MAX_STEP_INPUTS,
     gptq_sum,
     int4_step_inputs,
 )
-from triptych.core.runtime.kernels.triton.grouped import GroupedPairs, pairs_of_tile, store_pairs
+from triptych.core.runtime.kernels.triton.grouped import (
+    GroupedPairs,
+    pairs_of_tile,
+    store_pairs,
+    values_of,
+)
 from triptych.core.runtime.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -74,7 +79,8 @@ def packed_grouped_linear(
     num_outputs, num_inputs = weight.shape[1:]
     assert x_RI.shape[1] == num_inputs
     assert x_RI.stride(1) == out_PO.stride(1) == 1
-    assert num_outputs == out_PO.shape[1] * (1 if gate is None else 2)
+    values = values_of(gate)
+    assert num_outputs == out_PO.shape[1] * values
     assert tiling.num_splits == 1
     assert all(each.is_contiguous() for each in weight.tensors)
     arguments = _float8_arguments if weight.form == FLOAT8 else _int4_arguments
@@ -82,7 +88,7 @@ def packed_grouped_linear(
         arguments = _block_arguments
     kernel, rows, sizes, constants = arguments(x_RI, weight, tiling)
     num_tiles = len(pairs.groups_of_tiles)
-    tile_outputs = tiling.outputs if gate is None else tiling.outputs // 2
+    tile_outputs = tiling.outputs // values
     kernel[(num_tiles * ceil_div(out_PO.shape[1], tile_outputs),)](
         *rows,
         pairs.pairs_S,
@@ -175,7 +181,7 @@ def _grouped_fp8_kernel(
     if group < 0:
         return
     rows_M = (pairs_M // PAIRS_PER_ROW).to(tl.int64)
-    num_weight_rows = num_outputs if GATE is None else 2 * num_outputs
+    num_weight_rows = 2 * num_outputs if has_factor(GATE) else num_outputs
     scale_ptr += group * group_scales
     if HAS_BLOCKS:
         scale_ptrs_N = scale_ptr + (weight_rows_N // _BLOCK) * tl.cdiv(num_inputs, _BLOCK)
@@ -244,7 +250,7 @@ def _grouped_gptq_kernel(
     )
     if group < 0:
         return
-    num_weight_rows = num_outputs if GATE is None else 2 * num_outputs
+    num_weight_rows = 2 * num_outputs if has_factor(GATE) else num_outputs
     if zero_ptr is not None:
         zero_ptr += group * num_groups * (num_weight_rows // 8)
     total_MN = gptq_sum(
@@ -318,7 +324,7 @@ def _grouped_gguf_kernel(
     )
     if group < 0:
         return
-    num_weight_rows = num_outputs if GATE is None else 2 * num_outputs
+    num_weight_rows = 2 * num_outputs if has_factor(GATE) else num_outputs
     total_MN = gguf_sum(
         x_ptr + (pairs_M // PAIRS_PER_ROW).to(tl.int64) * x_stride,
         pairs_M < num_pairs,

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from triptych.core.runtime.kernels.expert_products import ExpertRule
-from triptych.core.runtime.kernels.gated import gate_of
 from triptych.core.runtime.kernels.stacked_weights import PLAIN, StackedWeight
 from triptych.core.runtime.kernels.triton.gated import GATES, GPT_OSS_GATE, GateRule
 from triptych.core.runtime.kernels.triton.grouped import (
@@ -26,6 +25,7 @@ from triptych.core.runtime.kernels.triton.grouped import (
     group_pairs,
     grouped_linear,
     grouped_variant,
+    values_of,
 )
 from triptych.core.runtime.kernels.triton.grouped_packed import (
     fitting_tiling,
@@ -68,8 +68,9 @@ class _Experts:
         num_experts, num_features, num_hidden = self.down.shape
         assert self.gate.kind in GATES
         assert x_TI.shape[1] == num_features
-        assert tuple(self.gate_up.shape) == (num_experts, 2 * num_hidden, num_features)
-        for bias_EO, size in zip(biases, (2 * num_hidden, num_features), strict=True):
+        num_values = values_of(self.gate) * num_hidden
+        assert tuple(self.gate_up.shape) == (num_experts, num_values, num_features)
+        for bias_EO, size in zip(biases, (num_values, num_features), strict=True):
             assert bias_EO is None or bias_EO.shape == (num_experts, size)
             assert bias_EO is None or bias_EO.is_contiguous()
         assert weights_TC.shape == experts_TC.shape
@@ -135,16 +136,17 @@ def launch_moe_mlp(
     gate_up_bias_EF: torch.Tensor | None = None,
     down_bias_EI: torch.Tensor | None = None,
     scales_inputs: bool = False,
+    has_factor: bool = True,
 ) -> torch.Tensor:
     """The sum of `weight * down @ (act(gate @ x) * (up @ x))` over a token's experts, `[T, I]`.
 
     `gate_up_EFI` holds the rows of the gate, then those of the factor: `[E, 2 F, I]`. Biases are
-    added to the products. If it `scales_inputs`, the weight is a factor of `x`. `gate`, `alpha` and
-    `limit` are those of `GateRule`. Weights are float32, experts int32. Within an expert, results
-    are in the type of `x_TI`.
+    added to the products. If it `scales_inputs`, the weight is a factor of `x`. `gate`, `alpha`,
+    `limit` and `has_factor` are those of `GateRule`; without a factor the rows are of the gate
+    alone. Weights are float32, experts int32. Within an expert, results are in the type of `x_TI`.
     """
     experts = _Experts(
-        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit)),
+        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit, has_factor)),
         *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     return experts.run(x_TI, weights_TC, experts_TC, is_deterministic=deterministic)
@@ -167,9 +169,10 @@ def _(
     gate_up_bias_EF: torch.Tensor | None = None,
     down_bias_EI: torch.Tensor | None = None,
     scales_inputs: bool = False,
+    has_factor: bool = True,
 ) -> torch.Tensor:
     experts = _Experts(
-        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit)),
+        *(gate_up_EFI, down_EIF, GateRule(gate, alpha, limit, has_factor)),
         *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     experts.check(x_TI, weights_TC, experts_TC)
@@ -191,11 +194,13 @@ def launch_packed_moe_mlp(
     gate_up_bias_EF: torch.Tensor | None = None,
     down_bias_EI: torch.Tensor | None = None,
     scales_inputs: bool = False,
+    has_factor: bool = True,
 ) -> torch.Tensor:
     """As `launch_moe_mlp`, of the tensors and forms of two `StackedWeight`."""
     stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
     experts = _Experts(
-        *(*stacked, GateRule(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
+        *(*stacked, GateRule(gate, alpha, limit, has_factor)),
+        *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     return experts.run(x_TI, weights_TC, experts_TC, is_deterministic=deterministic)
 
@@ -219,10 +224,12 @@ def _(
     gate_up_bias_EF: torch.Tensor | None = None,
     down_bias_EI: torch.Tensor | None = None,
     scales_inputs: bool = False,
+    has_factor: bool = True,
 ) -> torch.Tensor:
     stacked = StackedWeight(gate_up_form, tuple(gate_up)), StackedWeight(down_form, tuple(down))
     experts = _Experts(
-        *(*stacked, GateRule(gate, alpha, limit)), *(gate_up_bias_EF, down_bias_EI, scales_inputs)
+        *(*stacked, GateRule(gate, alpha, limit, has_factor)),
+        *(gate_up_bias_EF, down_bias_EI, scales_inputs),
     )
     experts.check(x_TI, weights_TC, experts_TC)
     return x_TI.new_empty(x_TI.shape)
@@ -238,7 +245,6 @@ def reference(
 ) -> torch.Tensor:
     """Compute expert by expert, in float32."""
     out_TI = torch.zeros_like(x_TI, dtype=torch.float32)
-    gate = gate_of(rule.activation, rule.clamp)
     for expert, (gate_up_FI, down_IF) in enumerate(zip(gate_up_EFI, down_EIF, strict=True)):
         tokens, slots = torch.where(experts_TC == expert)
         weights_P1 = weights_TC[tokens, slots].unsqueeze(1)
@@ -246,7 +252,7 @@ def reference(
         hidden_PF = x_PI @ gate_up_FI.float().t()
         if rule.gate_up_bias_EF is not None:
             hidden_PF += rule.gate_up_bias_EF[expert].float()
-        out_PI = gate(hidden_PF).to(x_TI.dtype).float() @ down_IF.float().t()
+        out_PI = rule.activate(hidden_PF).to(x_TI.dtype).float() @ down_IF.float().t()
         if rule.down_bias_EI is not None:
             out_PI += rule.down_bias_EI[expert].float()
         out_PI = out_PI.to(x_TI.dtype).float()
@@ -334,4 +340,7 @@ def variants() -> tuple[Variant, ...]:
         clamped("clamped_16", Tiling(16, 64)),
         clamped("clamped_128", Tiling(128, 128)),
         grouped_variant("biased_down_16", Tiling(16, 64), has_bias=True),
+        grouped_variant(
+            *("up_16", Tiling(16, 64)), pairs_per_row=8, gate=GateRule("relu2", has_factor=False)
+        ),
     )

@@ -77,12 +77,12 @@ def values_of(weight: HeldWeight) -> torch.Tensor:
 
 def parts_of(mlp: MoeMlp) -> list[tuple[Linear, int, tuple[int, int]]]:
     """Each tensor of a checkpoint: its projection, its first row and its shape."""
+    rows = (0, FEATURES) if mlp.config.has_gate else (0,)
     return [
         part
         for expert in mlp.experts
         for part in (
-            (expert.gate_up, 0, (FEATURES, HIDDEN)),
-            (expert.gate_up, FEATURES, (FEATURES, HIDDEN)),
+            *((expert.gate_up, row, (FEATURES, HIDDEN)) for row in rows),
             (expert.down, 0, (HIDDEN, FEATURES)),
         )
     ]
@@ -121,8 +121,9 @@ def test_stored_experts_give_what_their_values_give(
     [
         {"has_expert_bias": True, "clamp": SwigluClamp(alpha=1.7, limit=0.5)},
         {"scales_inputs": True, "routing": Routing(num_chosen=2, scoring="sigmoid")},
+        {"has_gate": False},
     ],
-    ids=["gpt-oss", "llama-4"],
+    ids=["gpt-oss", "llama-4", "nemotron-h"],
 )
 def test_a_gpu_computes_the_rules_of_a_cpu(
     rule: dict[str, Any], is_packed: bool, monkeypatch: pytest.MonkeyPatch

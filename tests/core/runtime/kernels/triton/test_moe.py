@@ -62,6 +62,15 @@ def test_experts_with_biases_and_a_clamped_gate(num_tokens: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", each_type())
+def test_experts_without_a_gate(dtype: torch.dtype) -> None:
+    x_TI, gate_up, *rest = random_layer(17, 2, dtype)
+    layer = x_TI, gate_up[:, :40].contiguous(), *rest
+    rule = ExpertRule(activation="relu2", has_gate=False)
+    out_TI = launch_moe_mlp(*layer, *_arguments(rule, is_deterministic=False))
+    assert_near(out_TI, reference(*layer, rule), tolerance_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", each_type())
 def test_weights_of_inputs(dtype: torch.dtype) -> None:
     layer, rule = random_layer(17, 2, dtype), ExpertRule(scales_inputs=True)
     out_TI = launch_moe_mlp(*layer, *_arguments(rule, is_deterministic=False))
