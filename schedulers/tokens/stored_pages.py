@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _MOST_SAVED_AT_ONCE = 8
 """Pages held for one copy; the pool may be small, and running rows need it."""
 _POOL_SHARE = 8
-_MOST_CHECKED = 2  # waiting rows whose missing pages are looked for at the end of a step
+_MOST_CHECKED = 4  # waiting rows whose missing pages are looked for at the end of a step
 
 
 class PageStore(PageSource, Protocol):
@@ -174,29 +175,30 @@ class StoredPages(PageFetches):
         )
 
     def _fetch_first(self) -> None:
-        """Fetch the pages of the rows that waited longest, as far as there are slots for them."""
-        num_checked = 0
-        for row in tuple(self._wanting):
-            if row.lease is not None:
-                del self._wanting[row]  # it has started
-            elif not row.is_paused:
+        """Fetch the pages of the rows that begin next, as far as there are slots for them."""
+        state = self._state
+        if not self._has_slot:
+            return
+        for row in islice(state.shares.in_turn(state.waiting), _MOST_CHECKED):
+            if row in self._wanting:
                 self._fetch(row)
-                num_checked += 1
-            if num_checked == _MOST_CHECKED:
-                return
 
     def _fetch(self, row: SequenceState) -> None:
         """Fetch the pages that a waiting row lacks and that a tier has, once in a step.
 
         Otherwise two rows might evict each other's pages without end.
         """
-        has_slot = len(self._state.running) < self._state.max_rows
-        if has_slot and row not in self._open and self._wanting[row] < self._num_steps:
+        if self._has_slot and row not in self._open and self._wanting[row] < self._num_steps:
             missing = self._missing(row)
             room = min(self._pool.num_available, self._most_pages()) - len(missing.found)
             num_pages = min(room, self._store.num_held(missing.keys))
             if num_pages > 0 and self._start(row, missing, num_pages, row.request):
                 self._wanting[row] = self._num_steps
+
+    @property
+    def _has_slot(self) -> bool:
+        """Whether a waiting row can begin."""
+        return len(self._state.running) < self._state.max_rows
 
     def _most_pages(self) -> int:
         """All pages, if no row runs that may need another one."""
