@@ -70,7 +70,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     both); `num_prompt_tokens` is where the output begins, for penalties that count output only.
     `frames` are the codes of the frame ids in `history_ids`, in order (see
     `core.engine_api.frames`); `contents` fill the positions with content ids (see
-    `core.engine_api.prompt_content`).
+    `core.engine_api.prompt_content`). `adapter` is the slot of its adapter; -1: none.
     """
 
     job_id: str
@@ -89,6 +89,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     num_prompt_tokens: int = 0
     frames: tuple[StepCodes, ...] = ()
     contents: tuple[ContentSpan, ...] = ()
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

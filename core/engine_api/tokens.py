@@ -43,7 +43,8 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     yield frames of codes (see `core.engine_api.frames`): an id alone does not determine its codes.
     `contents` fill the positions that have their ids, in order of position (see
     `core.engine_api.prompt_content`). Sampled tokens follow `grammar`, if any (see `core.grammar`),
-    and the rules of `reasoning`.
+    and the rules of `reasoning`. `adapter` is the digest of the adapter's content at
+    `adapter_place`, a file that the engine can read; both are empty without an adapter.
 
     With a `cache_action` nothing is computed: the prompt's cached pages are kept, given up or
     dropped, or with `clear` all pages are. The only delta then has the tokens that had pages.
@@ -58,7 +59,21 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     priority: int = 0
     tenant: str = ""
     adapter: str = ""
+    adapter_place: str = ""
     cache_action: CacheAction = ""
+
+
+class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True, tag="load_adapter"):
+    """Load an adapter before the first request that needs it; a job without outputs."""
+
+    digest: str
+    place: str
+
+
+class AdapterDrop(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter"):
+    """Drop an adapter once no request uses it; a job without outputs that ends then."""
+
+    digest: str
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

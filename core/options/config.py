@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.core.block_formats import BLOCK_ENCODINGS
+from triptych.core.options.adapters import AdapterOptions
 from triptych.core.options.cache import CacheOptions
 from triptych.core.options.declaration import (
     BOUND,
@@ -31,6 +32,7 @@ from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.options.store import StoreOptions
 
 __all__ = (
+    "AdapterOptions",
     "CacheOptions",
     "Config",
     "DebugOptions",
@@ -445,6 +447,7 @@ class Config:
     speculation: SpeculationOptions = SpeculationOptions()
     speech: SpeechOptions = SpeechOptions()
     images: ImageOptions = ImageOptions()
+    adapters: AdapterOptions = AdapterOptions()
     vision: VisionOptions = VisionOptions()
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()

@@ -167,24 +167,6 @@ class ImageOptions:
     image_store_ttl_s: float = option(
         3600.0, "How long an image returned as a link is kept.", within=DURATION
     )
-    enable_lora: bool = option(
-        True,
-        "Accept requests for adapters of --lora-paths; off: no adapter is loaded and all such"
-        " requests are refused.",
-    )
-    lora_paths: tuple[str, ...] = option(
-        (),
-        "A LoRA adapter that image requests may use: a safetensors file, folder or hub id; repeat"
-        " for several. `name=reference` sets its name.",
-    )
-    max_lora_rank: int = option(0, "Highest accepted rank of an adapter; 0: any.", within=BOUND)
-    max_num_loras: int = option(
-        8,
-        "Maximum number of different adapters in one run of the model; images with further"
-        " adapters wait for the next run.",
-        aliases=("--max-loras-per-batch", "--max-loras"),
-        within=COUNT,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

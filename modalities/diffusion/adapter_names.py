@@ -1,38 +1,14 @@
-"""The adapters of `--lora-paths`: their names and places.
-
-Owns the format of the option, and the check of a request's adapters. Loads no torch.
-"""
+"""The check of a request's adapters, by name and scale. Loads no torch."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
-from triptych.core.errors import ConfigError, InvalidRequest
-from triptych.core.options.config import ImageOptions
+from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.wire import AdapterUse
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.:@-]*)=(?P<place>.+)")
 MAX_SCALE = 100.0
-
-
-def adapter_places(options: ImageOptions) -> dict[str, str]:
-    """The place of each adapter (a file, a folder or a hub id), by name.
-
-    Without `name=` an adapter is named after its file. Raises `ConfigError` for a duplicate name.
-    """
-    places: dict[str, str] = {}
-    if not options.enable_lora:
-        return places
-    for given in options.lora_paths:
-        match = _NAMED.fullmatch(given)
-        name, place = (match["name"], match["place"]) if match else (Path(given).stem, given)
-        if name in places:
-            raise ConfigError(f"Two adapters are called {name!r}; write --lora-paths NAME=PLACE.")
-        places[name] = place
-    return places
 
 
 def check_uses(uses: Sequence[AdapterUse], known: Collection[str]) -> tuple[AdapterUse, ...]:

@@ -41,6 +41,8 @@ CHAT = Modality(
     matches=lambda folder, config: True,  # a model that no other modality recognizes
     wire=(
         "triptych.core.engine_api.tokens:TokenRequest",
+        "triptych.core.engine_api.tokens:AdapterLoad",
+        "triptych.core.engine_api.tokens:AdapterDrop",
         "triptych.core.engine_api.tokens:TokenDelta",
     ),
     api=f"{_HERE}.api.routes:open_api",

@@ -25,6 +25,7 @@ from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.draft_pace import Price, no_price
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
@@ -80,6 +81,8 @@ class TokenBatch:
         """How rows find drafts in their own text; set before the first sequence, if they do."""
         self.draft_price: Price = no_price
         """The price of drafts."""
+        self.adapters: AdapterPool | None = None
+        """The adapters of rows; set before the first sequence, if there may be any."""
         self.vocab_size = 0
         """The length of masks in tokens; set before the first sequence of a model with masks."""
         self._max_length = max_length
@@ -132,6 +135,8 @@ class TokenBatch:
     def add(self, row: SequenceState) -> None:
         """Queue a sequence."""
         self.prompt_keys(row)
+        if self.adapters is not None and row.request.adapter:
+            self.adapters.join(row)
         self.state.rows.add(row)
         self.state.shares.join(row.client)
         self.state.enqueue(row)
@@ -152,6 +157,8 @@ class TokenBatch:
         """Free the resources of an ended or spoiled sequence, if no step in flight uses them."""
         if row.num_in_flight:
             return
+        if row.is_over and self.adapters is not None and row.request.adapter:
+            self.adapters.leave(row)
         if row in self.state.leaving:
             self.state.leaving.remove(row)
             self.state.release(row)
@@ -427,6 +434,8 @@ class TokenBatch:
         budget, pool = StepBudget(self.state), self.pool
         if budget.num_rows <= 0:
             return "batch_rows"
+        if row.awaits_adapter:
+            return "adapter"
         if row.awaited_key is not None:
             return "pages_in_progress"
         num_missing = pool.num_pages_for(row.num_tokens)
@@ -437,11 +446,12 @@ class TokenBatch:
 
     def gauges(self) -> dict[str, float]:
         """The current page counts."""
-        pool = self.pool
+        pool, adapters = self.pool, self.adapters
         return {
             "kv_pages": pool.num_pages,
             "kv_pages_leased": pool.num_leased,
             "kv_pages_cached": pool.num_cached,
+            **({} if adapters is None else adapters.gauges()),
         }
 
     def with_pool_counters(self, stats: SchedulerStats) -> SchedulerStats:
@@ -456,6 +466,8 @@ class TokenBatch:
     def check(self, rows: Iterable[Any]) -> None:
         """Assert that every page, slot and sequence is accounted for; `rows` are in flight."""
         self.pool.check()
+        if self.adapters is not None:
+            self.adapters.check()
         pieces = [row for row in rows if isinstance(row, ScheduledRow)]
         self.state.check(pieces)
         saved = [snapshot for piece in pieces for _, snapshot in piece.saves]

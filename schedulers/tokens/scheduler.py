@@ -14,7 +14,13 @@ from typing import Any
 from triptych.core.engine_api.job import Job, JobState, Output
 from triptych.core.engine_api.job_report import PREEMPTED
 from triptych.core.engine_api.plan import Plan, StepResult
-from triptych.core.engine_api.tokens import CacheAction, TokenDelta, TokenRequest
+from triptych.core.engine_api.tokens import (
+    AdapterDrop,
+    AdapterLoad,
+    CacheAction,
+    TokenDelta,
+    TokenRequest,
+)
 from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
@@ -80,6 +86,9 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def connect(self, post: Post) -> None:
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""
         self.exchange.connect(post)
+        if (adapters := self.tokens.adapters) is not None:
+            adapters.on_ready, adapters.on_failed = self.note_change, self._fail_opened
+            adapters.connect(post)
         if self.grammar_worker is not None:
             self.grammar_worker.on_masks = self._take_masks
             self.grammar_worker.connect(post)
@@ -100,9 +109,26 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     # Jobs.
 
     def submit(self, job: Job) -> None:
-        """Accept a job; one with a cache action has ended when this returns."""
-        if not job.request.cache_action:
-            return super().submit(job)
+        """Accept a job; one with a cache action has ended when this returns.
+
+        Loads and drops of adapters are no rows.
+        """
+        if isinstance(job.request, AdapterLoad | AdapterDrop):
+            self._change_adapters(job)
+        elif job.request.cache_action:
+            self._end_action(job)
+        else:
+            super().submit(job)
+
+    def _change_adapters(self, job: Job) -> None:
+        if (adapters := self.tokens.adapters) is None:
+            raise UnsupportedOption("This model takes no adapters.", param="lora_name")
+        if isinstance(job.request, AdapterLoad):
+            adapters.load(job)
+        else:
+            adapters.drop(job)
+
+    def _end_action(self, job: Job) -> None:
         row = self._open(job)
         self._version += 1
         delta = self.tokens.delta(row, finish_reason="stop")
@@ -136,6 +162,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             raise InvalidRequest("This model takes no images.", param="messages")
         if (request.grammar or request.reasoning) and self.grammar_worker is None:
             raise UnsupportedOption("This model has neither structured outputs nor reasoning.")
+        if request.adapter and self.tokens.adapters is None:
+            raise UnsupportedOption("This model takes no adapters.", param="model")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 
     def _on_submit(self, opened: SequenceState) -> None:
@@ -321,7 +349,11 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return True
 
     def _fail_row(self, row: Any, error: TriptychError) -> None:
-        self._end(row.unit, JobState.FAILED, error=error)
+        self._fail_opened(row.unit, error)
+
+    def _fail_opened(self, opened: SequenceState, error: TriptychError) -> None:
+        self._version += 1
+        self._end(opened, JobState.FAILED, error=error)
 
     def _settle(self, row: Any) -> None:
         self.tokens.settle(row)

@@ -40,7 +40,8 @@ class SequenceState(Unit):
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
     were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
-    next tokens; while it `is_verifying`, such a step is in flight.
+    next tokens; while it `is_verifying`, such a step is in flight. Its adapter has a slot, unless it
+    still `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
     after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after
@@ -85,6 +86,8 @@ class SequenceState(Unit):
     lookup: PromptLookup | None = None
     drafts: tuple[int, ...] = ()
     is_verifying: bool = False
+    adapter_slot: int = -1
+    awaits_adapter: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
@@ -124,7 +127,7 @@ class SequenceState(Unit):
         depends on its last token; a reasoning row may wait likewise. Drafts follow the last token.
         """
         return (
-            not (self.is_paused or self.is_spoiled)
+            not (self.is_paused or self.is_spoiled or self.awaits_adapter)
             and not (self.num_unknown and self.is_drafting)
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
@@ -207,6 +210,7 @@ class SequenceState(Unit):
             "num_prompt_tokens": self.num_prompt_tokens,
             "frames": (*self.request.prompt_frames, *self.output_frames),
             "contents": tuple(content.span for content in self.request.contents),
+            "adapter": self.adapter_slot,
         }
 
     def extend_keys(self, num_pages: int, page_size: int) -> None:

@@ -37,9 +37,9 @@ from triptych.core.bundle.resolve import resolve_all
 from triptych.core.errors import SetupError
 from triptych.core.http.tls import tls_context
 from triptych.core.options.config import (
+    AdapterOptions,
     Config,
     DeviceOptions,
-    ImageOptions,
     ModelOptions,
     ServerOptions,
 )
@@ -62,7 +62,7 @@ class Case:
     body: Mapping[str, Any]
     save: Callable[[Path], Any] | None = None
     name: str = ""
-    images: ImageOptions = field(default_factory=ImageOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
 
 
 def _save_chat(folder: Path) -> None:
@@ -138,7 +138,7 @@ CASES: Mapping[Role, tuple[Case, ...]] = {
             path="/v1/images/generations",
             body={"json": {"prompt": "x", "steps": 2}},
             save=_save_image,
-            images=ImageOptions(lora_paths=("ink.safetensors",)),
+            adapters=AdapterOptions(lora_paths=("ink.safetensors",)),
         ),
         Case(  # calibrated
             path="/v1/images/generations",
@@ -168,11 +168,11 @@ def _place(case: Case, folder: Path) -> str:
 
 async def _ask(role: Role, case: Case, folder: Path, reads: Reads) -> None:
     """Load the model, ask it, and note what was read on the way."""
-    paths = tuple(str(folder / name) for name in case.images.lora_paths)
+    paths = tuple(str(folder / name) for name in case.adapters.lora_paths)
     config = Config(
         models=ModelOptions(model=(_place(case, folder),), served_model_name=(NAME,)),
         device=DeviceOptions(threads=1),
-        images=ImageOptions(lora_paths=paths),
+        adapters=AdapterOptions(lora_paths=paths),
         server=ServerOptions(api_key=("key",)),
     )
     models = resolve_models(Resolved.of(config), SilentProgress())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
-from triptych.core.options.config import Config, ImageOptions
+from triptych.core.options.config import AdapterOptions, Config
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.loading.components import Components
 from triptych.modalities.diffusion.wire import AdapterUse
@@ -87,7 +87,7 @@ def test_an_image_is_what_diffusers_generates(name: str, layout: str, tmp_path: 
         save_adapter(tmp_path / "a.safetensors", adapter_of(name, parts, layout)),
         save_adapter(tmp_path / "b.safetensors", adapter_of(name, parts, "peft", rank=2, seed=5)),
     ]
-    config = Config(images=ImageOptions(lora_paths=tuple(map(str, files))))
+    config = Config(adapters=AdapterOptions(lora_paths=tuple(map(str, files))))
     adapters = Adapters.open(config, Components(pipeline=name, parts=parts))
     pipeline = their_pipeline(name, parts, SCHEDULERS[name][0])
     plain = generate(pipeline)
@@ -113,7 +113,7 @@ def test_strength_in_the_metadata_counts(tmp_path: Path) -> None:
         "transformer.rank_pattern": {},
     }
     file = save_adapter(tmp_path / "a.safetensors", tensors, **metadata)
-    config = Config(images=ImageOptions(lora_paths=(str(file),)))
+    config = Config(adapters=AdapterOptions(lora_paths=(str(file),)))
     adapters = Adapters.open(config, Components(pipeline=name, parts=parts))
     pipeline = their_pipeline(name, parts, SCHEDULERS[name][0])
     with adapters.applied([(AdapterUse("a"),)]):

@@ -98,6 +98,7 @@ class Row:
         default_factory=dict
     )  # by position of the token sampled
     frames: list[tuple[int, ...]] = field(default_factory=list)  # codes of frame ids in `tokens`
+    adapter: int = -1
 
 
 def decoder_rig(decoder: Decoder, **options: Any) -> Rig:
@@ -135,8 +136,13 @@ class Rig:
         size = self.recorder.vocab_size
         num_slots = max_batch_size + (graphs is not None)
         sampler = Sampler(vocab_size=size, max_batch_size=num_slots, device=device)
+        rows = getattr(model, "adapter_rows", None)
+        adapted = {} if rows is None else {"adapter_rows": rows}
+        head = self.head_type(
+            self.recorder, sampler, max_batch_size=max_batch_size, device=device, **adapted
+        )
         self.runner = TokenRunner(
-            self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=device),
+            head,
             self.kv,
             max_batch_size=max_batch_size,
             max_length=max_length,
@@ -204,6 +210,7 @@ class Rig:
             history_ids=tuple(sequence.tokens),
             num_prompt_tokens=sequence.num_prompt_tokens,
             frames=tuple(sequence.frames),
+            adapter=sequence.adapter,
         )
 
     def _row(self, sequence: Row, count: int) -> TokenRow:

@@ -22,7 +22,13 @@ from triptych.core.engine_api.caller import Caller, Principal
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.http.app import create_app
 from triptych.core.media.images import ImageReader
-from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
+from triptych.core.options.config import (
+    AdapterOptions,
+    Config,
+    ImageOptions,
+    ScheduleOptions,
+    ServerOptions,
+)
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.routes import image_cards, image_links, images_router
@@ -35,7 +41,7 @@ GENERATIONS, EDITS, VARIATIONS = (
 )
 NUM_PROMPT_TOKENS = 5
 PREVIEW_SIDE = 8
-LORAS = ImageOptions(enable_lora=True, lora_paths=("sketch=a.safetensors", "ink=b.safetensors"))
+LORAS = AdapterOptions(lora_paths=("sketch=a.safetensors", "ink=b.safetensors"))
 
 
 def image_model(name: str = "paint", **facts: Any) -> ImageModel:
@@ -150,7 +156,9 @@ def make_image_service(
     **schedule: int,
 ) -> ImageService:
     """A service in front of `engine`. Without a `reader` images are read in this process."""
-    config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
+    config = Config(
+        images=images or ImageOptions(), adapters=LORAS, schedule=ScheduleOptions(**schedule)
+    )
     found = models or (image_model(),)
     return ImageService(config, found, engine, reader=reader or ImageReader(None))
 

@@ -9,7 +9,7 @@ from support.hosts import hosted
 from support.scripted_engine import ScriptedEngine
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.media.images import ImageReader
-from triptych.core.options.config import Config, ImageOptions
+from triptych.core.options.config import AdapterOptions, Config
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.api.service import ImageService
@@ -74,10 +74,8 @@ class PlainEngine(ScriptedEngine):
 
 def open_plain(engine: PlainEngine) -> ImagePipeline:
     """The pipeline in front of it."""
-    adapters = ImageOptions(
-        enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
-    )
-    config = Config(images=adapters)
+    adapters = AdapterOptions(lora_paths=("ink=i.safetensors", "gold=g.safetensors"))
+    config = Config(adapters=adapters)
     service = ImageService(config, [MODEL], engine, reader=ImageReader(None))
     return ImagePipeline(MODEL.name, hosted(service, MODEL.name))
 

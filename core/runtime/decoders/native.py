@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from triptych.core.runtime.decoders.adapters import (
+    AdaptableModules,
+    AdapterRoom,
+    DecoderAdapters,
+    stacked_bytes,
+)
 from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
@@ -28,6 +34,7 @@ from triptych.core.runtime.decoders.tensor_names import (
     is_surplus,
     is_unused,
 )
+from triptych.core.runtime.kernels.native.arguments import DTYPES
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
@@ -66,7 +73,8 @@ class Blueprint(Protocol):
 class NativeBlueprint:
     """Implements `Blueprint` with `core.runtime.layers.decoder`.
 
-    If `is_deterministic` is set before `build`, rows do not depend on their batch on a GPU.
+    If `is_deterministic` is set before `build`, rows do not depend on their batch on a GPU. With an
+    `adapter_room` the decoder takes `adapters`.
     """
 
     def __init__(
@@ -89,6 +97,8 @@ class NativeBlueprint:
         self._encoding = encoding
         self._group: RankGroup | None = None
         self.is_deterministic = False
+        self.adapter_room: AdapterRoom | None = None
+        self.adapters: DecoderAdapters | None = None
 
     def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
         """Make this the blueprint of this rank's part; call `check_divisible` first.
@@ -142,6 +152,25 @@ class NativeBlueprint:
         """The shape of the model's cache."""
         return self.config.kv_layout(page_size, dtype)
 
+    @property
+    def adaptable(self) -> AdaptableModules:
+        """The modules that adapters may change, before the model is built."""
+        return self._adaptable(Decoder(self.config, dtype=self.dtype, device=torch.device("meta")))
+
+    @property
+    def stacked_bytes(self) -> int:
+        """The bytes of the room for adapters, where they take none of their own."""
+        if self.adapter_room is None or self._adapter_kernels is not None:
+            return 0
+        return stacked_bytes(self.adaptable, self.adapter_room, self.dtype)
+
+    @property
+    def _adapter_kernels(self) -> NativeKernels | None:
+        return self._native if self.dtype in DTYPES else None
+
+    def _adaptable(self, decoder: Decoder) -> AdaptableModules:
+        return AdaptableModules.of(decoder, has_vocabulary=self._adapter_kernels is not None)
+
     def build(
         self,
         checkpoint: Checkpoint,
@@ -156,6 +185,9 @@ class NativeBlueprint:
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
         for linear in decoder.linears():
             linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
+        if self.adapter_room is not None:
+            modules, kernels = self._adaptable(decoder), self._adapter_kernels
+            self.adapters = DecoderAdapters(decoder, modules, self.adapter_room, kernels)
         is_bare = embedding_target(decoder).name not in checkpoint.tensors
         load_tensors(
             checkpoint,

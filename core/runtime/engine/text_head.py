@@ -25,6 +25,7 @@ from triptych.core.runtime.decoders.causal_model import PROMPT_LOGITS_ROWS, Caus
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.token_runner import RowResults, StepLayout
 from triptych.core.runtime.kernels.paged_attention import Int64s
+from triptych.core.runtime.layers.adapters import AdapterRows
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.sampling.logprobs import Logprobs
@@ -75,11 +76,14 @@ class TextHead:
         *,
         max_batch_size: int,
         device: torch.device,
+        adapter_rows: AdapterRows | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._adapter_rows = adapter_rows
+        self._adapters_S = np.full(max_batch_size, -1, dtype=np.int64)
         self._prompts: dict[int, TokenRow] = {}  # slots that need prompt log-probabilities
         self._stateful: dict[int, tuple[int, ...]] = {}
         """By slot: the ids whose scores the row returns in place of a token; none: its state."""
@@ -88,6 +92,7 @@ class TextHead:
         """Bind the slot's sampling state, and its prompt if that is scored."""
         assert row.sampling is not None, "the row starts in its slot"
         self._sampler.bind(row)
+        self._adapters_S[row.slot] = row.adapter
         self._prompts.pop(row.slot, None)
         if row.sampling.prompt_logprobs:
             self._prompts[row.slot] = row
@@ -96,12 +101,16 @@ class TextHead:
             self._stateful[row.slot] = row.sampling.state_token_ids
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """The prompt ids, as the head's only extra."""
-        return (step.token_ids_T,)
+        """The prompt ids and, if the model takes adapters, the slot of each token's adapter."""
+        if self._adapter_rows is None:
+            return (step.token_ids_T,)
+        return step.token_ids_T, self._adapters_S[step.slots_B][step.row_T]
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """Compute `hidden_TC`; the input of a decode row is its last sample."""
-        (token_ids_T,) = step.extras
+        token_ids_T, *adapters = step.extras
+        if self._adapter_rows is not None:
+            self._adapter_rows.select(adapters[0])
         self._feed_back(token_ids_T, step)
         paged = PagedStep(kv, step.batch, step.states)
         return self._model.forward(token_ids_T, step.positions_T, paged)
@@ -135,7 +144,8 @@ class TextHead:
             index_R, slots_R = (x.index_select(0, of_others) for x in (index_R, slots_R))
         sampled = None
         if places:
-            logits_RV = self._model.logits(hidden_TC.index_select(0, index_R))
+            hidden_RC = hidden_TC.index_select(0, index_R)
+            logits_RV = self._logits(hidden_RC, [row.slot for row, _ in places])
             sampled = self._sampler.sample(
                 logits_RV,
                 [row.slot for row, _ in places],
@@ -151,7 +161,7 @@ class TextHead:
         """The states of rows that end, or their scores of the ids that they ask for."""
         wanted = [self._stateful[slot] for slot in slots]
         if any(wanted):
-            logits_EV = self._model.logits(hidden_EC)
+            logits_EV = self._logits(hidden_EC, slots)
             parts = [
                 logits_EV[row].index_select(0, self._numbers(ids)) if ids else hidden_EC[row]
                 for row, ids in enumerate(wanted)
@@ -160,6 +170,12 @@ class TextHead:
             parts = list(hidden_EC)
         values = HostCopy(torch.cat([part.float() for part in parts]))
         return _States(values, [len(part) for part in parts])
+
+    def _logits(self, hidden_RC: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+        """The logits of rows in these slots."""
+        if self._adapter_rows is not None:
+            self._adapter_rows.select(self._numbers(self._adapters_S[slots].tolist()))
+        return self._model.logits(hidden_RC)
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:
         """Fill in each decode row's last sample as its input."""
@@ -178,7 +194,8 @@ class TextHead:
         scores: list[_Scores] = []
         for first in range(row.start, end, PROMPT_LOGITS_ROWS):
             last = min(first + PROMPT_LOGITS_ROWS, end)
-            logits_TV = self._model.logits(hidden_TC[first - row.start : last - row.start])
+            scored_TC = hidden_TC[first - row.start : last - row.start]
+            logits_TV = self._logits(scored_TC, [row.slot] * (last - first))
             next_ids = self._numbers(bound.history_ids[first + 1 : last + 1])
             logprobs = Logprobs.of(logits_TV, next_ids, num_top)
             scores.append(partial(logprobs.to_entries, [num_top] * (last - first)))

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.adapters import AdapterRows, VocabularyAdapters
 from triptych.core.runtime.layers.attention import PagedStep, StepPositions
+from triptych.core.runtime.layers.decoder_layer import (
+    DecoderConfig,
+    DecoderLayer,
+    LateInputs,
+    new_norm,
+)
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_layers import NativeLayers, can_fuse
@@ -25,12 +32,6 @@ from triptych.core.runtime.layers.shards import Shard
 
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
-from triptych.core.runtime.layers.decoder_layer import (
-    DecoderConfig,
-    DecoderLayer,
-    LateInputs,
-    new_norm,
-)
 
 
 class DecoderStack:
@@ -63,6 +64,8 @@ class DecoderStack:
         self._local_rotary = None if local is None else Rotary(local, device)
         self._is_divided = group is not None
         self._fused: NativeLayers | None = None
+        self.adapter_rows: AdapterRows | None = None
+        """The rows' adapters, if its projections take any; set before `prepare`."""
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses, one at a time.
@@ -76,7 +79,8 @@ class DecoderStack:
             self.layer_inputs.prepare(native)
         if native is not None and not self._is_divided and can_fuse(self.config, self.layers):
             self._fused = NativeLayers(
-                self.config, self.layers, self.norm, native, self.layer_inputs
+                *(self.config, self.layers, self.norm, native, self.layer_inputs),
+                adapter_rows=self.adapter_rows,
             )
 
     def linears(self) -> Iterator[Linear]:
@@ -141,6 +145,7 @@ class Decoder(DecoderStack):
         new = partial(vocab_parallel, group, *sizes, dtype=dtype, device=device)
         self.head = new()
         self.embedding = self.head if config.has_tied_embeddings else new()
+        self.vocabulary_adapters: VocabularyAdapters | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -160,6 +165,8 @@ class Decoder(DecoderStack):
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Look up the input of the layers, `x_TC`."""
         x_TC = self.embedding.rows(token_ids_T)
+        if self.vocabulary_adapters is not None:
+            self.vocabulary_adapters.change_embedded(token_ids_T, x_TC)
         scale = self.config.embedding_scale
         return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
 
@@ -174,6 +181,8 @@ class Decoder(DecoderStack):
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Score the whole vocabulary for each row: `logits_RV`, float32."""
         logits_RV = self.head(hidden_RC, out_dtype=torch.float32)
+        if self.vocabulary_adapters is not None:
+            self.vocabulary_adapters.change_logits(hidden_RC, logits_RV)
         if self.config.logit_scale != 1.0:
             logits_RV = logits_RV * self.config.logit_scale  # ranks share one number
         cap = self.config.logit_cap

@@ -26,6 +26,7 @@ from triptych.core.runtime.kernels.packed_linear import (
     joined,
     packed_linear,
 )
+from triptych.core.runtime.layers.adapters import ProjectionAdapters
 
 
 class Linear:
@@ -42,6 +43,7 @@ class Linear:
         "_packed",
         "_parts",
         "_weight_OI",
+        "adapters",
         "bias_O",
         "device",
         "dtype",
@@ -64,6 +66,8 @@ class Linear:
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
         self.is_deterministic = False
         self.native: NativeWeights | None = None
+        self.adapters: ProjectionAdapters | None = None
+        """Changes of some rows, if its decoder takes adapters; set before `prepare`."""
         self._kernels: NativeKernels | None = None
         self.dtype, self.device = dtype, device
         self._weight_OI: torch.Tensor | None = None
@@ -209,6 +213,17 @@ class Linear:
         With `out_dtype`, our kernels return sums in that type without rounding to the weight's
         first.
         """
+        y_TO = self._product(x_TI, residual_TO, out_dtype)
+        if self.adapters is not None:
+            self.adapters.add(x_TI, y_TO)
+        return y_TO
+
+    def _product(
+        self,
+        x_TI: torch.Tensor,
+        residual_TO: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+    ) -> torch.Tensor:
         if self.native is not None:
             assert self._kernels is not None
             return self._kernels.linear(x_TI, self.native, self.bias_O, residual_TO, out_dtype)

@@ -25,6 +25,7 @@ from triptych.core.runtime.kernels.native.arguments import (
     pointer,
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
+from triptych.core.runtime.layers.adapters import AdapterRows
 from triptych.core.runtime.layers.attention import (
     KvCache,
     PagedStep,
@@ -83,8 +84,10 @@ class NativeLayers:
         norm: Norm,
         native: NativeKernels,
         inputs: LayerInputs | None = None,
+        adapter_rows: AdapterRows | None = None,
     ) -> None:
         self._native, self._config, self._norm, self._inputs = native, config, norm, inputs
+        self._adapter_rows = adapter_rows
         assert norm.weight_C is not None
         self._norm_dtype = norm.weight_C.dtype
         self._owners = tuple(layers)  # the pointers live no longer than these
@@ -161,6 +164,7 @@ class NativeLayers:
         mixture = self._largest_mixture
         mixture_scratch = None if mixture is None else mixture.scratch(x_TC)
         rows = None if paged.states is None else native_rows_of(paged)
+        adapted = None if self._adapter_rows is None else self._adapter_rows.blocks
         cos_pair, sin_pair = zip(positions.full, positions.local, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -175,6 +179,7 @@ class NativeLayers:
             query_scales=pointer(positions.query_scale_T),
             write_slots=paged.batch.write_slots_T.data_ptr(),
             state_rows=None if rows is None else ctypes.pointer(rows.arguments),
+            adapted_rows=None if adapted is None else ctypes.pointer(adapted.pointers),
             hidden=config.hidden_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
             num_inputs=0 if inputs is None else inputs.config.num_layers,
@@ -192,7 +197,7 @@ class NativeLayers:
             eps=config.norm_eps,
             residual_scale=1.0 if config.has_post_norms else config.residual_scale,
             attention=attention,
-        ), (scratch, quantized, mixture_scratch, rows)
+        ), (scratch, quantized, mixture_scratch, rows, adapted)
 
 
 def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from triptych.core.runtime.kernels.native.arguments import (
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.routing import SCORINGS, Routing
+from triptych.core.runtime.layers.adapters import pointers_of
 from triptych.core.runtime.layers.linear import Linear
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _rules(routing: Routing) -> dict[str, int | float]:
 def projection(linear: Linear) -> ProjectionPointers:
     """The structure of a prepared projection."""
     assert linear.native is not None
-    return linear.native.projection(linear.bias_O)
+    return linear.native.projection(linear.bias_O, pointers_of(linear.adapters))
 
 
 def _absent(linear: Linear | None) -> ProjectionPointers:

@@ -152,7 +152,7 @@ def checking(prompt: str = "", **options: Unpack[GenerateOptions]) -> Check:
     """A check that raises as this call would, as far as is known without the weights."""
 
     def check(resolved: ResolvedModel, config: Config) -> None:
-        check_call(image_call(prompt, options), ImageModel.open(resolved), config.images)
+        check_call(image_call(prompt, options), ImageModel.open(resolved), config)
 
     return check
 

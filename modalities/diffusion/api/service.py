@@ -24,7 +24,7 @@ from triptych.core.limits import MAX_SEED
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, ImageOptions
 from triptych.core.text.unicode import check_text
-from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
+from triptych.modalities.diffusion.adapter_names import check_uses
 from triptych.modalities.diffusion.api.image_model import ImageFrame, ImageModel, Size
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
 from triptych.modalities.service import HoldLimit, ModelService, default_seed
@@ -101,7 +101,7 @@ class ImageService(ModelService[ImageModel]):
         """`admission` may be shared with other services."""
         admission = admission or Admission(options=config.schedule)
         super().__init__(client, models, admission, default_seed=default_seed(config))
-        self._options = config.images
+        self._config = config
         self._reader = reader
         self._images = HoldLimit("Too many images are being edited; try again later.")
 
@@ -117,13 +117,13 @@ class ImageService(ModelService[ImageModel]):
         `core.errors.Unavailable`.
         """
         model = self.model(call.model)
-        check_call(call, model, self._options)
+        check_call(call, model, self._config)
         return ImageGeneration(model, call.request, partial(self._deltas, call, model))
 
     async def _deltas(
         self, call: ImageCall, model: ImageModel, generation: ImageGeneration
     ) -> AsyncGenerator[ImageDelta, None]:
-        shapes, most = await self._shapes(call), self._options.max_image_pixels
+        shapes, most = await self._shapes(call), self._config.images.max_image_pixels
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
@@ -242,12 +242,12 @@ class ImageGeneration:
         await self._deltas.aclose()
 
 
-def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
+def check_call(call: ImageCall, model: ImageModel, config: Config) -> None:
     """Raise `RequestError` for a call that cannot be generated, whatever its images hold."""
     _check_fields(call, model)
-    check_uses(call.request.adapters, adapter_places(options))
+    check_uses(call.request.adapters, [each.name for each in config.adapters.places()])
     if call.size is not None:
-        model.check_size(call.size, max_pixels=options.max_image_pixels)
+        model.check_size(call.size, max_pixels=config.images.max_image_pixels)
 
 
 def _check_fields(call: ImageCall, model: ImageModel) -> None:

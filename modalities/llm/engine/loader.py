@@ -29,6 +29,7 @@ from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.devices.device import Device, share_cores
+from triptych.core.runtime.engine.adapter_store import AdapterStore
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
@@ -39,6 +40,7 @@ from triptych.core.runtime.kernels.attention_backends import TRITON, choose_back
 from triptych.core.runtime.kernels.library_attention import gathered_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout, LatentShape
+from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
@@ -46,7 +48,9 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
+from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.schedulers.roles.pipeline_roles import open_exchange
+from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
 from triptych.schedulers.tokens.scheduler import TokenScheduler
@@ -98,6 +102,8 @@ class LlmLoader(TokenLoader):
             memory.num_ranks = self._num_ranks
             checkpoint.native = native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, memory, native)
+            if self.generates:
+                make_room(blueprint, self._config, self._device, self.name)
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
             max_length = blueprint.max_length
@@ -122,6 +128,7 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, size, max_length))
+            scheduler.tokens.adapters = self._adapters(blueprint, stack)
             self._exchange(scheduler, runner.kv, blueprint, stack)
             return self._loaded(
                 scheduler,
@@ -229,6 +236,8 @@ class LlmLoader(TokenLoader):
         num_rows = self._config.schedule.max_batch_size
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
+        if isinstance(blueprint, NativeBlueprint) and (room_bytes := blueprint.stacked_bytes):
+            memory.reserve("adapters", room_bytes)
         layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
         self._check_states(layout)
         self._attention_backend = self._choose_backend(blueprint, layout)
@@ -305,7 +314,21 @@ class LlmLoader(TokenLoader):
 
     def _head(self, model: CausalModel, sampler: TokenSampler) -> TextHead:
         num_rows = self._config.schedule.max_batch_size
-        return TextHead(model, sampler, max_batch_size=num_rows, device=self._device.torch)
+        return TextHead(
+            *(model, sampler),
+            max_batch_size=num_rows,
+            device=self._device.torch,
+            adapter_rows=model.adapter_rows if isinstance(model, Decoder) else None,
+        )
+
+    def _adapters(self, blueprint: Blueprint, stack: ExitStack) -> AdapterPool | None:
+        """The adapters of the built model, if it takes any."""
+        if not isinstance(blueprint, NativeBlueprint) or blueprint.adapters is None:
+            return None
+        reserve = partial(self._ledger.reserve, f"{self.name}/adapters")
+        store = AdapterStore(blueprint.adapters, self._config.models, reserve)
+        stack.callback(store.close)
+        return AdapterPool(store, policy=self._config.adapters.lora_eviction_policy)
 
     def _lookup_rule(self) -> LookupRule | None:
         """How answers find drafts in their own text, if they do."""

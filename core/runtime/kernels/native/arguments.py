@@ -17,6 +17,10 @@ import torch
 
 from triptych.core.runtime.kernels.gated import Activation, SwigluClamp
 from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
+from triptych.core.runtime.kernels.native.adapter_arguments import (
+    AdaptedRowPointers,
+    LowRankPointers,
+)
 from triptych.core.runtime.kernels.native.state_arguments import (
     RecurrentArguments,
     StateRowArguments,
@@ -26,6 +30,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
 """Types of cells in pages; the last two have no other use."""
 FIRST_BLOCKS = 2  # the first number of a format in blocks
+_PANEL = 32
+_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,13 @@ class NativeWeights:
         """The bytes in memory."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
-    def projection(self, bias_O: torch.Tensor | None) -> ProjectionPointers:
+    def projection(
+        self,
+        bias_O: torch.Tensor | None,
+        adapters: ctypes.Array[LowRankPointers] | None = None,
+    ) -> ProjectionPointers:
         """The structure of the projection in a decoder layer."""
-        return ProjectionPointers(self.pointers, pointer(bias_O), len(self.pointers))
+        return ProjectionPointers(self.pointers, pointer(bias_O), adapters, len(self.pointers))
 
 
 PAGE_POINTERS = tuple(
@@ -159,6 +169,7 @@ class ProjectionPointers(ctypes.Structure):
     _fields_ = (
         ("weights", ctypes.POINTER(WeightPointers)),
         ("bias", ctypes.c_void_p),
+        ("adapters", ctypes.POINTER(LowRankPointers)),
         ("num_weights", ctypes.c_int64),
     )
 
@@ -288,6 +299,7 @@ class StepArguments(ctypes.Structure):
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("query_scales", "write_slots")),
         ("state_rows", ctypes.POINTER(StateRowArguments)),
+        ("adapted_rows", ctypes.POINTER(AdaptedRowPointers)),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),
         ("num_rotated", ctypes.c_int64 * 2),
         *((name, ctypes.c_int64) for name in ("num_inputs", "input_size")),
@@ -311,3 +323,9 @@ def point_to_pages(arguments: AttentionArguments | LayerPointers, pages: KvPages
 def pointer(tensor: torch.Tensor | None) -> int | None:
     """The address of a tensor that may be absent."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The shape of a packed weight."""
+    unit = _UNIT[dtype]
+    return -(-num_outputs // _PANEL) * _PANEL, -(-num_inputs // unit) * unit

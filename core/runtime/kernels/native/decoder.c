@@ -81,11 +81,16 @@ Linear product_of(const Step *s, const void *x, int64_t num_inputs, Projection b
                     .y_dtype = a->q_dtype, .num_threads = a->num_threads};
 }
 
+void multiply(const Step *s, const Linear *l, Projection by) {
+    linear(l);
+    if (s->adapted_rows && by.adapters) add_low_rank(l, by.adapters, s->adapted_rows);
+}
+
 static void project(const Step *s, const void *x, int64_t num_inputs, Projection by,
                     const void *residual, void *y, int64_t num_outputs) {
     Linear l = product_of(s, x, num_inputs, by, y, num_outputs);
     l.residual = residual;
-    linear(&l);
+    multiply(s, &l, by);
 }
 
 void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,

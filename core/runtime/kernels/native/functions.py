@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import ctypes
 
+from triptych.core.runtime.kernels.native.adapter_arguments import (
+    AdaptedRowPointers,
+    LowRankPointers,
+)
 from triptych.core.runtime.kernels.native.arguments import (
     AttentionArguments,
     LinearArguments,
@@ -22,6 +26,12 @@ from triptych.core.runtime.kernels.native.state_arguments import (
 )
 
 FUNCTIONS = {
+    "add_low_rank": (
+        None,
+        ctypes.POINTER(LinearArguments),
+        ctypes.POINTER(LowRankPointers),
+        ctypes.POINTER(AdaptedRowPointers),
+    ),
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
     "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),

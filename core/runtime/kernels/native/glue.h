@@ -110,6 +110,9 @@ const void *open_half(const Glue *g, const Norm *norm, PerToken run);
 Linear product_of(const Step *s, const void *x, int64_t num_inputs, Projection by, void *y,
                   int64_t num_outputs);
 
+/* Compute a product, and add the changes by the rows' adapters. */
+void multiply(const Step *s, const Linear *l, Projection by);
+
 /* Add a part of a layer to the residual stream: directly, or after its own norm and then scaled. */
 void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
                   const Norm *post_norm, float scale);

@@ -63,6 +63,36 @@ void linear(const Linear *l);
 /* Several products at once, of one type. Those with the same `quantized` have the same inputs. */
 void linears(const Linear *l, int64_t num);
 
+/* Some outputs that an adapter changes: those from `first` on, by the `rank` low values from `offset` on.
+ * `up` is [rank][num_outputs]. */
+typedef struct {
+    const void *up;
+    int64_t first, num_outputs, offset, rank;
+} LowRankPart;
+
+/* The low-rank change of a projection by one adapter, in the type of x: `down`, [rank][num_inputs],
+ * makes the low values. A rank of 0 is no change. */
+typedef struct {
+    const void *down;
+    const LowRankPart *parts;
+    int64_t rank, num_parts;
+} LowRank;
+
+/* Rows of one adapter, `num_rows` of `AdaptedRows` from `first` on. */
+typedef struct {
+    int64_t adapter, first, num_rows;
+} AdaptedBlock;
+
+/* The rows that have an adapter, in blocks. */
+typedef struct {
+    const int64_t *rows;
+    const AdaptedBlock *blocks;
+    int64_t num_blocks;
+} AdaptedRows;
+
+/* Add the changes of rows to the result of a projection; `adapters` has one of every adapter. */
+void add_low_rank(const Linear *l, const LowRank *adapters, const AdaptedRows *rows);
+
 /* Bytes of one quantized row of inputs. */
 int64_t quantized_bytes(int64_t num_inputs);
 
@@ -110,10 +140,11 @@ typedef struct {
 /* Returns 0, or 1 when out of memory. */
 int sample_rows(const SampleRows *d);
 
-/* The weights and the bias of one projection. */
+/* The weights and the bias of one projection, and its change by every adapter, or NULL. */
 typedef struct {
     const Weight *weights;
     const void *bias;
+    const LowRank *adapters;
     int64_t num_weights;
 } Projection;
 
@@ -234,6 +265,7 @@ typedef struct {
     const float *query_scales;
     const int64_t *write_slots;
     const StateRows *state_rows; /* of a model with recurrent layers */
+    const AdaptedRows *adapted_rows; /* NULL where no row has an adapter */
     int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size;
     int64_t qkv_width, mixed_width, gate_up_width;
     Gate gate;

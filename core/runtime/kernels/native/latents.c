@@ -95,12 +95,12 @@ int attend_latents(const Glue *g, Attention a) {
     rows.attention = &a;
     const void *x = open_half(g, &layer->input_norm, norm_token);
     Linear down = product_of(s, x, s->hidden, l->down, p.down, p.down_width);
-    linear(&down);
+    multiply(s, &down, l->down);
     for_tokens(&rows, NULL, store_row);
     if (l->q_up.weights) {
         Linear up = product_of(s, p.down, l->query_inputs, l->q_up, p.queries, p.query_stride);
         up.x_stride = p.down_width;
-        linear(&up);
+        multiply(s, &up, l->q_up);
     }
     for_tokens(&rows, NULL, rotate_queries);
     absorb(g, &p);

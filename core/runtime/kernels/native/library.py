@@ -22,6 +22,10 @@ from triptych.core.errors import BundleError, DeviceError
 from triptych.core.process.lookups import record_miss, timed_lookup
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages
+from triptych.core.runtime.kernels.native.adapter_arguments import (
+    AdaptedRowPointers,
+    LowRankPointers,
+)
 from triptych.core.runtime.kernels.native.arena import Arena
 from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
@@ -37,6 +41,7 @@ from triptych.core.runtime.kernels.native.arguments import (
     SampleArguments,
     SnakeArguments,
     StepArguments,
+    packed_shape,
     point_to_pages,
     pointer,
 )
@@ -61,8 +66,6 @@ _log = logging.getLogger(__name__)
 _MAX_HEAD_DIM = 512
 _MAX_GROUP = 64
 _MAX_ROW_DIM = 576
-_PANEL = 32
-_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight are padded to a multiple
 
 
 class NativeKernels:
@@ -173,13 +176,11 @@ class NativeKernels:
         out_THD = torch.empty(*q_THD.shape[:2], pages.v_NPKD.shape[3], dtype=q_THD.dtype)
         arguments = attention_arguments(batch, pages, q_THD.shape, q_THD.dtype)
         point_to_pages(arguments, pages)
-        arguments.q = q_THD.data_ptr()
-        arguments.out = out_THD.data_ptr()
+        arguments.q, arguments.out = q_THD.data_ptr(), out_THD.data_ptr()
         arguments.q_stride = q_THD.stride(0)
         sinks_H = None if rule.sinks_H is None else rule.sinks_H.float().contiguous()
-        arguments.window = rule.span or 0
+        arguments.window, arguments.soft_cap = rule.span or 0, rule.soft_cap or 0.0
         arguments.scale = rule.scale * rule.k_scale
-        arguments.soft_cap = rule.soft_cap or 0.0
         arguments.sinks = pointer(sinks_H)
         arguments.out_scale = rule.v_scale
         _check(self._library.paged_attention(arguments))
@@ -295,6 +296,15 @@ class NativeKernels:
             )
         )
         return y_TO
+
+    def add_low_rank(
+        self,
+        product: LinearArguments,
+        adapters: ctypes.Array[LowRankPointers],
+        rows: AdaptedRowPointers,
+    ) -> None:
+        """Add the rows' changes to a product; see `core.runtime.layers.adapters`."""
+        self._library.add_low_rank(product, adapters, rows)
 
     def head_linear(self, x_THI: torch.Tensor, weights: NativeWeights) -> torch.Tensor:
         """`y_THO`: each head times its own one of `weights`, which are plain."""
@@ -448,12 +458,6 @@ class NativeKernels:
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.runtime.layers.native_layers`."""
         _check(self._library.decoder_step(arguments))
-
-
-def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The shape of a packed weight."""
-    unit = _UNIT[dtype]
-    return -(-num_outputs // _PANEL) * _PANEL, -(-num_inputs // unit) * unit
 
 
 def attention_arguments(

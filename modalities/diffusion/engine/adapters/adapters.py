@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import Config
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.weights.peft import is_of_text, locate_adapter
 from triptych.core.weights.pipeline_index import prefix_errors
-from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
+from triptych.modalities.diffusion.adapter_names import check_uses
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
     Layer,
@@ -40,11 +42,21 @@ Branches = Mapping[Layer, AdapterBranch]
 def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
     """Bytes that all adapters of `--lora-paths` take on the device. Reads only headers."""
     total = 0
-    for name, place in adapter_places(config.images).items():
-        with prefix_errors(f"adapter {name}"), open_adapter_file(place, config.models) as file:
+    for name, file in _open_files(config):
+        with prefix_errors(f"adapter {name}"), file:
             values = sum(math.prod(info.shape) for info in file.tensors.values())
             total += values * dtype(file.dtype).itemsize
     return total
+
+
+def _open_files(config: Config) -> Iterator[tuple[str, Checkpoint]]:
+    """The adapters of `--lora-paths` by name, except those of text models."""
+    for each in config.adapters.places():
+        with prefix_errors(f"adapter {each.name}"):
+            if is_of_text(locate_adapter(each.path, config.models)):
+                continue
+            file = open_adapter_file(each.path, config.models)
+        yield each.name, file
 
 
 class Adapters:
@@ -74,13 +86,13 @@ class Adapters:
         parts = components.parts
         denoiser = "unet" if "unet" in parts else "transformer"
         pairs = {}
-        for name, place in adapter_places(config.images).items():
-            with prefix_errors(f"adapter {name}"), open_adapter_file(place, config.models) as file:
+        for name, file in _open_files(config):
+            with prefix_errors(f"adapter {name}"), file:
                 pairs[name] = read_adapter(
                     file, components.pipeline, denoiser, parts[denoiser].config
                 )
-                _check_rank(pairs[name], config.images.max_lora_rank)
-        return cls(parts, pairs, config.images.max_num_loras)
+                _check_rank(pairs[name], config.adapters.max_lora_rank)
+        return cls(parts, pairs, config.adapters.max_num_loras)
 
     @property
     def names(self) -> tuple[str, ...]:

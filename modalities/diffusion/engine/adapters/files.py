@@ -10,11 +10,9 @@ Legend: r rank.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -30,17 +28,10 @@ from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.typed import decode_json
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.weights.layout import read_json, single_file
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
+from triptych.core.weights.peft import CONFIG, PeftConfig, locate_adapter, refuse_variants
 
-_VARIANTS = {
-    "dora_scale": "DoRA",
-    "lora_magnitude_vector": "DoRA",
-    "hada_w": "LoHa",
-    "lokr_w": "LoKr",
-    "lora_B.bias": "LoRA with biases",
-    "oft_": "OFT",
-}
 _KEY = re.compile(
     r"((?P<part>transformer|unet|text_encoder(_\d)?)\.)?(?P<module>.+)"
     r"\.lora_(?P<side>[AB])(\.\w+)?\.weight"
@@ -51,9 +42,7 @@ _UP_OF = {
     ".lora_A.weight": ".lora_B.weight",
 }
 _PEFT_PREFIX = "base_model.model."
-_PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' name for it in a file's metadata
-_HUB_FILES = ("*.safetensors", _PEFT_CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +65,8 @@ def open_adapter_file(place: str, options: ModelOptions) -> Checkpoint:
 
     Raises `WeightsError` naming file and tensor for damaged files, and for other formats.
     """
-    path = Path(place).expanduser()
-    if not path.exists() and not path.suffix:
-        from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
-
-        path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
-    file = single_file(path) if path.is_dir() else path
-    if file.suffix != ".safetensors":
-        raise WeightsError(f"{file.name} is not a safetensors file; convert the adapter to one.")
-    config = file.with_name(_PEFT_CONFIG)
+    file = locate_adapter(place, options)
+    config = file.with_name(CONFIG)
     return Checkpoint.open_file(file, read_json(config) if config.is_file() else {})
 
 
@@ -96,7 +78,8 @@ def read_adapter(
     `denoiser` names the denoising part, `config` is its configuration: other programs number a
     UNet's blocks differently. Raises `WeightsError` naming tensors that are not understood.
     """
-    _refuse_variants(checkpoint)
+    for name, info in checkpoint.tensors.items():
+        refuse_variants([name], info.file)
     tensors = _scale_by_alpha({name: checkpoint.read(name) for name in checkpoint.tensors})
     if all(name.startswith(_PEFT_PREFIX) for name in tensors) and checkpoint.config:
         tensors = {
@@ -109,16 +92,6 @@ def read_adapter(
     configs = _lora_configs(checkpoint, denoiser)
     pairs = _pair(tensors, denoiser)
     return [_at_full_strength(pair, configs.get(pair.part, {})) for pair in pairs]
-
-
-def _refuse_variants(checkpoint: Checkpoint) -> None:
-    for name, info in checkpoint.tensors.items():
-        for mark, variant in _VARIANTS.items():
-            if mark in name:
-                raise WeightsError(
-                    f"{info.file} is {variant} (tensor {name!r}), which is not offered; use"
-                    " plain LoRA."
-                )
 
 
 def _scale_by_alpha(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -186,13 +159,5 @@ def _lora_configs(checkpoint: Checkpoint, denoiser: str) -> dict[str, dict[str, 
 
 def _at_full_strength(pair: LowRank, config: Mapping[str, Any]) -> LowRank:
     """The pair multiplied by alpha over rank, configured for the part or for module paths."""
-    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern")
-    for path, value in patterns.items() if isinstance(patterns, dict) else ():
-        # PEFT treats these as regular expressions; files hold paths or path suffixes.
-        if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
-            alpha = value
-    if not isinstance(alpha, int | float):
-        return pair
-    rank = max(1, pair.rank)
-    strength = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return replace(pair, up=pair.up.float() * strength)
+    strength = PeftConfig(config).strength(pair.module, pair.rank)
+    return pair if strength is None else replace(pair, up=pair.up.float() * strength)

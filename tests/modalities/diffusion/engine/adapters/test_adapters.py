@@ -15,8 +15,7 @@ from support.denoiser_families import build, conditioning_of, sample_of
 from support.diffusers_pipelines import components
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
-from triptych.core.options.config import Config, ImageOptions
-from triptych.modalities.diffusion.adapter_names import adapter_places
+from triptych.core.options.config import AdapterOptions, Config
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
 from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
@@ -39,7 +38,7 @@ def opened(folder: Path, part: str, module: nn.Module, *paths: str, **options: A
     save_adapter(folder / "a.safetensors", peft_keys(part, module, chosen))
     save_adapter(folder / "b.safetensors", peft_keys(part, module, chosen[::2], rank=2, seed=1))
     places = tuple(str(folder / f"{name}.safetensors") for name in "ab")
-    config = Config(images=ImageOptions(lora_paths=places, **options))
+    config = Config(adapters=AdapterOptions(lora_paths=places, **options))
     pipeline = "StableDiffusionPipeline" if part == "unet" else "FluxPipeline"
     return Adapters.open(config, Components(pipeline=pipeline, parts={part: module}))
 
@@ -154,7 +153,7 @@ def test_each_alpha_counts_for_its_own_module(tmp_path: Path) -> None:
 def one(folder: Path, tensors: dict[str, Tensor], parts: dict[str, Any], **metadata: Any) -> Any:
     """An adapter called `one` beside an SD 1.5's parts."""
     place = save_adapter(folder / "one.safetensors", tensors, **metadata)
-    config = Config(images=ImageOptions(lora_paths=(str(place),)))
+    config = Config(adapters=AdapterOptions(lora_paths=(str(place),)))
     return Adapters.open(config, Components(pipeline="StableDiffusionPipeline", parts=parts))
 
 
@@ -178,19 +177,9 @@ def test_unknown_names_and_unfit_scales_are_the_requests_mistake(tmp_path: Path)
 def test_memory_is_known_before_and_after(tmp_path: Path) -> None:
     adapters = opened(tmp_path, "transformer", build(FLUX))
     places = tuple(str(tmp_path / f"{name}.safetensors") for name in "ab")
-    config = Config(images=ImageOptions(lora_paths=places))
+    config = Config(adapters=AdapterOptions(lora_paths=places))
     expected_bytes = adapter_bytes(config, dtype=lambda stored: stored)
     assert expected_bytes == adapters.num_bytes > 0
-
-
-def test_adapters_can_be_switched_off_and_need_names_of_their_own() -> None:
-    assert adapter_places(ImageOptions(lora_paths=("x=a", "b/y.safetensors"))) == {
-        "x": "a",
-        "y": "b/y.safetensors",
-    }
-    assert adapter_places(ImageOptions(lora_paths=("x=a",), enable_lora=False)) == {}
-    with pytest.raises(ConfigError, match="Two adapters are called 'x'"):
-        adapter_places(ImageOptions(lora_paths=("x=a", "b/x.safetensors")))
 
 
 def test_a_high_rank_is_refused(tmp_path: Path) -> None:
@@ -224,14 +213,14 @@ def test_a_damaged_or_unsafe_file_is_refused_by_name(parts: dict[str, Any], tmp_
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(WeightsError, match=r"adapter one: one\.safetensors is truncated"):
         Adapters.open(
-            Config(images=ImageOptions(lora_paths=(str(file),))),
+            Config(adapters=AdapterOptions(lora_paths=(str(file),))),
             Components(pipeline="StableDiffusionPipeline", parts=parts),
         )
     pickled = file.with_suffix(".bin")
     pickled.write_bytes(b"\x80\x04")
     with pytest.raises(WeightsError, match=r"one\.bin is not a safetensors file"):
         Adapters.open(
-            Config(images=ImageOptions(lora_paths=(str(pickled),))),
+            Config(adapters=AdapterOptions(lora_paths=(str(pickled),))),
             Components(pipeline="StableDiffusionPipeline", parts=parts),
         )
 
@@ -243,6 +232,6 @@ def test_damaged_metadata_is_refused(parts: dict[str, Any], tmp_path: Path) -> N
         save_file(good, file, metadata={"lora_adapter_metadata": text})
         with pytest.raises(WeightsError, match=r"adapter one: Its metadata .* is damaged"):
             Adapters.open(
-                Config(images=ImageOptions(lora_paths=(str(file),))),
+                Config(adapters=AdapterOptions(lora_paths=(str(file),))),
                 Components(pipeline="StableDiffusionPipeline", parts=parts),
             )
