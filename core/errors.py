@@ -127,6 +127,12 @@ class RequestTimeout(RequestError):
     status, code = 408, "request_timeout"
 
 
+class Conflict(RequestError):
+    """The request contradicts the state of the server, such as a name that is taken."""
+
+    status, code = 409, "conflict"
+
+
 class PayloadTooLarge(RequestError):
     """The body or a part of it exceeds a limit."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from triptych.core.engine_api.client import EngineClient
     from triptych.core.engine_api.tokens import TokenRequest
     from triptych.core.http.dialects import Dialect
-    from triptych.core.http.models import ModelCard
+    from triptych.core.http.models import ModelCard, MoreModels
     from triptych.core.media.child import DecodePool
     from triptych.core.media.fetch import Fetched
     from triptych.core.options.config import Config
@@ -154,7 +154,7 @@ class ApiPart:
 
     Its routes exist without models, and answer with an error then. `dialects` are its APIs other
     than OpenAI's. `warm` prepares what first requests would wait for. `open_model` and `drop_model`
-    are for models that come and go while the server runs.
+    are for models that come and go while the server runs; `more` are adapters, which do so as well.
     """
 
     routers: Sequence[APIRouter] = ()
@@ -163,3 +163,4 @@ class ApiPart:
     warm: Callable[[], None] = _no_warmup
     open_model: OpenModel = _open_nothing
     drop_model: DropModel = _drop_nothing
+    more: Sequence[MoreModels] = ()

@@ -76,6 +76,10 @@ class AdapterDrop(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter")
     digest: str
 
 
+TextJob = TokenRequest | AdapterLoad | AdapterDrop
+"""The jobs of a text model."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probability of one token, and the most likely alternatives at its position."""
 

@@ -107,7 +107,7 @@ def create_app(
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
     `upload_budget`, `served`, `tasks`, `models_by_task`, `accepted_names`, `further_names`,
-    `routes`, `tracing`, empty `user_files` and no `runtime_models`.
+    `routes`, `tracing`, empty `more_models` and `user_files` and no `runtime_models`.
     Raises `ConfigError` for API keys, or a folder of cached pages, that cannot be read.
     """
     served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
@@ -173,6 +173,7 @@ def _set_names(
     state.models_by_task = served.by_task
     state.accepted_names = config.server.accept_model_names
     state.further_names = {}
+    state.more_models = ()
     state.tasks = served.tasks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
@@ -33,7 +33,8 @@ class ModelCard(BaseModel):
     """One served model. `max_model_len` is the context length of a model that reads tokens.
 
     `input_modalities` is set for chat models that take more than text, `default_size` for image
-    models; `weight_bytes` is the size of the weights' files.
+    models; `weight_bytes` is the size of the weights' files. The `parent` of an adapter is the
+    model that it changes.
     """
 
     id: str
@@ -45,6 +46,17 @@ class ModelCard(BaseModel):
     input_modalities: list[Literal["text", "image"]] | None = None
     default_size: str | None = None
     weight_bytes: int | None = None
+    parent: str | None = None
+
+
+class MoreModels(Protocol):
+    """Models without weights of their own: adapters of served ones, which come and go."""
+
+    def cards(self) -> Sequence[ModelCard]:
+        """The models that are offered now."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether `name` is one of them."""
 
 
 class ServedModels:
@@ -112,7 +124,8 @@ def with_model(request: Request, kind: Any, fields: Any) -> Any:
     names = next((by_task[task] for task in named.tasks if task in by_task), ())
     if given in (None, ""):
         return {**fields, "model": _only(names)} if issubclass(named, NamesModel) else fields
-    if isinstance(given, str) and given not in state.tasks:
+    is_more = any(given in each for each in state.more_models)
+    if isinstance(given, str) and given not in state.tasks and not is_more:
         meant = state.further_names.get(given) or model_meant(
             state.accepted_names, given, named.tasks[0], names
         )
@@ -144,14 +157,18 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
 
 
 def models_router(served: ServedModels) -> APIRouter:
-    """Create the routes that list and show the models."""
-    by_name = served.cards
+    """Create the routes that list and show the models, and their adapters."""
+
+    def all_cards(state: State) -> dict[str, ModelCard]:
+        more: Sequence[MoreModels] = state.more_models
+        return served.cards | {card.id: card for each in more for card in each.cards()}
+
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
     @router.get("/v1/models", response_model_exclude_none=True)
-    async def list_models() -> ModelList:
+    async def list_models(request: Request) -> ModelList:
         """List the served models."""
-        return ModelList(data=list(by_name.values()))
+        return ModelList(data=list(all_cards(request.app.state).values()))
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
@@ -161,6 +178,7 @@ def models_router(served: ServedModels) -> APIRouter:
         """Show one model."""
         if not name:
             raise NotFound("This path names no model; GET /v1/models lists them.")
+        by_name = all_cards(request.app.state)
         own = name if name in by_name else _own_name(request.app.state, name)
         if own not in by_name:
             raise UnknownModel.among(by_name, name)

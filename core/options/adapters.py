@@ -94,13 +94,8 @@ class AdapterOptions:
         """The adapters of `--lora-paths`; none where they are off.
 
         Without `name=` an adapter is named after its file. Raises `ConfigError` for a name that
-        occurs twice, a form that is not understood, and limits that contradict each other.
+        occurs twice, and for a form that is not understood.
         """
-        if 0 < self.max_loaded_loras < self.max_num_loras:
-            raise ConfigError(
-                f"--max-loaded-loras {self.max_loaded_loras}: it is less than --max-num-loras"
-                f" {self.max_num_loras}; raise it, or lower that."
-            )
         found: dict[str, AdapterPlace] = {}
         for given in self.lora_paths if self.enable_lora is not False else ():
             place = _place_of(given)
@@ -130,6 +125,6 @@ def _decoded(given: str) -> AdapterPlace:
         raise ConfigError(f"--lora-paths: {given!r:.200} is not an adapter: {error}.") from error
     if place.pinned:
         raise ConfigError(
-            "--lora-paths: pinned adapters are not offered; raise --max-num-loras, so that all fit."
+            "--lora-paths: pinned has no effect here; raise --max-num-loras, so that all fit."
         )
     return AdapterPlace(place.lora_name, place.lora_path)

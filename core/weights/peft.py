@@ -115,9 +115,7 @@ class PeftConfig:
             raise WeightsError(f"{CONFIG}: {kind} is not offered; use plain LoRA.")
         for field, variant in _UNSUPPORTED.items():
             if self.fields.get(field):
-                raise WeightsError(
-                    f"{CONFIG}: {variant} ({field}) is not offered; use plain LoRA."
-                )
+                raise WeightsError(f"{CONFIG}: {variant} ({field}) is not offered; use plain LoRA.")
         if self.fields.get("bias", "none") != "none":
             raise WeightsError(f"{CONFIG}: trained biases (bias) are not offered; train without.")
         start = self.fields.get("init_lora_weights")

@@ -40,9 +40,7 @@ CHAT = Modality(
     task=("chat", "chats", "/v1/chat/completions"),
     matches=lambda folder, config: True,  # a model that no other modality recognizes
     wire=(
-        "triptych.core.engine_api.tokens:TokenRequest",
-        "triptych.core.engine_api.tokens:AdapterLoad",
-        "triptych.core.engine_api.tokens:AdapterDrop",
+        "triptych.core.engine_api.tokens:TextJob",
         "triptych.core.engine_api.tokens:TokenDelta",
     ),
     api=f"{_HERE}.api.routes:open_api",

@@ -1,8 +1,8 @@
 """The adapters in memory, and the rows that use or wait for them.
 
-Owns the slots: which adapter has which, which loads, and which gives way. An adapter is known by the
-digest of its content. Its rows are counted from their submission until no step in flight uses them,
-and until then it stays. A row whose adapter has no slot waits in order of arrival; rows whose
+Owns the slots: which adapter has which, which loads, and which gives way. An adapter is known by
+the digest of its content. Its rows are counted from their submission until no step in flight uses
+them, and until then it stays. A row whose adapter has no slot waits in order of arrival; rows whose
 adapters are in memory may overtake it, but only `_MAX_OVERTAKEN` times. Knows no tensors.
 """
 
@@ -71,6 +71,12 @@ class _Adapter:
         """Whether it may give way."""
         return self.is_ready and not self.rows
 
+    def end_drops(self) -> None:
+        """End the jobs that drop it."""
+        drops, self.drops = self.drops, []
+        for job in drops:
+            _finish(job)
+
 
 class AdapterPool:
     """The adapters of one model. All methods run on the loop's thread.
@@ -122,9 +128,14 @@ class AdapterPool:
         self._advance()
 
     def load(self, job: Job[AdapterLoad]) -> None:
-        """Load an adapter; the job ends when it is in memory, or with the error."""
+        """Load an adapter; the job ends when it is in memory, or with the error.
+
+        Drops of it that wait for rows end now, without effect.
+        """
         job.state = JobState.RUNNING
         self._unwanted.discard(job.request.digest)
+        if (adapter := self._adapters.get(job.request.digest)) is not None:
+            adapter.end_drops()
         self._wait(job)
 
     def drop(self, job: Job[AdapterDrop]) -> None:
@@ -211,8 +222,7 @@ class AdapterPool:
         del self._adapters[adapter.digest]
         self._loader.drop(adapter.slot)
         self._free_slots.append(adapter.slot)
-        for job in adapter.drops:
-            _finish(job)
+        adapter.end_drops()
 
     def _load(self, adapter: _Adapter) -> None:
         """On a thread of its own: load, and post the outcome."""
@@ -254,8 +264,7 @@ class AdapterPool:
         self._free_slots.append(adapter.slot)
         for job in adapter.loads:
             _finish(job, error)
-        for job in adapter.drops:
-            _finish(job)
+        adapter.end_drops()
         for row in tuple(adapter.rows):
             self.on_failed(row, error)
 

@@ -40,8 +40,8 @@ class SequenceState(Unit):
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
     were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
-    next tokens; while it `is_verifying`, such a step is in flight. Its adapter has a slot, unless it
-    still `awaits_adapter`.
+    next tokens; while it `is_verifying`, such a step is in flight. Its adapter, if any, has a slot
+    unless it still `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
     after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after

@@ -168,6 +168,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         routers.append(PagesRouter(read_pages(_PAGES)))
     cards = _cards(parts, models, aliases)
     app = create_app(config, client, routers, cards, tasks, dialects)
+    app.state.more_models = tuple(each for part in parts for each in part.more)
     if app.state.tracing is not None:
         exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,17 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 def save_adapter(folder: Path, model: Any, seed: int = 0, **config: Any) -> Any:
     """Save a random adapter of `model`; returns the merged model."""
     fields = {"r": 5, "lora_alpha": 9, "task_type": "CAUSAL_LM", "target_modules": ATTENTION}
-    adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**fields | config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about training, and about vocabularies
+        adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**fields | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in adapted.named_parameters():
         if "lora_" in name or "modules_to_save" in name:
             parameter.data.normal_(std=0.15, generator=generator)
-    adapted.save_pretrained(folder)
-    return adapted.merge_and_unload().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted.save_pretrained(folder)
+        return adapted.merge_and_unload().eval()
 
 
 def adapted_decoder(

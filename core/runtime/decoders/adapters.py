@@ -226,9 +226,7 @@ class DecoderAdapters:
         down, up = _at_full_strength(adapter, module, read)
         return down.to(self._device, self._dtype), up.to(self._device, self._dtype)
 
-    def _vocabulary_change(
-        self, adapter: TextAdapter, read: ReadTensor
-    ) -> VocabularyChange | None:
+    def _vocabulary_change(self, adapter: TextAdapter, read: ReadTensor) -> VocabularyChange | None:
         whole = {_key_of(module): self._whole(adapter, module, read) for module in adapter.saved}
         head = down_VR = up_RC = None
         if _HEAD in whole:

@@ -2,8 +2,8 @@
 
 Owns the adapters of each projection by slot, and the slots of the rows whose products are computed.
 A slot is filled and cleared while steps run that do not use it. Knows no file, no name and no
-request. On a CPU the native step adds the changes, or one native call after a product; elsewhere the
-adapters of a projection are stacked, and on a GPU one operation adds them.
+request. On a CPU the native step adds the changes, or one native call after a product; elsewhere
+the adapters of a projection are stacked, and on a GPU one operation adds them.
 
 Shapes: T rows, I inputs, O outputs, R rank, S slots.
 """
@@ -133,9 +133,7 @@ class StackedAdapters:
     ) -> None:
         new = partial(torch.zeros, dtype=projection.dtype, device=projection.device)
         self._rows = rows
-        self._downs = {
-            name: new(num_slots, max_rank, projection.num_inputs) for name in outputs
-        }
+        self._downs = {name: new(num_slots, max_rank, projection.num_inputs) for name in outputs}
         self._ups = [
             _StackedPart(name, first, part, new(num_slots, size, max_rank))
             for name, parts in outputs.items()
@@ -170,7 +168,7 @@ class StackedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class _StackedPart:
-    """Some outputs of a module, from `first` on in the projection."""
+    """A part of the outputs of a module, from `first` on in the projection."""
 
     module: str
     first: int
@@ -209,8 +207,8 @@ def _add_by_torch(
 class VocabularyChange:
     """The change of embedding and head by an adapter.
 
-    Tokens are embedded by `table_VC` in place of the model's, or `down_VR @ up_RC` is added; all are
-    float32 or the model's type. `head` is in place of the model's.
+    Tokens are embedded by `table_VC` in place of the model's, or `down_VR @ up_RC` is added. `head`
+    is in place of the model's.
     """
 
     table_VC: torch.Tensor | None = None
@@ -249,9 +247,10 @@ class VocabularyAdapters:
             if change.table_VC is not None:
                 x_TC[rows_N] = change.table_VC[ids_N]
             if change.down_VR is not None and change.up_RC is not None:
+                low_NR, up_RC = change.down_VR[ids_N].float(), change.up_RC.float()
                 added_NC = torch.zeros(len(rows_N), x_TC.shape[1])
-                for low_N, up_C in zip(change.down_VR[ids_N].float().t(), change.up_RC, strict=True):
-                    added_NC += low_N[:, None] * up_C.float()
+                for low_N, up_C in zip(low_NR.t(), up_RC, strict=True):
+                    added_NC += low_N[:, None] * up_C
                 x_TC[rows_N] = (x_TC[rows_N].float() + added_NC).to(x_TC.dtype)
 
     def change_logits(self, hidden_RC: torch.Tensor, logits_RV: torch.Tensor) -> None:

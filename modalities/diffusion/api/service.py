@@ -22,7 +22,7 @@ from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.images import ImageReader
-from triptych.core.options.config import Config, ImageOptions
+from triptych.core.options.config import Config
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import check_uses
 from triptych.modalities.diffusion.api.image_model import ImageFrame, ImageModel, Size

@@ -134,6 +134,7 @@ async def begin(
     chat = body if isinstance(body, ChatRequest) else None
     call = TextCall(
         model=body.model,
+        adapter=body.lora_path or "",
         n=body.n or 1,
         seed=body.seed,
         sampling=body.sampling(),

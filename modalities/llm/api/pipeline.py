@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, overload
 
 import msgspec
@@ -20,6 +21,7 @@ from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOptio
 from triptych.core.options.config import Config
 from triptych.core.process.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.adapters import AdapterNames
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import ImageSource, Message
 from triptych.modalities.llm.api.samples import (
@@ -101,9 +103,9 @@ class ChatPipeline(Pipeline[LlmService]):
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages; `complete`
     takes texts or token ids without a template. Keyword arguments of a call are the fields of
     `SamplingParams`, or `sampling` with all of them, defaults included; `stop`, `n`, `seed`,
-    `ignore_eos`; `tools` and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and the
-    format of the answer: `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`,
-    `guided_choice`, `guided_grammar`.
+    `ignore_eos`; `adapter`, the name of a LoRA adapter; `tools` and `tool_choice` as the OpenAI API
+    takes them; `thinking_budget`; and the format of the answer: `response_format`,
+    `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`.
     Calls, `stream` and `complete` have async twins that may be awaited on any loop.
     """
 
@@ -169,6 +171,29 @@ class ChatPipeline(Pipeline[LlmService]):
         """The prompt that the model's chat template makes of a conversation without images."""
         messages = self._messages(conversation)
         return self._loop.run(self._service.render_chat(self._model, messages, **template_options))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the LoRA adapters that a call may name as `adapter`."""
+        return tuple(each.name for each in self._service.adapters or ())
+
+    def load_lora_adapter(self, name: str, path: str | Path, *, replace: bool = False) -> None:
+        """Load the LoRA adapter at `path`, a file, folder or hub id, under a name of its own.
+
+        With `replace` it takes the place of one with this name. Raises `RequestError` for a name
+        that is taken, and for an adapter that is not there or does not fit the model.
+        """
+        names = self._adapter_names()
+        self._loop.run(names.load(name, str(path), base_model=self._model, replaces=replace))
+
+    def unload_lora_adapter(self, name: str) -> None:
+        """Unload an adapter, once the calls that use it have ended. Raises `RequestError`."""
+        self._loop.run(self._adapter_names().unload(name))
+
+    def _adapter_names(self) -> AdapterNames:
+        if self._service.adapters is None:
+            raise UnsupportedOption(f"{self.name} takes no adapters.")
+        return self._service.adapters
 
     def map(
         self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
@@ -274,6 +299,7 @@ class ChatPipeline(Pipeline[LlmService]):
         given = {k: v for k, v in options.items() if k not in taken}
         return TextCall(
             model=self._model,
+            adapter=own.adapter,
             n=own.n,
             seed=own.sampling.seed if own.sampling and own.seed is None else own.seed,
             sampling={"max_tokens": None, **own.sampling_fields(), **given},
@@ -324,6 +350,7 @@ class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: str | tuple[str, ...] = ()
     n: int = 1
+    adapter: str = ""
     seed: int | None = None
     ignore_eos: bool = False
     tools: tuple[Any, ...] = ()

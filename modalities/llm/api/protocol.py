@@ -24,6 +24,7 @@ from triptych.core.http.fields import (
     IgnoresHints,
     Label,
     Metadata,
+    Name,
     NamesModel,
     Refusing,
     Strict,
@@ -133,6 +134,9 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints, Re
 
     max_tokens: Length | None = Field(
         default=None, description="Max tokens of one answer; -1: as many as fit."
+    )
+    lora_path: Name | None = Field(
+        default=None, description="An adapter of the model, by its name; as model does by itself."
     )
     n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Answers per prompt."

@@ -27,6 +27,7 @@ from triptych.core.options.config import ServerOptions
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
 from triptych.core.weights.resolve import ResolvedModel, open_resolved
+from triptych.modalities.llm.api.adapter_routes import AdapterCards, add_adapters
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.cache_routes import add_cache
@@ -126,6 +127,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         partial(_warm, service),
         open_model=open_model,
         drop_model=drop_model,
+        more=[AdapterCards(service)],
     )
 
 
@@ -149,6 +151,8 @@ def llm_router(
     add_generation(router, service, find_link)
     add_tokenizer(router, service, has_info=has_tokenizer_info)
     add_cache(router, service)
+    if service.adapters is not None:
+        add_adapters(router, service.adapters)
     add_refused_routes(router, ROUTES)
     return router
 

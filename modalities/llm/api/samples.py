@@ -42,11 +42,13 @@ class TextCall:
 
     With `echo` a sample begins with its prompt; it ends there unless the call `has_answer`. With a
     `tool_set`, even an empty one, the text is parsed into reasoning, words and calls; with a
-    `form`, JSON is a call only between marks. Log-probabilities are those of tokens in the text, or
+    `form`, JSON is a call only between marks. An `adapter` changes the model, unless `model` is the
+    name of one. Log-probabilities are those of tokens in the text, or
     of all sampled tokens where the call `scores_all`.
     """
 
     model: str
+    adapter: str = ""
     n: int = 1
     seed: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

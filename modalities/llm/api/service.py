@@ -17,6 +17,7 @@ from typing import Any, Self
 import msgspec
 from typing_extensions import override
 
+from triptych.core.engine_api.aliases import AliasClient
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
@@ -24,6 +25,7 @@ from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
+from triptych.modalities.llm.api.adapters import AdapterNames, NamedAdapter, fields_of
 from triptych.modalities.llm.api.checks import call_sampling, check_call, check_request
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, images_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
@@ -54,6 +56,8 @@ class LlmService(ModelService[TextModel]):
         default_seed: int | None = None,
     ) -> None:
         super().__init__(client, models, admission, default_seed=default_seed)
+        self.adapters: AdapterNames | None = None
+        """The adapters of its models; set before the first call, if there may be any."""
         self._encoders = encoders
         self._images = HoldLimit("Too many images are being processed; try again later.")
 
@@ -72,6 +76,8 @@ class LlmService(ModelService[TextModel]):
         service = cls(
             client, models, admission, encoders=encoders, default_seed=default_seed(config)
         )
+        aliases = client.aliases if isinstance(client, AliasClient) else {}
+        service.adapters = AdapterNames.open(client, service.adaptable, config, aliases=aliases)
         service.start()
         return service
 
@@ -96,6 +102,26 @@ class LlmService(ModelService[TextModel]):
     async def remove(self, name: str) -> None:
         if name in self.models:
             await self.models.pop(name).close()
+        if self.adapters is not None:
+            self.adapters.forget(name)
+
+    def adaptable(self) -> list[str]:
+        """The models that may have adapters: those that read text alone."""
+        return [name for name in self.models if name not in self._encoders]
+
+    @override
+    def model(self, name: str) -> TextModel:
+        """The model called `name`, or the one that the adapter of this name changes."""
+        adapter = None if self.adapters is None else self.adapters.find(name)
+        return super().model(name if adapter is None else adapter.model)
+
+    def _adapter(self, call: TextCall) -> NamedAdapter | None:
+        """The adapter of a call. Raises `NotFound` for a name that is none."""
+        if self.adapters is None:
+            return None
+        if call.adapter:
+            return self.adapters.of_model(call.adapter, self.model(call.model).name)
+        return self.adapters.find(call.model)
 
     def sees(self, model: str) -> bool:
         """Whether `model` takes images."""
@@ -169,6 +195,7 @@ class LlmService(ModelService[TextModel]):
         Raises a `RequestError` for settings, grammars and lengths that the model cannot take.
         """
         model = self.model(call.model)
+        adapted = fields_of(self._adapter(call))
         sampling = call_sampling(model, call, prompts)
         rules = await self._answer_rules(model, call, prompts)
         check_call(call)
@@ -178,6 +205,7 @@ class LlmService(ModelService[TextModel]):
         requests: list[TokenRequest] = []
         for prompt, (grammar, reasoning) in zip(prompts, rules, strict=True):
             fields = {"grammar": grammar, "reasoning": reasoning, "priority": call.priority}
+            fields |= adapted
             samples = [msgspec.structs.replace(prompt, sampling=s, **fields) for s in samplings]
             check_request(samples[0], model)
             requests += samples
@@ -240,7 +268,7 @@ class LlmService(ModelService[TextModel]):
     ) -> AsyncGenerator[SampleDelta, None]:
         caller = call.caller
         outputs = self.client.submit(
-            call.model,
+            model.name,
             request,
             job_id=f"{caller.call_id}.{index}",
             deadline_s=caller.deadline_s,

@@ -23,7 +23,7 @@ _DRY = "it belongs to dry_multiplier, which is off"
 _CHOSEN = "leave it out; the router chooses a replica."
 _CACHES = "send another API key: each has its own cache."
 _EXPERTS = "leave it out; experts are not reported."
-_MERGED = "serve a merged model with --model."
+_NAMED = "send the name of an adapter as model, or as lora_path."
 _OWN_ID = "the header X-Request-Id sets the id of a request"
 _DRAFTED = "drafts of tokens leave an answer as it is"
 _ONE_MODEL = "send model; no other model answers."
@@ -55,8 +55,7 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "length_penalty": RefusedField("answers are sampled, not searched for.", (1.0,)),
         "logits_processors": RefusedField("use logit_bias."),
         "logprob_token_ids": RefusedField("ask for more alternatives per token.", ([],)),
-        "lora": RefusedField(_MERGED, ([],)),
-        "lora_path": RefusedField(_MERGED, ([],)),
+        "lora": RefusedField(_NAMED, ([],)),
         "media_io_kwargs": RefusedField(_PIXELS, ({},)),
         "min_keep": RefusedField(_SAMPLER, (0,)),
         "mirostat": RefusedField(_SAMPLER, (0,)),
@@ -223,7 +222,7 @@ ROUTES: RefusedRoutes = MappingProxyType(
             "post token ids to /v1/completions, with return_token_ids.",
         ),
         "/load": ("GET", "see /metrics."),
-        "/lora-adapters": ("GET", _MERGED),
+        "/lora-adapters": ("GET", "see /v1/models."),
         "/pooling": ("POST", "post to /v1/embeddings, /v1/rerank or /v1/score."),
         "/predict": ("POST", "post to /v1/chat/completions or /invocations."),
         "/props": ("GET", "see /v1/models, and /tokenizer_info for the chat template."),
@@ -236,10 +235,8 @@ ROUTES: RefusedRoutes = MappingProxyType(
         ),
         "/v1/chat/completions/render": ("POST", "post to /apply-template or /tokenize."),
         "/v1/completions/render": ("POST", "post to /tokenize."),
-        "/v1/load_lora_adapter": ("POST", _MERGED),
         "/v1/messages/render": ("POST", "post to /apply-template."),
         "/v1/moderations": ("POST", "nothing is moderated here."),
-        "/v1/unload_lora_adapter": ("POST", _MERGED),
         "/v2/chat": ("POST", _CHAT_ROUTE),
     }
 )

@@ -45,10 +45,10 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
-from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.schedulers.roles.pipeline_roles import open_exchange
 from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.grammar_worker import GrammarWorker

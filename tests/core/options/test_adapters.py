@@ -26,7 +26,6 @@ def test_the_forms_of_other_servers_name_an_adapter_too() -> None:
         ({"lora_paths": ("x=a", "b/x.safetensors")}, "Two adapters are called 'x'"),
         ({"lora_paths": ('{"name": "x"}',)}, "is not an adapter"),
         ({"lora_paths": ('{"lora_name": "x", "lora_path": "a", "pinned": true}',)}, "pinned"),
-        ({"max_loaded_loras": 4}, "less than --max-num-loras 8"),
     ],
 )
 def test_wrong_forms_and_limits_are_refused(options: dict[str, object], message: str) -> None:

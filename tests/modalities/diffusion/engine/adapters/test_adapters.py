@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from support.denoiser_families import build, conditioning_of, sample_of
 from support.diffusers_pipelines import components
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
-from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.options.config import AdapterOptions, Config
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.decisions import GateSignal

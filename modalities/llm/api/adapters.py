@@ -1,0 +1,243 @@
+"""The LoRA adapters of text models: their names, and loading and unloading them.
+
+Owns which names there are, and what content each has; the engine loads what a request names, when
+it does. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.tokens import AdapterDrop, AdapterLoad
+from triptych.core.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    SetupError,
+    UnsupportedOption,
+    WeightsError,
+)
+from triptych.core.options.config import Config
+from triptych.core.weights.peft import TextAdapter, adapter_digest, is_of_text, locate_adapter
+from triptych.core.weights.pipeline_index import prefix_errors
+
+_OFF = "Adapters are off here: the operator sets --enable-lora."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedAdapter:
+    """An adapter that requests may name: the model it changes, its content and its file."""
+
+    name: str
+    model: str
+    digest: str
+    place: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class AdapterNames:
+    """The adapters of some text models.
+
+    `models` returns the names of those that may have adapters now.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Callable[[], Sequence[str]],
+        config: Config,
+        *,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._client, self._models, self._config = client, models, config
+        self._aliases = aliases
+        self._adapters: dict[str, NamedAdapter] = {}
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        client: EngineClient,
+        models: Callable[[], Sequence[str]],
+        config: Config,
+        *,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> AdapterNames:
+        """The names of `--lora-paths`.
+
+        Raises `ConfigError` for a name or a model that cannot be, `WeightsError` for an adapter
+        that cannot be read.
+        """
+        options = config.adapters
+        if 0 < options.max_loaded_loras < options.max_num_loras:
+            raise ConfigError(
+                f"--max-loaded-loras {options.max_loaded_loras}: it is less than --max-num-loras"
+                f" {options.max_num_loras}; raise it, or lower that."
+            )
+        names = cls(client, models, config, aliases=aliases)
+        for each in config.adapters.places():
+            with prefix_errors(f"adapter {each.name}"):
+                file = locate_adapter(each.path, config.models)
+                if not is_of_text(file):
+                    continue
+                try:
+                    names._check_name(each.name)
+                    names._check_room(each.name)
+                    model = names._base(each.base_model_name)
+                except (InvalidRequest, NotFound, Conflict) as error:
+                    raise ConfigError(f"--lora-paths: {error.message}") from error
+                names._add(names._read(each.name, model, file))
+        return names
+
+    def __iter__(self) -> Iterator[NamedAdapter]:
+        return iter(self._adapters.values())
+
+    def find(self, name: str) -> NamedAdapter | None:
+        """The adapter of this name, or of `MODEL:NAME`."""
+        if (found := self._adapters.get(name)) is not None:
+            return found
+        model, _, last = name.rpartition(":")
+        found = self._adapters.get(last) if model else None
+        is_base = found is not None and self._aliases.get(model, model) == found.model
+        return found if is_base else None
+
+    def of_model(self, name: str, model: str) -> NamedAdapter:
+        """The adapter `name` of a model. Raises `NotFound` with the adapters that there are."""
+        found = self.find(name)
+        if found is None or found.model != model:
+            known = ", ".join(each.name for each in self if each.model == model) or "none"
+            raise NotFound(
+                f"{model} has no adapter {name[:80]!a} here; adapters: {known}.", param="lora_path"
+            )
+        return found
+
+    async def load(
+        self, name: str, place: str, *, base_model: str = "", replaces: bool = False
+    ) -> NamedAdapter:
+        """Offer the adapter at `place` as `name`, once its model has it.
+
+        With `replaces` it takes the place of one with this name, whose requests end with the
+        content that they began with. Raises `Conflict` for a name that is taken, `NotFound` for a
+        place or a model that is not there, and `InvalidRequest` for an adapter that the model
+        cannot take.
+        """
+        self._check_runtime()
+        async with self._lock:
+            self._check_name(name, replaces=replaces)
+            model = self._base(base_model)
+            adapter = await asyncio.to_thread(self._find_file, name, model, place)
+            self._check_room(name)
+            try:
+                await self._run(model, AdapterLoad(digest=adapter.digest, place=adapter.place))
+            except SetupError as error:
+                raise InvalidRequest(error.message, param="lora_path") from error
+            former = self._adapters.get(name)
+            self._add(adapter)
+            if former is not None:
+                await self._drop(former)
+            return adapter
+
+    async def unload(self, name: str) -> NamedAdapter:
+        """Withdraw an adapter, and wait until the requests that use it have ended.
+
+        Raises `NotFound`.
+        """
+        self._check_runtime()
+        async with self._lock:
+            adapter = self._adapters.pop(name, None)
+            if adapter is None:
+                raise NotFound(f"There is no adapter {name[:80]!a} here.", param="lora_name")
+        await self._drop(adapter)
+        return adapter
+
+    def forget(self, model: str) -> None:
+        """Withdraw the adapters of a model that is gone."""
+        kept = {each.name: each for each in self if each.model != model}
+        self._adapters = kept
+
+    async def _drop(self, adapter: NamedAdapter) -> None:
+        """Release the memory of an adapter, unless another name has the same content."""
+        if all(each.digest != adapter.digest for each in self):
+            await self._run(adapter.model, AdapterDrop(digest=adapter.digest))
+
+    async def _run(self, model: str, request: AdapterLoad | AdapterDrop) -> None:
+        async for _ in self._client.submit(model, request, job_id=f"adapter-{uuid.uuid4().hex}"):
+            pass
+
+    def _check_runtime(self) -> None:
+        """Raise `UnsupportedOption` where adapters are off, or the engine has replicas."""
+        if self._config.adapters.enable_lora is False:
+            raise UnsupportedOption(_OFF)
+        if self._client.status().num_replicas > 1:
+            raise UnsupportedOption(
+                "Replicas load no adapters at run time: name them with --lora-paths."
+            )
+
+    def _check_name(self, name: str, *, replaces: bool = False) -> None:
+        if name in self._aliases or name in self._aliases.values() or name in self._models():
+            raise Conflict(f"A model is called {name[:80]!a}; choose another name.")
+        if name in self._adapters and not replaces:
+            raise Conflict(
+                f"An adapter is called {name[:80]!a}; unload it first, or set load_inplace.",
+                param="lora_name",
+            )
+
+    def _check_room(self, name: str) -> None:
+        most = self._config.adapters.max_loaded_loras
+        if 0 < most <= len(self._adapters.keys() - {name}):
+            raise Conflict(f"There are {most} adapters (--max-loaded-loras): unload one first.")
+
+    def _base(self, name: str) -> str:
+        """The model that an adapter changes. Raises `InvalidRequest` unless there is one."""
+        models = self._models()
+        known = ", ".join(models) or "none"
+        if name:
+            own = self._aliases.get(name, name)
+            if own not in models:
+                raise NotFound(f"No text model {name[:80]!a} takes adapters here; models: {known}.")
+            return own
+        if len(models) != 1:
+            raise InvalidRequest(
+                f"Set base_model_name: text models that take adapters here are {known}.",
+                param="base_model_name",
+            )
+        return models[0]
+
+    def _find_file(self, name: str, model: str, place: str) -> NamedAdapter:
+        """On another thread: the adapter at a place that a request names."""
+        try:
+            file = locate_adapter(place, self._config.models)
+        except WeightsError as error:
+            is_there = Path(place).expanduser().exists()
+            kind: Callable[..., Exception] = InvalidRequest if is_there else NotFound
+            raise kind(error.message, param="lora_path") from error
+        if not file.exists():
+            raise NotFound(f"There is no file {file.name} there.", param="lora_path")
+        try:
+            return self._read(name, model, file)
+        except WeightsError as error:
+            raise InvalidRequest(error.message, param="lora_path") from error
+
+    def _read(self, name: str, model: str, file: Path) -> NamedAdapter:
+        TextAdapter.read(str(file), self._config.models)
+        digest = adapter_digest(file)
+        return NamedAdapter(name=name, model=model, digest=digest, place=str(file.absolute()))
+
+    def _add(self, adapter: NamedAdapter) -> None:
+        self._adapters[adapter.name] = adapter
+
+
+def fields_of(adapter: NamedAdapter | None) -> dict[str, Any]:
+    """The fields of a `TokenRequest` that name an adapter."""
+    if adapter is None:
+        return {}
+    return {"adapter": adapter.digest, "adapter_place": adapter.place}
