@@ -61,6 +61,29 @@ def test_a_model_is_unloaded(
     assert "unloaded" in capsys.readouterr().out
 
 
+def test_models_of_a_server(
+    url: str, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ("--server", url)
+    for argv, words in (
+        (["list", *at], f"1 of 1 models, {url}"),
+        (["load", "tiny", *at], "tiny is in memory (0 bytes)"),
+        (["unload", "tiny", *at], "tiny is unloaded once no request needs it"),
+    ):
+        assert main(["models", *argv]) == 0
+        assert words in capsys.readouterr().out
+    for argv, words in (
+        (["fetch", "org/new", *at], "those of its start"),
+        (["remove", "tiny", *at], "those of its start"),
+        (["load", *at], "Name the models"),
+        (["verify", *at], "on this machine"),
+        (["fetch", "org/new", *at, "--cache-dir", "/x"], "--cache-dir is for the models"),
+    ):
+        assert main(["models", *argv]) != 0, argv
+        assert words in capsys.readouterr().err
+    assert engine.unloaded == ["tiny"]
+
+
 @pytest.mark.parametrize(
     ("after", "message"),
     [

@@ -176,7 +176,11 @@ def main() -> None:
             write_model(root / name, seed)
         options = {"pull_folder": [folder], "device": "cpu", "cache_dir": str(root / "cache")}
         with Server(str(root / NAMES[0]), load="first-use", **options) as server:
-            asyncio.run(run(server, root, args.changes, args.seed))
+            try:
+                asyncio.run(run(server, root, args.changes, args.seed))
+            except BaseException:
+                print(server.log.read_text()[-6000:])
+                raise
 
 
 if __name__ == "__main__":

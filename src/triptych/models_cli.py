@@ -1,6 +1,7 @@
 """`triptych models`: list, fetch, verify and remove the weights on this machine.
 
-Owns the command's arguments and output. `core/weights` stores and verifies weights.
+Owns the command's arguments, and the output about this machine. `core/weights` stores and verifies
+weights; `triptych.server_models_cli` has the actions on a running server.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from triptych.core.client.choice import open_server
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
-from triptych.core.options.table import add_options, resolve
+from triptych.core.options.table import add_options, declared, resolve, resolve_with_sources
+from triptych.core.process.lazy import load
 from triptych.core.weights.progress import Progress, RichProgress
 from triptych.core.weights.resolve import resolve as resolve_model
 from triptych.core.weights.resolve import served_name
@@ -30,13 +33,18 @@ from triptych.core.weights.store import (
 from triptych.modalities.catalog import catalog, role_in
 from triptych.modalities.registry import default_models, known_sources
 
+_OF_SERVERS = ("load", "unload")
 _OPTIONS = frozenset({"cache_dir", "hf_token", "offline", "revision"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action, its operands, and the options of the weights' location."""
     parser.add_argument(
-        "action", nargs="?", default="list", choices=tuple(_ACTIONS), help="default: list"
+        "action",
+        nargs="?",
+        default="list",
+        choices=(*_ACTIONS, *_OF_SERVERS),
+        help="default: list; load and unload are for a running server",
     )
     add_model_arguments(parser)
 
@@ -51,11 +59,35 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     names = {field.name for field in dataclasses.fields(ModelOptions)}
     add_options(parser, sections=("models",), exclude=names - _OPTIONS)
+    group = parser.add_argument_group("a running server")
+    group.add_argument(
+        "--server",
+        metavar="URL",
+        help="list, fetch or remove its models; load and unload are by default for the one of"
+        " yours on this machine",
+    )
+    group.add_argument("--server-key", metavar="KEY", help="API key of the server, an admin's")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the action. Returns 0 if it is done, 1 if a model is damaged."""
+    if args.server or args.action in _OF_SERVERS:
+        return _run_on_server(args)
     return _ACTIONS[args.action](args.models, resolve(args).models)
+
+
+def _run_on_server(args: argparse.Namespace) -> int:
+    """Run the action on a server. Raises `ConfigError` for what is of this machine alone."""
+    resolved = resolve_with_sources(args)
+    if args.action == "verify":
+        raise ConfigError("verify is for the models on this machine: leave --server out.")
+    for name in sorted(resolved.explicit & _OPTIONS - {"revision"}):
+        flag = declared()[name].flag
+        raise ConfigError(f"{flag} is for the models on this machine: the server has its own.")
+    on_server = load("triptych.server_models_cli:run")
+    with open_server(args) as server:
+        code: int = on_server(server, args.action, args.models, resolved.config.models.revision)
+        return code
 
 
 def _list(names: Sequence[str], options: ModelOptions) -> int:

@@ -66,7 +66,7 @@ async def loaded(client: Any) -> dict[str, Any]:
     return {each.model: each for each in (await client.ps()).models}
 
 
-async def test_a_package_comes_is_used_and_leaves(server: Server) -> None:
+async def test_a_package_comes_is_used_and_leaves_and_others_are_refused(server: Server) -> None:
     client, before = server.client, server.engine.ledger.available_bytes
     steps = [step async for step in await client.pull(PACKAGE, stream=True)]
     assert [steps[0].status, steps[-1].status] == ["pulling manifest", "success"]
@@ -90,9 +90,6 @@ async def test_a_package_comes_is_used_and_leaves(server: Server) -> None:
     assert not entry.exists()
     with pytest.raises(ollama.ResponseError, match="no model 'tinypack'"):
         await client.show("tinypack")
-
-
-async def test_what_cannot_be_had_is_refused_in_a_sentence(server: Server) -> None:
     for name, words in (
         ("pypi:absent==1.0", "Could not fetch absent==1.0"),
         (str(server.root / "first"), "--pull-folder"),
@@ -100,10 +97,10 @@ async def test_what_cannot_be_had_is_refused_in_a_sentence(server: Server) -> No
         ("llama3:8b", "llama3:8b"),
     ):
         with pytest.raises(ollama.ResponseError, match=words):
-            await client_pull(server.client, name)
-    assert [each.model for each in (await server.client.list()).models] == ["first:latest"]
+            await pull_all(client, name)
+    assert [each.model for each in (await client.list()).models] == ["first:latest"]
 
 
-async def client_pull(client: Any, name: str) -> None:
+async def pull_all(client: Any, name: str) -> None:
     async for _ in await client.pull(name, stream=True):
         pass

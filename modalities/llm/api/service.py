@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from typing_extensions import override
 from triptych.core.engine_api.aliases import AliasClient
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
-from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
+from triptych.core.errors import Draining, InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
@@ -152,9 +152,19 @@ class LlmService(ModelService[TextModel]):
                 f"{model} reads text alone. Models here that see images: {seeing}.",
                 param="messages",
             )
-        return await encoder.encode_messages(
-            messages, tools=tools, tenant=tenant, **template_kwargs
-        )
+        with self._served(model):
+            return await encoder.encode_messages(
+                messages, tools=tools, tenant=tenant, **template_kwargs
+            )
+
+    @contextmanager
+    def _served(self, model: str) -> Iterator[None]:
+        """Raise `UnknownModel` if the processes of a model end because it is deleted."""
+        try:
+            yield
+        except Draining:
+            self.model(model)
+            raise
 
     @property
     def default_model(self) -> str:
@@ -174,7 +184,8 @@ class LlmService(ModelService[TextModel]):
         if not text.answers.template_supports_tools:
             messages, tools = await _describe_tools(messages, tools), ()
         plain = [{**each, "content": words_of(each.get("content"))} for each in messages]
-        return await text.render(plain, tools=tools, **template_kwargs)
+        with self._served(model):
+            return await text.render(plain, tools=tools, **template_kwargs)
 
     async def encode_text(self, model: str, text: str, **options: bool) -> tuple[int, ...]:
         """Token ids of plain text; `options` are those of `TextModel.encode_text`."""
@@ -197,7 +208,8 @@ class LlmService(ModelService[TextModel]):
         model = self.model(call.model)
         adapted = fields_of(self._adapter(call))
         sampling = call_sampling(model, call, prompts)
-        rules = await self._answer_rules(model, call, prompts)
+        with self._served(call.model):
+            rules = await self._answer_rules(model, call, prompts)
         check_call(call)
         sampling = msgspec.structs.replace(sampling, seed=self._seed(call.seed))
         sampling.validate(model.vocab_size)
