@@ -64,10 +64,15 @@ class DraftCosts:
         if num_tokens - num_drafts == num_rows and num_drafts:
             self._compare(num_rows, num_drafts, result.elapsed_s, wait_s)
         elif num_tokens == num_rows:
-            plain_s = self._plain_s.get(num_rows, result.elapsed_s)
-            seconds = min(result.elapsed_s, _MOST * plain_s)
-            self._plain_s[num_rows] = plain_s + _WEIGHT * (seconds - plain_s)
+            self._plain_s[num_rows] = self._mean_s(num_rows, result.elapsed_s)
         self._last_end_s, self._had_drafts = result.ended_s, num_drafts > 0
+
+    def _mean_s(self, num_rows: int, elapsed_s: float) -> float:
+        """The mean of steps without drafts, after one more; the first ones also page in."""
+        plain_s = self._plain_s.get(num_rows, elapsed_s)
+        if elapsed_s < plain_s / 2:
+            return elapsed_s
+        return plain_s + _WEIGHT * (min(elapsed_s, _MOST * plain_s) - plain_s)
 
     def _compare(self, num_rows: int, num_drafts: int, elapsed_s: float, wait_s: float) -> None:
         """Learn from a step with drafts.

@@ -87,6 +87,14 @@ def test_a_line_without_slope_is_the_mean() -> None:
     assert costs.price(1, 1) == costs.price(1, 7) == pytest.approx(0.3, abs=0.05)
 
 
+def test_a_first_step_that_pages_in_is_soon_forgotten() -> None:
+    costs, now_s = DraftCosts(), 0.0
+    for num_drafts, elapsed_s in [(0, 9.0), (0, 0.1), *[(2, 0.15)] * 60]:
+        now_s += elapsed_s
+        step(costs, now_s, elapsed_s, num_drafts)
+    assert costs.price(1, 2) == pytest.approx(0.5, abs=0.05)
+
+
 def test_prompts_teach_nothing() -> None:
     costs = DraftCosts()
     before = costs.price(1, 3)
