@@ -8,7 +8,7 @@ prompt is the sum of a text token and at most one token of the codec's vocabular
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from triptych.core.process.typed import convert, describe_mismatch
 MODEL_TYPE = "qwen3_tts"
 CODEC_FOLDER = "speech_tokenizer"
 """The folder of the codec within the model's."""
+_Value = TypeVar("_Value")
 NUM_SPECIAL = 1024
 """The last entries of the first codebook's table are no sound; of them only the end is sampled."""
 
@@ -57,8 +58,8 @@ class QwenTtsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speakers(self) -> Mapping[str, int]:
-        """The ids of the built-in voices."""
-        return self.talker_config.spk_id or {}
+        """The ids of the built-in voices, by their names in lower case."""
+        return _lower(self.talker_config.spk_id)
 
     @property
     def languages(self) -> Mapping[str, int]:
@@ -71,7 +72,7 @@ class QwenTtsConfig(msgspec.Struct, frozen=True, kw_only=True):
         ids = self.talker_config
         known = ids.codec_language_id or {}
         language_id = known.get(language)
-        dialect = (ids.spk_is_dialect or {}).get(speaker)
+        dialect = _lower(ids.spk_is_dialect).get(speaker)
         if language in ("", "chinese") and isinstance(dialect, str):
             language_id = known.get(dialect, language_id)
         codes = (
@@ -114,6 +115,10 @@ class QwenTtsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return text_id + self.talker_config.text_vocab_size * (1 + code)
 
 
+def _lower(table: Mapping[str, _Value] | None) -> Mapping[str, _Value]:
+    return {name.lower(): value for name, value in (table or {}).items()}
+
+
 def read_qwen_config(config: Mapping[str, Any]) -> QwenTtsConfig:
     """Check config.json. Raises `WeightsError` that names the field or what is not supported."""
     try:
@@ -126,4 +131,6 @@ def read_qwen_config(config: Mapping[str, Any]) -> QwenTtsConfig:
             f"This Qwen3-TTS has the tokenizer {fields.tokenizer_type}; only those with"
             " qwen3_tts_tokenizer_12hz are supported."
         )
+    if fields.tts_model_type == "custom_voice" and not fields.speakers:
+        raise WeightsError("config.json: a Qwen3-TTS of the kind custom_voice must list spk_id.")
     return fields

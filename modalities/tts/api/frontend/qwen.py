@@ -109,7 +109,7 @@ def open_qwen_tts(resolved: ResolvedModel, config: Mapping[str, Any]) -> QwenFro
     rate = read_json(codec).get("output_sample_rate", 24_000) if codec.is_file() else 24_000
     kind = fields.tts_model_type
     voices = {
-        "custom_voice": tuple(Voice(name=name.lower()) for name in sorted(fields.speakers)),
+        "custom_voice": tuple(Voice(name=name) for name in sorted(fields.speakers)),
         "voice_design": (_DESIGNED,),
         "base": (),
     }[kind]

@@ -122,5 +122,8 @@ def test_what_a_model_lacks_is_refused_by_name(tmp_path: Path) -> None:
         front.check_language("fr", "ada")
     with pytest.raises(UnsupportedOption, match="instructions"):
         prompt(front, "Hi.", "ada", instructions="calm")
+    talker = {**GOLDEN["config"]["talker_config"], "spk_id": {}}
+    with pytest.raises(WeightsError, match="spk_id"):
+        opened(tmp_path, "custom_voice", talker_config=talker)
     with pytest.raises(WeightsError, match="qwen3_tts_tokenizer_25hz"):
         opened(tmp_path, "base", tokenizer_type="qwen3_tts_tokenizer_25hz")
