@@ -86,3 +86,11 @@ def test_layers_with_states(
         recurrent_model(name).save_pretrained(tmp_path)
     kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
     assert kernels >= {"short_conv", "gated_norm", "paged_decode", "paged_prefill", *own}
+
+
+def test_llama_4(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
+    """Chunks of attention, and experts whose inputs are scaled."""
+    with unset_fake_temporarily():
+        save_mixture(tmp_path, "llama-4", attention_chunk_size=8)
+    kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
+    assert kernels >= {"route", "moe_mlp", "paged_decode", "paged_prefill"}

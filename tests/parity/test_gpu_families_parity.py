@@ -13,7 +13,7 @@ import torch
 
 from support.batch_driver import CPU, BatchDriver
 from support.gpu_rehearsal import rehearse_gpu
-from support.mixture_families import save_mixture
+from support.mixture_families import MIXTURES, save_mixture
 from support.recurrent_models import recurrent_model
 from support.token_world import token_request
 from triptych.core.runtime.decoders.native import NativeBlueprint
@@ -25,8 +25,9 @@ PAGE_SIZE, NUM_NEW = 8, 2
 
 def saved(folder: Path, name: str) -> Any:
     """Save a tiny random model; returns transformers' own."""
-    if name == "gpt-oss":
-        return save_mixture(folder, name, sliding_window=12, num_hidden_layers=2)
+    if name in MIXTURES:
+        own = {"gpt-oss": {"sliding_window": 12}, "llama-4": {"attention_chunk_size": 12}}
+        return save_mixture(folder, name, num_hidden_layers=2, **own[name])
     reference = recurrent_model(name)
     reference.save_pretrained(folder)
     return reference
@@ -53,7 +54,7 @@ def on_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> BatchDriver:
     return BatchDriver(model, layout, None, num_pages=9, **options)
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "granite-hybrid"])
+@pytest.mark.parametrize("name", ["gpt-oss", "llama-4", "granite-hybrid"])
 def test_logits_through_every_path(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
