@@ -242,7 +242,8 @@ class ModelManager:
 
     def _wake(self, done: ChangeDone) -> None:
         """Load the models of the sleep again; `done` receives the first error."""
-        names = [name for name in self._sleep.end() if name in self._entries]
+        slept = {name: self._entries.get(name) for name in self._sleep.end()}
+        names = [name for name, entry in slept.items() if entry is not None and not entry.leaving]
         waking = Waking(len(names), done)
         for name in names:
             self._load_now(name, waking.note)

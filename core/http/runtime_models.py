@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ from triptych.core.weights.store import StoredModel, remove, stored_models
 
 MAX_PULLS = 4
 """The most models that are fetched at a time."""
+MAX_MODELS = 64
+"""The most models that are served at a time: processes send each other the whole list."""
 _INTERVAL_S = 0.1
 
 
@@ -60,12 +63,15 @@ class Parts(Protocol):
 
 
 class Pull:
-    """One model on its way. It ends when the last of those who follow it leaves."""
+    """One model on its way, by `work`. It ends when the last of those who follow it leaves."""
 
-    def __init__(self, reference: str, work: Coroutine[Any, Any, ModelCard]) -> None:
+    def __init__(
+        self, reference: str, work: Callable[[Pull], Coroutine[Any, Any, ModelCard]]
+    ) -> None:
         self.reference = reference
         self.latest: FetchProgress | None = None
-        self.task = asyncio.create_task(work)
+        self.is_left = False
+        self.task = asyncio.create_task(work(self))
         self._num_followers = 0
 
     async def follow(self) -> AsyncGenerator[FetchProgress | ModelCard, None]:
@@ -82,6 +88,7 @@ class Pull:
         finally:
             self._num_followers -= 1
             if not self._num_followers:
+                self.is_left = True
                 self.task.cancel()
 
 
@@ -105,6 +112,7 @@ class RuntimeModels:
     on_change: Callable[[Sequence[ResolvedModel]], None] = lambda models: None
     _pulls: dict[str, Pull] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
+    _adding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
     def of(cls, request: Request) -> RuntimeModels:
@@ -129,12 +137,25 @@ class RuntimeModels:
         if name in self.models:
             return self.served.cards[name]
         running = self._pulls.get(name)
-        if running is None or running.task.cancelled():
-            if len(self._pulls) >= MAX_PULLS:
-                raise Overloaded(f"{MAX_PULLS} models are being fetched.", retry_after_s=30.0)
+        if running is None or running.is_left:
+            self._check_numbers()
             order = FetchOrder(reference=reference, name=name, options=self._options(revision))
-            running = self._pulls[name] = Pull(reference, self._work(order))
+            running = self._pulls[name] = Pull(reference, partial(self._work, order))
+            running.task.add_done_callback(partial(self._forget, name, running))
         return running
+
+    def _forget(self, name: str, pull: Pull, task: asyncio.Task[ModelCard]) -> None:
+        if self._pulls.get(name) is pull:  # else another has begun
+            del self._pulls[name]
+        if not task.cancelled():
+            task.exception()  # whoever followed it has it
+
+    def _check_numbers(self) -> None:
+        """Raise `Overloaded` for more fetches or models than the server has at a time."""
+        if sum(not pull.is_left for pull in self._pulls.values()) >= MAX_PULLS:
+            raise Overloaded(f"{MAX_PULLS} models are being fetched.", retry_after_s=30.0)
+        if len(self.models) + len(self._pulls) >= MAX_MODELS:
+            raise Overloaded(f"{MAX_MODELS} models are served: delete one.", retry_after_s=60.0)
 
     def _check_name(self, name: str, reference: str) -> None:
         """Raise an error if a model cannot come under `name`."""
@@ -157,20 +178,17 @@ class RuntimeModels:
             options, model=(), served_model_name=(), model_override=(), revision=revision
         )
 
-    async def _work(self, order: FetchOrder) -> ModelCard:
-        try:
-            with refused_models():
-                return await self._fetch_and_add(order)
-        finally:
-            self._pulls.pop(order.name, None)
+    async def _work(self, order: FetchOrder, pull: Pull) -> ModelCard:
+        with refused_models():
+            return await self._fetch_and_add(order, pull)
 
-    async def _fetch_and_add(self, order: FetchOrder) -> ModelCard:
+    async def _fetch_and_add(self, order: FetchOrder, pull: Pull) -> ModelCard:
         async with aclosing(self.fetch(order)) as notes:
             async for note in notes:
                 if isinstance(note, ResolvedModel):
                     # What was begun here is finished, even if nobody waits for it any more.
                     return await asyncio.shield(asyncio.ensure_future(self._add(note)))
-                self._pulls[order.name].latest = note
+                pull.latest = note
         raise AssertionError("a fetch ends with a model or an error")
 
     async def _add(self, model: ResolvedModel) -> ModelCard:
@@ -179,6 +197,12 @@ class RuntimeModels:
             raise UnsupportedOption(
                 "--model-override is for the image models of the start: no other can be added."
             )
+        async with self._adding:
+            if model.name in self.models:  # by a fetch that was left when it was nearly done
+                return self.served.cards[model.name]
+            return await self._open_and_list(model)
+
+    async def _open_and_list(self, model: ResolvedModel) -> ModelCard:
         try:
             card, join = await asyncio.to_thread(self.parts.open, model)
             await self.client.change(AddModel(model))

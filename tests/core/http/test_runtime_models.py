@@ -18,7 +18,7 @@ from triptych.core.engine_api.model_changes import AddModel, RemoveModel, Sleep,
 from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.errors import UnsupportedOption, WeightsError
 from triptych.core.http.models import ModelCard
-from triptych.core.http.runtime_models import MAX_PULLS, Pull, RuntimeModels
+from triptych.core.http.runtime_models import MAX_MODELS, MAX_PULLS, Pull, RuntimeModels
 from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.core.weights.fetching import FetchOrder, FetchProgress
 from triptych.core.weights.pull_policy import check_may_pull
@@ -117,9 +117,15 @@ async def test_readers_of_one_fetch_share_it_and_the_last_one_ends_it(world: Wor
     await asyncio.sleep(0.01)
     assert not first.task.done()
     await readers[1].aclose()
+    second = world.models.pull("org/new")  # while the first is still being ended
+    assert isinstance(second, Pull)
+    assert second is not first
     await asyncio.gather(first.task, return_exceptions=True)
     assert (world.num_cut, world.engine.changes) == (1, [])
-    assert world.models.pull("org/new") is not first  # it may begin anew
+    assert world.models.pull("org/new") is second
+    world.gate.set()
+    *_, card = [note async for note in second.follow()]
+    assert isinstance(card, ModelCard)
     await world.models.close()
 
 
@@ -144,6 +150,10 @@ async def test_names_and_numbers_are_limited(world: World) -> None:
             world.models.pull(f"org/{n}")
         many = await client.post(PULL, json={"model": "org/more"})
         assert many.json()["error"]["code"] == "overloaded"
+        await world.models.close()
+        world.models.models |= {str(n): world.models.models["own"] for n in range(MAX_MODELS)}
+        full = await client.post(PULL, json={"model": "org/more"})
+        assert f"{MAX_MODELS} models are served" in full.json()["error"]["message"]
     await world.models.close()
 
 
