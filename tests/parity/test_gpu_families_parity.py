@@ -20,7 +20,7 @@ from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.layers import moe
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 
-PAGE_SIZE, NUM_NEW = 8, 2
+PAGE_SIZE, NUM_NEW = 32, 2
 
 
 def saved(folder: Path, name: str) -> Any:
