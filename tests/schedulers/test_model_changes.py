@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import partial
 
 import pytest
@@ -162,3 +163,31 @@ def test_a_later_engine_gets_the_changes_that_still_count() -> None:
         KeepModel("a", 3.0),
         Sleep(),
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_changes_under_jobs_lose_no_job_and_no_memory(seed: int) -> None:
+    bench, chance = ChangeBench("chat"), random.Random(seed)
+    jobs: list[str] = []
+    for n in range(120):
+        name = chance.choice(("chat", "image"))
+        changes: list[ModelChange | None] = [
+            LoadModel(name),
+            UnloadModel(name),
+            RemoveModel(name),
+            AddModel(model(name)),
+            Sleep(chance.random() < 0.5),
+            Wake(),
+            None,
+        ]
+        (change,) = chance.choices(changes, (3, 3, 1, 3, 1, 2, 6))
+        if change is not None:
+            bench.change(change)
+            continue
+        jobs.append(f"job-{n}")
+        bench.submit(jobs[-1], name, num_frames=chance.randint(1, 20))
+    bench.change(Wake(), RemoveModel("chat"), RemoveModel("image"))
+    bench.finish(*jobs)
+    bench.run_for(1.0)
+    assert set(bench.codes(*jobs)) <= {None, "not_found", "asleep"}
+    assert (bench.states(), bench.ledger.available_bytes) == ({}, 100)
