@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from triptych.core.engine_api.tokens import CacheAction, TokenDelta, TokenRequest
 from triptych.core.errors import AdminKeyRequired
 from triptych.core.http.context import Context
+from triptych.modalities.llm.api.adapters import fields_of
 from triptych.modalities.llm.api.generation import for_template
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.tokenizer_protocol import TokenizeRequest
@@ -42,6 +43,8 @@ def add_cache(router: APIRouter, service: LlmService) -> None:
     async def act(body: TokenizeRequest, request: Request, action: CacheAction) -> CachedPrompt:
         model = service.model(body.model or service.default_model).name
         prompt = await _prompt(service, model, body, request)
+        adapter = None if service.adapters is None else service.adapters.find(body.model or "")
+        prompt = msgspec.structs.replace(prompt, **fields_of(adapter))
         delta = await _run(service, model, prompt, action, Context.of(request).call_id)
         return CachedPrompt(
             model=model,

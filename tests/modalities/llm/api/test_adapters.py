@@ -239,6 +239,13 @@ async def use_over_http(app: FastAPI, models: Models) -> None:
             reply = await client.post("/v1/completions", json={**body, **fields}, headers=user)
             assert tuple(reply.json()["choices"][0]["token_ids"]) == models.answers["c"]
             assert reply.json()["model"] == fields["model"]
+        words = {"model": "sql", "prompt": "x" * 150}
+        await client.post("/v1/completions", json={**words, "max_tokens": 1}, headers=user)
+        for name, is_cached in (("tiny", False), ("sql", True)):  # a prefix is of one content
+            dropped = await client.post(
+                "/v1/cache/drop", json={**words, "model": name}, headers=user
+            )
+            assert (dropped.json()["cached_tokens"] > 0) is is_cached
         removed = await client.post(unload, json={"lora_name": "sql"}, headers=admin)
         assert removed.text.startswith("Success: LoRA adapter 'sql' removed")
         gone = await client.post("/v1/completions", json={**body, "model": "sql"}, headers=user)
