@@ -35,6 +35,7 @@ from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
 from triptych.schedulers.tokens.state_saves import (
     book_saves,
+    book_spares,
     give_back_saves,
     plan_saves,
     publish_saves,
@@ -284,6 +285,8 @@ class TokenBatch:
                 owner.saved_pages.add(num_pages)
         for piece in step.rows:
             book_saves(self.pool, piece, len(self.state.running))
+        for piece in step.rows:
+            book_spares(self.pool, piece)
 
     def accept(
         self, piece: ScheduledRow, result: TokenDelta, now_s: float

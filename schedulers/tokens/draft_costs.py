@@ -50,6 +50,7 @@ class DraftCosts:
     def __init__(self) -> None:
         self._plain_s: dict[int, float] = {}
         self._lines: defaultdict[int, _Line] = defaultdict(_Line)
+        self._waits_s: dict[int, float] = {}
         self._last_end_s = 0.0
         self._had_drafts = False
 
@@ -65,6 +66,8 @@ class DraftCosts:
             self._compare(num_rows, num_drafts, result.elapsed_s, wait_s)
         elif num_tokens == num_rows:
             self._plain_s[num_rows] = self._mean_s(num_rows, result.elapsed_s)
+            usual_s = self._waits_s.get(num_rows, wait_s)
+            self._waits_s[num_rows] = usual_s + _WEIGHT * (wait_s - usual_s)
         self._last_end_s, self._had_drafts = result.ended_s, num_drafts > 0
 
     def _mean_s(self, num_rows: int, elapsed_s: float) -> float:
@@ -78,12 +81,14 @@ class DraftCosts:
         """Learn from a step with drafts.
 
         It begins after the end of the step before, and the next one after its own end, so that no
-        work on the host overlaps; a step after another one with drafts shares that wait.
+        work on the host overlaps; a step after another one with drafts shares that wait. What steps
+        without drafts wait as well, for steps of other models, is not theirs.
         """
         plain_s = self._plain_s.get(num_rows)
         if plain_s is None:
             return
         num_waits = 1 if self._had_drafts else 2
+        wait_s = max(0.0, wait_s - self._waits_s.get(num_rows, 0.0))
         seconds = elapsed_s + num_waits * min(wait_s, plain_s)
         part = min(seconds / plain_s, _MOST) - 1
         self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part)

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 
+_LEAST_TOKENS = 64
+"""Of a row that begins again: whole contexts are computed before any other row goes on."""
+
 
 class Retries:
     """Parts of failed steps, in the order in which they are retried.
@@ -36,8 +39,13 @@ class Retries:
         self.groups.extend(group for group in (pieces[:half], pieces[half:]) if group)
 
     def restart(self, pieces: Sequence[ScheduledRow]) -> None:
-        """Let the rows of a failed step begin again, each in steps of half its tokens."""
-        self.max_tokens = max(1, sum(piece.num_tokens for piece in pieces) // 2)
+        """Let the rows of a failed step begin again, each in steps of half its tokens.
+
+        Without rows, those of a step that depended on a failed one, nothing changes.
+        """
+        if not self.restarts:
+            self.max_tokens = _LEAST_TOKENS
+        self.max_tokens = max(self.max_tokens, sum(piece.num_tokens for piece in pieces) // 2)
         for piece in pieces:
             piece.unit.is_spoiled = True
             if not piece.unit.is_paused:

@@ -17,12 +17,17 @@ A snapshot can be found once its step is over, as a page. Knows no tensors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from triptych.core.kv.pages import PagePool
 from triptych.core.kv.snapshots import SnapshotIndex
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 
-_SPARE_TOKENS = 256
-"""The largest distance of snapshots that are saved where memory is free."""
+_LEAST_SPARE_TOKENS, _SPARE_TOKENS = 64, 256
+"""The first place and the largest distance of snapshots that are saved where memory is free.
+
+Each divides a prompt's step; fewer tokens are computed as fast as they are found.
+"""
 
 
 def plan_saves(pool: PagePool, row: SequenceState) -> None:
@@ -37,7 +42,8 @@ def plan_saves(pool: PagePool, row: SequenceState) -> None:
 def _spare_pages(num_pages: int, page_size: int) -> set[int]:
     """Pages of a prompt after which another may part from it."""
     most = max(1, _SPARE_TOKENS // page_size)
-    doubled = {2**power for power in range(most.bit_length()) if 2**power < num_pages}
+    least = -(-_LEAST_SPARE_TOKENS // page_size)
+    doubled = {2**power for power in range(most.bit_length()) if least <= 2**power < num_pages}
     return doubled.union(range(most, num_pages, most))
 
 
@@ -55,12 +61,26 @@ def book_saves(pool: PagePool, piece: ScheduledRow, num_rows: int) -> None:
         if not snapshots.has_free:
             _drop_progress(snapshots, row)
         taken.append((last, snapshots.take()))
+    _add_saves(piece, taken, size)
+
+
+def book_spares(pool: PagePool, piece: ScheduledRow) -> None:
+    """Take free snapshots for other pages of a prompt, after all rows of the step have theirs."""
+    snapshots, row, size = pool.snapshots, piece.unit, pool.page_size
+    if snapshots is None or not row.spare_pages:
+        return
+    first, last = piece.start // size, (piece.start + piece.num_tokens) // size
     spare = [page for page in row.spare_pages - row.saved_pages if first < page < last]
-    taken += [(page, snapshots.take_spare()) for page in sorted(spare)]
-    piece.saves = tuple(
-        [(page * size, snapshot) for page, snapshot in sorted(taken) if snapshot is not None]
-    )
-    row.pending_pages.update(position // size for position, _ in piece.saves)
+    _add_saves(piece, [(page, snapshots.take_spare()) for page in sorted(spare)], size)
+
+
+def _add_saves(
+    piece: ScheduledRow, taken: Iterable[tuple[int, int | None]], page_size: int
+) -> None:
+    """Save the states after pages in the snapshots taken for them, if there were any."""
+    found = [(page * page_size, snapshot) for page, snapshot in taken if snapshot is not None]
+    piece.saves = tuple(sorted((*piece.saves, *found)))
+    piece.unit.pending_pages.update(position // page_size for position, _ in found)
 
 
 def _drop_progress(snapshots: SnapshotIndex, row: SequenceState) -> None:

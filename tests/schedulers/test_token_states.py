@@ -38,11 +38,10 @@ def test_the_next_turn_computes_only_what_is_new() -> None:
     assert ask(world(num_snapshots=1), "b", turn) == 0
 
 
-@pytest.mark.parametrize(("num_snapshots", "expected"), [(16, [0, 8, 12, 12]), (1, [0, 0, 12, 0])])
+@pytest.mark.parametrize(("num_snapshots", "expected"), [(16, [0, 0, 12, 12]), (1, [0, 0, 12, 0])])
 def test_a_shared_beginning_is_found_once_it_is_known(
     num_snapshots: int, expected: list[int]
 ) -> None:
-    """Where memory is free the second prompt finds a part of it."""
     at = world(num_snapshots=num_snapshots)
     prompts = [SYSTEM + (30 + n,) * 9 for n in range(4)]
     assert [ask(at, f"{n}", prompt) for n, prompt in enumerate(prompts)] == expected
@@ -54,6 +53,19 @@ def test_the_second_prompt_finds_most_of_a_long_beginning(max_batch_input_tokens
     prompts = [SYSTEM * 50 + (30 + n,) * 90 for n in range(3)]
     found = [ask(at, f"{n}", prompt) for n, prompt in enumerate(prompts)]
     assert found == [0, 512, 600]
+
+
+def test_spares_of_a_step_leave_what_others_found_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.schedulers.tokens.state_saves._LEAST_SPARE_TOKENS", 4)
+    at = world(num_snapshots=8, max_batch_input_tokens=512)
+    assert [ask(at, name, SYSTEM) for name in "ab"] == [0, 8]
+    for number in range(2):
+        at.submit(f"{number}", token_request((20 + number,) * 60, max_tokens=1))
+    plan = at.book()
+    assert plan is not None
+    assert len(plan.rows) == 2  # type: ignore[attr-defined]
+    at.run()
+    assert ask(at, "c", SYSTEM) == 8
 
 
 def test_equal_prompts_wait_for_one_of_them() -> None:
@@ -78,7 +90,7 @@ def test_a_row_keeps_one_snapshot_of_its_progress() -> None:
     snapshots = at.pool.snapshots
     assert snapshots is not None
     ask(at, "a", SYSTEM, max_tokens=40)
-    assert len(snapshots) == 3  # of its prompt and of a part of it, and of its answer
+    assert len(snapshots) == 2  # of its prompt, and of its answer
     assert ask(at, "b", SYSTEM + at.output_ids("a")) == 48
 
 

@@ -265,5 +265,5 @@ def _verified(row: TokenRow, results: Sequence[TokenDelta]) -> TokenDelta:
     return TokenDelta(
         token_ids=tuple(chain.from_iterable(result.token_ids for result in results)),
         logprobs=tuple(chain.from_iterable(result.logprobs for result in results)),
-        is_finite=results[-1].is_finite,
+        is_finite=all(result.is_finite for result in results),
     )

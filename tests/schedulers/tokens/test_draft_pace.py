@@ -95,6 +95,15 @@ def test_a_first_step_that_pages_in_is_soon_forgotten() -> None:
     assert costs.price(1, 2) == pytest.approx(0.5, abs=0.05)
 
 
+def test_the_steps_of_other_models_are_not_paid() -> None:
+    """They lie between all steps, those without drafts as well."""
+    costs, now_s = DraftCosts(), 0.0
+    for num_drafts, elapsed_s in [(0, 0.1), (2, 0.12)] * 60:
+        now_s += 0.3 + elapsed_s
+        step(costs, now_s, elapsed_s, num_drafts)
+    assert costs.price(1, 2) == pytest.approx(0.2, abs=0.05)
+
+
 def test_prompts_teach_nothing() -> None:
     costs = DraftCosts()
     before = costs.price(1, 3)

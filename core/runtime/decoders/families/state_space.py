@@ -109,13 +109,15 @@ def _nemotron_h(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _kinds_of(config: Mapping[str, Any]) -> list[str]:
-    named = config.get("layers_block_type") or config.get("layer_types")
-    named = named or config.get("hybrid_override_pattern") or "ME*-"
-    if not isinstance(named, list | str) or not set(named) <= _KINDS.keys():
-        raise WeightsError(f"config.json: layers_block_type {named!r} is not supported.")
+    fields = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    field = next((name for name in fields if config.get(name)), fields[-1])
+    named = config.get(field) or "ME*-"
+    is_sequence = isinstance(named, list | str)
+    if not (is_sequence and all(isinstance(name, str) and name in _KINDS for name in named)):
+        raise WeightsError(f"config.json: {field} {named!r} is not supported.")
     kinds = [_KINDS[name] for name in named]
     if _ATTENTION not in kinds:
-        raise WeightsError("config.json: layers_block_type has no layer with attention.")
+        raise WeightsError(f"config.json: {field} has no layer with attention.")
     return kinds
 
 

@@ -47,3 +47,9 @@ def test_what_follows_a_wrong_draft_does_not_count(
     ]
     result = _verified(row, results)
     assert (result.token_ids, result.is_finite) == expected
+
+
+def test_an_accepted_draft_counts_as_not_finite_where_its_logits_are() -> None:
+    row = TokenRow(job_id="a", slot=0, start=2, num_tokens=2, token_ids=(1, 5), num_drafts=1)
+    results = [TokenDelta(token_ids=(5,), is_finite=False), TokenDelta(token_ids=(6,))]
+    assert not _verified(row, results).is_finite

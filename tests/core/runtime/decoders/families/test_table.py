@@ -77,6 +77,20 @@ def test_an_unknown_layer_type_is_refused() -> None:
         read_decoder_config(config("Qwen3ForCausalLM", **fields))
 
 
+@pytest.mark.parametrize(
+    ("field", "layers"),
+    [
+        ("layers_block_type", [["mamba"]]),
+        ("layers_block_type", ["mamba", "cake"]),
+        ("hybrid_override_pattern", "M|*-"),
+    ],
+)
+def test_unknown_layers_of_a_hybrid_are_refused(field: str, layers: Any) -> None:
+    fields = {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], field: layers}
+    with pytest.raises(WeightsError, match=field):
+        read_decoder_config(fields)
+
+
 def test_fields_that_name_code_are_ignored() -> None:
     plain = read_decoder_config(config())
     assert read_decoder_config(config(auto_map={"AutoModel": "evil.py"}, unknown=1)) == plain
