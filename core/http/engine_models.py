@@ -223,7 +223,7 @@ def _add_storage(router: APIRouter) -> None:
     async def delete(
         request: Request, name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
     ) -> DeletedModel:
-        """Serve a model no longer, and delete its files if the server has fetched them."""
+        """Serve a model no longer, and delete its files if they are in a cache."""
         check_may_store(request)
         lift_time_limit(request)
         num_bytes = await RuntimeModels.of(request).delete(name)

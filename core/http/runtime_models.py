@@ -32,8 +32,8 @@ from triptych.core.http.models import ModelCard, ServedModels
 from triptych.core.options.config import Config, ModelOptions
 from triptych.core.weights.fetching import Fetch, FetchOrder, FetchProgress, fetch
 from triptych.core.weights.pipeline_index import is_pipeline
-from triptych.core.weights.pull_policy import check_may_pull
-from triptych.core.weights.resolve import ResolvedModel, place_of, served_name
+from triptych.core.weights.pull_policy import check_may_pull, is_hub_id
+from triptych.core.weights.resolve import ResolvedModel, path_of, place_of, served_name
 from triptych.core.weights.store import StoredModel, remove, stored_models
 
 MAX_PULLS = 4
@@ -57,6 +57,9 @@ class Parts(Protocol):
 
     def open(self, model: ResolvedModel) -> tuple[ModelCard, Callable[[], None]]:
         """Open a model, on any thread; return its card and the call that adds it to the routes."""
+
+    def has_further(self, name: str) -> bool:
+        """Whether something that is no model, an adapter, is called so."""
 
     async def drop(self, name: str) -> None:
         """Forget a model that was opened."""
@@ -111,6 +114,7 @@ class RuntimeModels:
     fetch: Fetch = fetch
     on_change: Callable[[Sequence[ResolvedModel]], None] = lambda models: None
     _pulls: dict[str, Pull] = field(default_factory=dict)
+    _revisions: dict[str, str] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
     _adding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -129,18 +133,20 @@ class RuntimeModels:
         Raises `UnsupportedOption` for sources that are not allowed, `InvalidRequest` if the name is
         taken, `Overloaded`.
         """
-        if not name and reference in self.served.cards:
+        if not name and not revision and reference in self.served.cards:
             return self.served.cards[reference]
         check_may_pull(reference, self.sources, self.config.server)
         name = name or served_name(reference)
         self._check_name(name, reference)
+        running = self._pulls.get(name)
+        self._check_revision(name, reference, revision)
         if name in self.models:
             return self.served.cards[name]
-        running = self._pulls.get(name)
         if running is None or running.is_left:
             self._check_numbers()
             order = FetchOrder(reference=reference, name=name, options=self._options(revision))
             running = self._pulls[name] = Pull(reference, partial(self._work, order))
+            self._revisions[name] = revision
             running.task.add_done_callback(partial(self._forget, name, running))
         return running
 
@@ -165,10 +171,29 @@ class RuntimeModels:
             used = place_of(self._pulls[name].reference)
         if name in self._leaving:
             raise Overloaded(f"{name} is being deleted; try again later.", retry_after_s=5.0)
-        if (used and used != place_of(reference)) or name in self.served.aliases:
+        is_other = name in self.served.aliases or self.parts.has_further(name)
+        if (used and used != place_of(reference)) or is_other:
             raise InvalidRequest(
-                f"Another model is served as {name!r}: delete it, or choose another name.",
+                f"Another model or adapter is served as {name!r}: delete it, or choose another"
+                " name.",
                 param="name",
+            )
+
+    def _check_revision(self, name: str, reference: str, revision: str) -> None:
+        """Raise `InvalidRequest` for a revision of a model that has none, or of one that is there.
+
+        That of a model of the start is the option's.
+        """
+        is_there = name in self.models or name in self._pulls
+        given = self._revisions.get(name, self.config.models.revision)
+        if revision and is_there and revision != given:
+            raise InvalidRequest(
+                f"{name} is served at another revision: delete it, or choose another name.",
+                param="revision",
+            )
+        if revision and not is_hub_id(reference, self.sources):
+            raise InvalidRequest(
+                "Only repositories of the hub have revisions; leave it out.", param="revision"
             )
 
     def _options(self, revision: str) -> ModelOptions:
@@ -235,9 +260,10 @@ class RuntimeModels:
             with suppress(EngineDown):  # no later engine has it
                 await self.client.change(RemoveModel(model.name))
             await self.parts.drop(model.name)
-            if any(other.folder == model.folder for other in self.models.values()):
-                return None
-            return await asyncio.to_thread(_delete_files, model, self.config.models)
+            async with self._adding:  # no model is opened that may have the same files
+                if any(other.folder == model.folder for other in self.models.values()):
+                    return None
+                return await asyncio.to_thread(_delete_files, model, self.config.models)
         finally:
             self._leaving.discard(model.name)
 
@@ -250,8 +276,13 @@ class RuntimeModels:
 
 
 def _delete_files(model: ResolvedModel, options: ModelOptions) -> int | None:
-    """Delete the files of a model in a cache of ours or the hub's; `None` if it is in neither."""
+    """Delete the files of a model in a cache of ours or the hub's; `None` if it is in neither.
+
+    A folder or file that was named by its path stays where it is, also in a cache.
+    """
     folder = Path(model.folder).resolve()
+    if path_of(place_of(model.reference)).exists():
+        return None
     stored: StoredModel | None = next(
         (each for each in stored_models(options) if each.folder.resolve() == folder), None
     )

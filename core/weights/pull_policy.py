@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triptych.core.errors import UnsupportedOption
 from triptych.core.options.server import PULL_SOURCES, ServerOptions
-from triptych.core.weights.resolve import EMBEDDED_NAME, EMBEDDED_REFERENCE, place_of
+from triptych.core.weights.resolve import EMBEDDED_NAME, EMBEDDED_REFERENCE, path_of, place_of
 
 _NAMES, _PACKAGES, _HUB = PULL_SOURCES[1:]
 _FILES = (".gguf", ".safetensors")
@@ -21,23 +21,32 @@ def check_may_pull(reference: str, known: Collection[str], options: ServerOption
 
     `known` are the models with short names.
     """
-    place = place_of(reference)
-    path = Path(place).expanduser()
-    if place in (EMBEDDED_REFERENCE, EMBEDDED_NAME, *known):
-        needed = _NAMES
-    elif place.startswith("pypi:"):
-        needed = _PACKAGES
-    elif place.startswith(("/", ".", "~")) or place.endswith(_FILES) or path.exists():
-        _check_folder(path, options)
+    needed = _source_of(reference, known)
+    if not needed:
+        _check_folder(path_of(place_of(reference)), options)
         return
-    else:
-        needed = _HUB
     if PULL_SOURCES.index(options.pull_from) < PULL_SOURCES.index(needed):
         raise UnsupportedOption(
             f"This server fetches no such model (--pull-from {options.pull_from}); its operator may"
             f" start it with --pull-from {needed}.",
             param="model",
         )
+
+
+def is_hub_id(reference: str, known: Collection[str]) -> bool:
+    """Whether a reference names a repository of the hub."""
+    return _source_of(reference, known) == _HUB
+
+
+def _source_of(reference: str, known: Collection[str]) -> str:
+    """The value of `--pull-from` that a reference needs; empty for a folder or a file."""
+    place = place_of(reference)
+    if place in (EMBEDDED_REFERENCE, EMBEDDED_NAME, *known):
+        return _NAMES
+    if place.startswith("pypi:"):
+        return _PACKAGES
+    is_path = place.startswith(("/", ".", "~")) or place.endswith(_FILES)
+    return "" if is_path or path_of(place).exists() else _HUB
 
 
 def _check_folder(path: Path, options: ServerOptions) -> None:

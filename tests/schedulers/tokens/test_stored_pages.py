@@ -125,6 +125,15 @@ def test_pins_leave_half_of_the_tiers_to_others(tmp_path: Path) -> None:
     assert act(tiers.world, "pin", FIRST) == 0
 
 
+def test_one_tenant_pins_an_eighth(tmp_path: Path) -> None:
+    tiers = tiered(tmp_path).tiers
+    tiers._disk.num_pages = 16  # type: ignore[union-attr]
+    keys = [bytes([number]) for number in range(20)]
+    assert [tiers.pin(keys[:5], "a"), tiers.pin(keys[5:6], "a")] == [2, 0]
+    assert [tiers.pin(keys[:3], "b"), tiers.pin(keys[3:], "")] == [3, 5]  # two of them were there
+    assert tiers.pin(keys[19:], "c") == 0, "half of all"
+
+
 def test_without_tiers_pages_are_dropped_and_never_pinned() -> None:
     world = World(num_pages=10, page_size=4)
     world.submit("first", token_request(FIRST, max_tokens=1))

@@ -51,7 +51,7 @@ def add_library(router: APIRouter, catalogue: Catalogue) -> None:
         return Response(last.model_dump_json(exclude_unset=True), media_type="application/json")
 
     async def delete(body: DeleteRequest, request: Request) -> Response:
-        """Serve a model no longer, and delete its files if the server has fetched them."""
+        """Serve a model no longer, and delete its files if they are in a cache."""
         check_may_store(request)
         lift_time_limit(request)
         await RuntimeModels.of(request).delete(catalogue.name(body.requested_name))

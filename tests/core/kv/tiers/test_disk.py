@@ -155,3 +155,13 @@ def test_a_killed_writer_loses_at_most_the_page_that_it_wrote(tmp_path: Path) ->
         assert len(missing) <= 1, "no page but the one in work is gone"
         assert len(files(tmp_path)) == len(KEYS) - len(missing), "nothing is left over"
         disk.close()
+
+
+def test_a_folder_that_could_not_be_used_can_be_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskTier, "_size", lambda *_: (_ for _ in ()).throw(ConfigError("full")))
+        with pytest.raises(ConfigError, match="full"):
+            DiskTier(tmp_path, FORMAT, 0)
+    DiskTier(tmp_path, FORMAT, 0).close()
