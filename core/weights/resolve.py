@@ -50,6 +50,7 @@ __all__ = (
     "cache_key",
     "folder_digest",
     "open_resolved",
+    "path_of",
     "place_of",
     "place_stamp",
     "resolve",

@@ -298,7 +298,8 @@ def test_resolving_loads_no_torch(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     script = (
         "import sys, triptych.core.bundle.resolve;"
-        "from triptych.core.weights.resolve import *;"
+        "from triptych.core.options.config import ModelOptions;"
+        "from triptych.core.weights.resolve import resolve;"
         "from triptych.core.weights.progress import SilentProgress;"
         f"resolve({str(file)!r}, name=None, options=ModelOptions(cache_dir={str(tmp_path)!r}),"
         " progress=SilentProgress()); sys.exit('torch' in sys.modules)"
