@@ -193,11 +193,9 @@ class PhonemeFrontEnd(FrontEnd):
             )
 
     def reading(self, language: str, voice: str) -> Reading:
-        """See `FrontEnd.reading`. Of English, "en" is the voice's own, if that is English."""
+        """See `FrontEnd.reading`. Other English than en-US and en-GB is the voice's own."""
         native = reading_of(self._native(voice)) or "us"
-        if language.strip().lower() in ("", "en"):
-            return native if not language or is_english(native) else "us"
-        return reading_of(language) or "us"
+        return reading_of(language, native) or native
 
     def _native(self, voice: str) -> str:
         """The language of a voice, of a mixture its first one's."""

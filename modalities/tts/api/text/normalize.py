@@ -35,7 +35,7 @@ from triptych.modalities.tts.api.text.tongues import Reading, is_english, tongue
 
 _MARKS = frozenset(".,;:!?…—\"'()¿¡。、！？，；：・")
 _GLUED = frozenset(".,;:!?…")  # a space is inserted between these and a word
-_MAX_SILENCE = 8  # maximum run of characters that are no letters
+_MAX_SILENCE = 8  # maximum run of characters without sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def _foreign(reading: Reading) -> _Words:
     numbers = tuple(table.rules())
     return _Words(
         digit=numbers,
-        letter=tuple(table.abbreviation_rules()),
+        letter=tuple(table.word_rules()),
         sign=numbers,
         signs=table.signs,
         operators={sign: word for sign, word in table.signs.items() if sign in "+=×÷"},
@@ -227,9 +227,14 @@ def _is_operand(near: str, far: str, bracket: str) -> bool:
 
 
 def _word_end(text: str, at: int, end: int) -> int:
-    while at < end and (text[at].isalpha() or unicodedata.category(text[at])[0] == "M"):
+    while at < end and _is_letter(text[at]):
         at += 1
     return at
+
+
+def _is_letter(char: str) -> bool:
+    """Whether `char` is a letter or a sign that belongs to one, such as a vowel sign of Hindi."""
+    return char.isalpha() or (char != "" and unicodedata.category(char)[0] == "M")
 
 
 class _Scan:
@@ -240,7 +245,7 @@ class _Scan:
         self._starts = cleaned.starts
         self._builder = SpokenBuilder()
         self._last = ""  # the last character emitted
-        self._num_silent = 0  # characters emitted since the last letter
+        self._num_silent = 0  # characters emitted since the last letter or digit
         self._is_spaced = False  # a space is pending before the next word
         self._is_letter = False  # the last word is one capital; a dot would make it an initial
         self._was_said = False  # the last words came from a rule
@@ -281,7 +286,7 @@ class _Scan:
 
     def end_sentence(self, end: int, boundary: Boundary) -> None:
         """Close the sentence; a paragraph without a final mark gets one."""
-        if self.text.endswith("\n", 0, end) and self._last.isalpha():
+        if self.text.endswith("\n", 0, end) and _is_letter(self._last):
             mark = "," if self._is_letter else "."
             self._emit(mark, self._starts[end - 1], is_aligned=False)
         if self.text[end - 1].isspace():
@@ -294,12 +299,12 @@ class _Scan:
 
     def _is_mute(self, char: str) -> bool:
         """Whether `char` would only prolong a silence."""
-        return self._num_silent >= _MAX_SILENCE and not char.isalpha()
+        return self._num_silent >= _MAX_SILENCE and not char.isalnum()
 
     def _separate(self, char: str, *, is_said: bool) -> None:
         """Set a pending space where two words would touch."""
         if char.isalpha() and not self._is_spaced:
-            is_word = self._last.isalpha() and (is_said or self._was_said)
+            is_word = _is_letter(self._last) and (is_said or self._was_said)
             self._is_spaced = is_word or self._last in _GLUED or (is_said and self._last == ")")
 
     def _open(self, source: int) -> None:
@@ -317,9 +322,9 @@ class _Scan:
     def _emit(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
         self._builder.add(spoken, source_end, is_aligned=is_aligned)
         is_alone = len(spoken) == 1 or spoken[-2:-1] == " "
-        self._is_letter = is_alone and spoken[-1].isupper() and not self._last.isalpha()
+        self._is_letter = is_alone and spoken[-1].isupper() and not _is_letter(self._last)
         self._last = spoken[-1]
         at = len(spoken)
-        while at and not spoken[at - 1].isalpha():
+        while at and not (spoken[at - 1].isdecimal() or _is_letter(spoken[at - 1])):
             at -= 1
         self._num_silent = len(spoken) - at + (0 if at else self._num_silent)

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeAlias
 
@@ -33,7 +34,7 @@ class Extra(NamedTuple):
 
 EXTRAS: Mapping[Reading, Extra] = {
     "ja": Extra(("pyopenjtalk",), "japanese"),
-    "zh": Extra(("misaki", "jieba", "pypinyin", "cn2an"), "mandarin"),
+    "zh": Extra(("misaki", "jieba", "ordered_set", "pypinyin", "cn2an"), "mandarin"),
 }
 
 
@@ -50,7 +51,10 @@ Reader: TypeAlias = Callable[[str], Iterator[tuple[Span, str]]]
 
 
 def _open_mandarin() -> Reader:
-    """Words as jieba cuts them, in IPA by their pinyin, with arrows for tones."""
+    """Words as jieba cuts them, in IPA by their pinyin, with arrows for tones.
+
+    A word with a character whose pinyin misaki cannot convert is read by character, without it.
+    """
     import jieba
     from misaki.zh import ZHG2P
 
@@ -60,13 +64,23 @@ def _open_mandarin() -> Reader:
         tokenizer.tmp_dir = folder
         tokenizer.initialize()
 
+    def sounds(word: str) -> Iterator[tuple[str, str]]:
+        try:
+            yield word, ZHG2P.word2ipa(word).replace(_NON_SYLLABIC, "")
+        except ValueError:
+            if len(word) == 1:
+                yield word, ""
+                return
+            for char in word:
+                yield from sounds(char)
+
     def read(text: str) -> Iterator[tuple[Span, str]]:
         for run in _HAN.finditer(text):
             at = run.start()
-            for word in tokenizer.lcut(run[0]):
-                sound = ZHG2P.word2ipa(word).replace(_NON_SYLLABIC, "")
-                yield Span(at, at + len(word)), sound
-                at += len(word)
+            for part, sound in chain.from_iterable(map(sounds, tokenizer.lcut(run[0]))):
+                if sound:
+                    yield Span(at, at + len(part)), sound
+                at += len(part)
 
     return read
 

@@ -7,6 +7,7 @@ more: its rules are in modules of their own. Knows neither voices nor models.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ import msgspec
 from typing_extensions import TypeIs
 
 from triptych.core.process.typed import convert
+from triptych.modalities.tts.api.text.language import alternatives
 from triptych.modalities.tts.api.text.rules import Rule
 from triptych.modalities.tts.api.text.spelling import Spelling
 
@@ -24,7 +26,6 @@ Reading = Literal["us", "uk", "es", "fr", "hi", "it", "ja", "pt", "zh"]
 """How letters are read: as American or British English, or as another language."""
 
 _READINGS: Mapping[str, Reading] = {
-    "en": "us",
     "en-us": "us",
     "en-gb": "uk",
     "pt": "pt",
@@ -41,14 +42,23 @@ _REGIONLESS = frozenset(("es", "fr", "hi", "it", "ja", "zh"))
 _MAX_WORD_DIGITS = 15  # longer numbers are read digit by digit
 
 
-def reading_of(tag: str) -> Reading | None:
+def reading_of(tag: str, native: Reading = "us") -> Reading | None:
     """The reading of a language tag such as `pt-BR`; `None` for a language without one.
 
-    European Portuguese and other Englishes have none: they are not what the tables read.
+    European Portuguese has none: it is not what the table reads. English of no region, or of one
+    without tables such as `en-AU`, is `native` if that is English, else American.
     """
     tag = tag.strip().lower().replace("_", "-")
     primary = tag.partition("-")[0]
+    if primary == "en" and tag not in _READINGS:
+        return native if is_english(native) else "us"
     return _READINGS.get(tag) or (_READINGS[primary] if primary in _REGIONLESS else None)
+
+
+@lru_cache
+def _small_words(listed: str) -> tuple[str, ...]:
+    """The number words of a list with commas, whose lines may break within a word."""
+    return tuple(" ".join(words.split()) for words in listed.split(","))
 
 
 def is_english(reading: Reading) -> TypeIs[Dialect]:
@@ -60,8 +70,9 @@ class Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number words: those below a hundred, and the scales from the greatest, for one and for more.
 
     `joiner` precedes the last part of a number, and of one without spaces, a part after a scale
-    that is passed over; `exact` has words for single numbers. `decimal` is
-    the decimal mark, said as `point`. A language without `small` keeps its digits.
+    that is passed over; `exact` has words for single numbers, and `before_scale` pairs the last
+    word of a number with its form before a scale. `decimal` is the decimal mark, said as `point`.
+    A language without `small` keeps its digits.
     """
 
     small: str
@@ -71,22 +82,27 @@ class Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minus: str
     joiner: str
     exact: dict[str, str]
+    before_scale: dict[str, str] = {}
 
     def cardinal(self, n: int) -> str:
         """A whole number in words."""
         if not self.small:
             return str(n)
-        small = self.small.split(",")
+        small = _small_words(self.small)
         if n < len(small):
-            return small[n].strip()
+            return small[n]
         if exact := self.exact.get(str(n)):
             return exact
         value, one, many = next(scale for scale in self.scales if scale[0] <= n)
         head, rest = divmod(n, value)
-        words = one if head == 1 else many.format(self.cardinal(head))
+        words = one if head == 1 else many.format(self._before_scale(head))
         if not rest:
             return words
         return f"{words}{self._joiner(value, rest)}{self.cardinal(rest)}"
+
+    def _before_scale(self, n: int) -> str:
+        before, space, last = self.cardinal(n).rpartition(" ")
+        return f"{before}{space}{self.before_scale.get(last, last)}"
 
     def _joiner(self, value: int, rest: int) -> str:
         if not self._space:
@@ -124,31 +140,49 @@ class Tongue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rules(self) -> Iterator[Rule]:
         """The rules of digits: money, shares, dates, times of day and numbers."""
-        groups, mark = (r"[. ]\d{3}", ",") if self.numbers.decimal == "," else (r",\d{2,3}", r"\.")
-        numeral = rf"(\d{{1,3}}(?:{groups})+(?!\d)|\d{{1,40}})(?:{mark}(\d{{1,40}}))?"
-        yield Rule(re.compile(rf"([$€£¥₹])\s?{numeral}"), self._money)
+        numeral, currency = self._numeral, self._currency
+        yield from self._money_rules()
+        yield Rule(re.compile(rf"{numeral}\s?{currency}(?!\s?\d)"), self._money)
         yield Rule(re.compile(rf"{numeral}\s?%"), self._percent)
         yield Rule(re.compile(r"(\d{4})(?=年)"), lambda match: self.numbers.digits(match[1]))
         yield Rule(re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?!\d)"), self._date)
         yield Rule(re.compile(r"(\d{1,2}):(\d{2})(?![\d:])"), self._time)
-        yield Rule(re.compile(numeral), lambda match: self._number(match[1], match[2]))
+        yield Rule(re.compile(numeral), self._number)
         yield Rule(re.compile(rf"-{numeral}"), self._negative)
 
-    def abbreviation_rules(self) -> Iterator[Rule]:
-        """The rules of words that are written short."""
+    def word_rules(self) -> Iterator[Rule]:
+        """The rules of letters: money such as R$ 5, and words that are written short."""
+        yield from self._money_rules()
+        yield Rule(re.compile(self._currency), lambda match: self.signs[match[0]])
         for short, words in self.abbreviations.items():
             pattern = re.compile(rf"{re.escape(short)}(?!\w)")
             yield Rule(pattern, lambda _, words=words: words)  # type: ignore[misc]
 
-    def _number(self, whole: str, fraction: str | None) -> str:
-        return self.numbers.number(re.sub(r"\D", "", whole), fraction or "")
+    def _money_rules(self) -> Iterator[Rule]:
+        yield Rule(re.compile(rf"{self._currency}\s?{self._numeral}"), self._money)
 
-    def _money(self, match: re.Match[str]) -> str | None:
-        unit = self.signs.get(match[1])
-        return f"{self._number(match[2], match[3])} {unit}" if unit else None
+    @property
+    def _numeral(self) -> str:
+        groups, mark = (r"[. ]\d{3}", ",") if self.numbers.decimal == "," else (r",\d{2,3}", r"\.")
+        whole = rf"(?P<whole>\d{{1,3}}(?:{groups})+(?!\d)|\d{{1,40}})"
+        return rf"{whole}(?:{mark}(?P<fraction>\d{{1,40}}))?"
+
+    @property
+    def _currency(self) -> str:
+        signs = (sign for sign in self.signs if unicodedata.category(sign[-1]) == "Sc")
+        return f"(?P<sign>{alternatives(signs)})"
+
+    def _number(self, match: re.Match[str], *, keeps_zeros: bool = True) -> str:
+        fraction = match["fraction"] or ""
+        if not keeps_zeros and len(fraction) == 2 and not int(fraction):
+            fraction = ""
+        return self.numbers.number(re.sub(r"\D", "", match["whole"]), fraction)
+
+    def _money(self, match: re.Match[str]) -> str:
+        return f"{self._number(match, keeps_zeros=False)} {self.signs[match['sign']]}"
 
     def _percent(self, match: re.Match[str]) -> str:
-        number, sign = self._number(match[1], match[2]), self.signs["%"]
+        number, sign = self._number(match), self.signs["%"]
         return sign.format(number) if "{" in sign else f"{number} {sign}"
 
     def _date(self, match: re.Match[str]) -> str:
@@ -162,7 +196,7 @@ class Tongue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         before = match.string[max(0, match.start() - 1) : match.start()]
         if before.isalnum():
             return None
-        return f"{self.numbers.minus} {self._number(match[1], match[2])}"
+        return f"{self.numbers.minus} {self._number(match)}"
 
 
 @lru_cache

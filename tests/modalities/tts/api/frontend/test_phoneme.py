@@ -213,6 +213,8 @@ def test_phonemes_are_worked_out_when_they_are_asked_for(
         ("bm_fable", "en", "wˈɔːtə"),
         ("af_heart", "en-GB", "wˈɔːtə"),
         ("bm_fable", "en_us", "wˈɔTəɹ"),
+        ("bm_fable", "en-AU", "wˈɔːtə"),
+        ("af_heart", "en-IN", "wˈɔTəɹ"),
         ("bm_fable*2+af_heart", "", "wˈɔːtə"),
     ],
 )

@@ -3,14 +3,18 @@
 # ruff: noqa: E501, RUF001
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.modalities.tts.api.text import phonemes as reading_module
+from triptych.modalities.tts.api.text import readers
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.api.text.phonemes import Phonemizer
-from triptych.modalities.tts.api.text.readers import Reader, kana_sounds
+from triptych.modalities.tts.api.text.readers import OPENERS, Reader, kana_sounds
 from triptych.modalities.tts.api.text.spoken import Span
 from triptych.modalities.tts.api.text.tongues import Reading, reading_of, tongue
 from triptych.modalities.tts.configs.kokoro import VOCABULARY
@@ -28,6 +32,7 @@ def normalize(text: str, reading: Reading) -> str:
     [
         ("en", "us"),
         ("en_GB", "uk"),
+        ("en-AU", "us"),
         ("es-MX", "es"),
         ("fr-CA", "fr"),
         ("pt", "pt"),
@@ -66,10 +71,36 @@ def test_a_tag_names_a_reading(tag: str, reading: Reading | None) -> None:
         ("zh", "1005人，2024年，50%", "一千零五 人，二零二四 年，百分之五十"),
         ("ja", "1,005人", "1005人"),
         ("es", "10 20 30", "diez veinte treinta"),
+        ("es", "21.000, 31.001 y 101.000", "veintiún mil, treinta y un mil uno y ciento un mil"),
+        ("es", "121.000.000 o 21", "ciento veintiún millones o veintiuno"),
+        ("es", "R$ 5 y US$ 20", "cinco reales y veinte dólares"),
+        (
+            "pt",
+            "Custa R$ 50,00, US$20,50 ou $ 3.",
+            "Custa cinquenta reais, vinte vírgula cinquenta dólares ou três dólares.",
+        ),
+        (
+            "pt",
+            "50,00 €; em 2024 R$ 1.200,00.",
+            "cinquenta euros; em dois mil e vinte e quatro mil e duzentos reais.",
+        ),
+        ("pt", "R$ e 2,00 m", "reais e dois vírgula zero zero m"),
+        ("zh", "¥50.00", "五十 元"),
+        ("hi", "2/3", "दो बटा तीन"),
+        ("hi", "वह बच्ची\n\nघर", "वह बच्ची. घर"),
+        ("ja", "1 2 3 4 5 6", "1 2 3 4 5 6"),
     ],
 )
 def test_numbers_and_signs_are_words(reading: Reading, text: str, words: str) -> None:
     assert normalize(text, reading) == words
+
+
+@pytest.mark.parametrize("reading", [*SPELLED, "zh"])
+def test_cardinals_are_on_one_line(reading: Reading) -> None:
+    cardinal = tongue(reading).numbers.cardinal
+    words = [cardinal(n) for n in range(1_000)]
+    assert words == [" ".join(each.split()) for each in words]
+    assert len(set(words)) == 1_000
 
 
 @pytest.mark.parametrize(
@@ -127,6 +158,40 @@ def test_words_of_a_script_without_spaces_keep_their_places(
     assert words == ["你好，", "(世界)", "Google", "嗎！"]
     assert str(read) == "ni↓xau↓, (ʂɨ↘ʨje↘) ɡˈuɡᵊl !"
     assert [spoken.text[slice(*span)] for span in read.unspoken] == ["嗎"]
+
+
+def test_a_character_without_known_pinyin_is_unspoken_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def word2ipa(word: str) -> str:
+        if "嗧" in word:
+            raise ValueError("Parameter 'normal_pinyin': Final couldn't be detected!")
+        return f"<{word}\u032f>"
+
+    def cut(text: str) -> list[str]:
+        return [text[:1], *([text[1:]] if text[1:] else [])]
+
+    tokenizer = SimpleNamespace(initialize=lambda: None, lcut=cut)
+    jieba = SimpleNamespace(setLogLevel=lambda _: None, Tokenizer=lambda: tokenizer)
+    misaki = SimpleNamespace(ZHG2P=SimpleNamespace(word2ipa=word2ipa))
+    monkeypatch.setitem(sys.modules, "jieba", jieba)
+    monkeypatch.setitem(sys.modules, "misaki", SimpleNamespace(zh=misaki))
+    monkeypatch.setitem(sys.modules, "misaki.zh", misaki)
+    read = OPENERS["zh"]()
+    assert list(read("一加嗧油，嗧")) == [
+        (Span(0, 1), "<一>"),
+        (Span(1, 2), "<加>"),
+        (Span(3, 4), "<油>"),
+    ]
+
+
+@pytest.mark.parametrize("lacking", ["misaki", "ordered_set"])
+def test_a_language_names_its_extra_where_a_module_is_lacking(
+    monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(readers, "find_spec", lambda name: None if name == lacking else object())
+    assert readers.missing_extra("zh") == "mandarin"
+    assert readers.missing_extra("ja") is None
 
 
 @settings(max_examples=60, deadline=None)
