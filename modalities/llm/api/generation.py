@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +40,7 @@ from triptych.modalities.modality import FindLink
 
 Fields = list[dict[str, Any]]
 _logger = logging.getLogger(__name__)
+TextRequestT = TypeVar("TextRequestT", bound=TextRequest)
 
 
 def chat_request(given: Mapping[str, Any]) -> ChatRequest:
@@ -115,6 +116,12 @@ def note_reasoning(request: Request, model: TextModel, names: Iterable[str]) -> 
     """Report the fields `names`, which ask for reasoning, as ignored if the model has none."""
     if not model.answers.has_reasoning:
         note_ignored(request, *names)
+
+
+def ending_gap(body: TextRequestT, model: TextModel) -> TextRequestT:
+    """`body` for a prompt that fills a gap: the tokens after a filled one end the answer."""
+    assert model.gap is not None, "the prompt was made with it"
+    return body.model_copy(update={"stop_token_ids": model.gap.ending(body.stop_token_ids)})
 
 
 async def begin(

@@ -317,6 +317,9 @@ class CompletionRequest(TextRequest):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
+    suffix: Text | None = Field(
+        default=None, description="The text after the answer, for models that fill gaps."
+    )
     max_tokens: Annotated[int, Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1])] | None = Field(
         default=None,
         description="Max tokens of one answer; -1: as many as fit; 0, with echo: none.",
@@ -348,6 +351,14 @@ class CompletionRequest(TextRequest):
                 "best_of other than n is not offered: ask for n answers with logprobs and choose.",
                 param="best_of",
             )
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            raise InvalidRequest(
+                "A prompt with a suffix is neither echoed nor cut: leave echo and"
+                " truncate_prompt_tokens out.",
+                param="suffix",
+            )
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise InvalidRequest("With a suffix the prompt is a text.", param="prompt")
         if not self.has_answer and not self.echo:
             raise InvalidRequest(
                 "max_tokens is at least one token, or 0 with echo; -1 means as many as fit.",

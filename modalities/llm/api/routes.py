@@ -41,6 +41,7 @@ from triptych.modalities.llm.api.generation import (
     Generation,
     begin,
     encode_conversation,
+    ending_gap,
     note_reasoning,
 )
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
@@ -206,6 +207,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         ]
         model = service.model(body.model)
         formatter = CompletionFormatter(model, context.call_id, AnswerDetails.of(body))
+        body = ending_gap(body, model) if body.suffix else body
         generation = await begin(service, body, context, prompts)
         return await _answer(generation, body, formatter, context.options)
 
@@ -220,6 +222,10 @@ async def _prompt_ids(
     service: LlmService, body: CompletionRequest, prompt: str | list[int]
 ) -> tuple[int, ...]:
     most = body.truncate_prompt_tokens
+    if body.suffix:
+        assert isinstance(prompt, str), "the request was checked"
+        options = body.encoding_options
+        return await service.encode_gap(body.model, prompt, body.suffix, **options)
     if isinstance(prompt, str):
         ids = await encode_prompt(service, body, prompt, may_exceed=most is not None)
     else:

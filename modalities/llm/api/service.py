@@ -191,6 +191,13 @@ class LlmService(ModelService[TextModel]):
         """Token ids of plain text; `options` are those of `TextModel.encode_text`."""
         return await on_text_thread(len(text), self.model(model).encode_text, text, **options)
 
+    async def encode_gap(
+        self, model: str, before: str, after: str, **options: bool
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt for the text between two others (`TextModel.encode_gap`)."""
+        encode_gap = self.model(model).encode_gap
+        return await on_text_thread(len(before) + len(after), encode_gap, before, after, **options)
+
     async def decode(
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> str:

@@ -43,6 +43,7 @@ from triptych.core.weights.layout import count_field, read_json, read_json_if_th
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import PRIMING_TOKENS, Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
+from triptych.modalities.llm.api.infill import GapPrompt
 from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut_at_mark, mark_last
@@ -86,6 +87,8 @@ class TextModel:
     least_tokens: MinTokens
     token_bytes: TokenBytes
     grammars: GrammarChecker
+    gap: GapPrompt | None = None
+    """How it is asked to fill a gap, if it was trained to."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -141,6 +144,7 @@ class TextModel:
             least_tokens=MinTokens.of(tokenizer),
             token_bytes=TokenBytes(tokenizer),
             grammars=GrammarChecker(folder, vocab_size),
+            gap=GapPrompt.of(tokenizer),
         )
 
     def start(self) -> None:
@@ -181,6 +185,24 @@ class TextModel:
         tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
+
+    def encode_gap(self, before: str, after: str, **options: bool) -> tuple[int, ...]:
+        """Token ids of a prompt for the text between two others.
+
+        `options` are `parse_special` and `add_special_tokens` of `encode_text`.
+        Raises `UnsupportedOption` for a model that was not trained to fill gaps, and the errors of
+        `encode_text`.
+        """
+        if self.gap is None:
+            raise UnsupportedOption(
+                f"{self.name} was not trained to fill gaps: leave suffix out, or serve a model for"
+                " code, such as qwen2.5-coder-0.5b.",
+                param="suffix",
+            )
+        start = self.encode_text("", **options)
+        options = {**options, "add_special_tokens": False}
+        texts = (self.encode_text(text, **options) for text in (before, after))
+        return (*start, *self.gap.ids(*texts))
 
     async def encode_messages(
         self,

@@ -15,7 +15,6 @@ from triptych.core.http.refused_routes import RefusedRoutes
 _TOOLS = "use tools and tool_choice."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
-_FILL = "ask a chat model to fill the gap."
 _REPEATS = "use repetition_penalty, frequency_penalty or presence_penalty."
 _ELSEWHERE = "leave it out; the operator sets --pipeline-role."
 _PIXELS = "leave it out; the model's files define how images are read."
@@ -192,7 +191,6 @@ _THINKS = "post to /v1/chat/completions, where reasoning has an end."
 COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
     {
         "prompt_embeds": RefusedField("send a text or token ids.", ([],)),
-        "suffix": RefusedField(_FILL, ("",)),
         "thinking_token_budget": RefusedField(_THINKS),
     }
 )
@@ -216,7 +214,7 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/cohere/v2/chat": ("POST", _CHAT_ROUTE),
         "/completion": ("POST", "post to /v1/completions."),
         "/embedding": ("POST", "post to /v1/embeddings."),
-        "/infill": ("POST", _FILL),
+        "/infill": ("POST", "post prompt and suffix to /v1/completions."),
         "/inference/v1/generate": (
             "POST",
             "post token ids to /v1/completions, with return_token_ids.",

@@ -257,6 +257,9 @@ class GenerateRequest(AnswerFields, Refusing):
     refused = unsupported.GENERATE
 
     prompt: Text | None = None
+    suffix: Text | None = Field(
+        default=None, description="The text after the answer, for models that fill gaps."
+    )
     system: Text | None = None
     raw: bool | None = Field(default=None, description="Use the prompt without the chat template.")
     images: Images | None = Field(default=None, description="Images in base64.")
@@ -270,6 +273,12 @@ class GenerateRequest(AnswerFields, Refusing):
             raise InvalidRequest(
                 "A raw prompt is the whole prompt: leave system, images and context out.",
                 param="raw",
+            )
+        if self.suffix and (self.raw or self.system or self.images or self.context):
+            raise InvalidRequest(
+                "With a suffix the prompt is the text before the answer: leave raw, system, images"
+                " and context out.",
+                param="suffix",
             )
         if self.context and self.images:
             raise InvalidRequest(

@@ -27,7 +27,7 @@ from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.engine_models import check_is_admin
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
-from triptych.modalities.llm.api.generation import begin, encode_conversation
+from triptych.modalities.llm.api.generation import begin, encode_conversation, ending_gap
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.ollama.conversation import (
     CHAT_NAMES,
@@ -144,7 +144,12 @@ class _TextRoutes:
             return await self._load(body, model, GenerateLines, request)
         with rename_errors(GENERATE_NAMES):
             chat = await translate(request, partial(generate_fields, body, model))
-            if body.raw:
+            if body.suffix:
+                tenant = Context.of(request).principal.tenant
+                ids = await self.service.encode_gap(model, body.prompt or "", body.suffix)
+                prompt = TokenRequest(prompt_ids=ids, tenant=tenant)
+                chat = ending_gap(chat, self.service.model(model))
+            elif body.raw:
                 tenant = Context.of(request).principal.tenant
                 ids = await self.service.encode_text(model, body.prompt or "", parse_special=True)
                 prompt = TokenRequest(prompt_ids=ids, tenant=tenant)

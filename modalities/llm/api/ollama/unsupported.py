@@ -50,7 +50,6 @@ GENERATE: Mapping[str, RefusedField] = MappingProxyType(
     {
         "height": RefusedField(_IMAGE, (0,)),
         "steps": RefusedField(_IMAGE, (0,)),
-        "suffix": RefusedField("ask a chat model to fill the gap.", ("",)),
         "template": RefusedField("the operator sets it with --chat-template.", ("",)),
         "width": RefusedField(_IMAGE, (0,)),
     }

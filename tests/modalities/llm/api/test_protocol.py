@@ -64,8 +64,7 @@ def test_refused_fields_of_chat_name_the_alternative(name: str) -> None:
     assert error.message.endswith(".")
 
 
-def test_suffix_and_best_of_are_refused() -> None:
-    assert refusal(text, suffix="x").param == "suffix"
+def test_best_of_is_refused() -> None:
     assert refusal(text, best_of=2).param == "best_of"
     assert text(best_of=2, n=2).best_of == 2
 

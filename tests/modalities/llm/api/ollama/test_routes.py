@@ -380,7 +380,8 @@ async def test_with_keys_an_admin_key_unloads_a_model(tmp_path: Path, engine: Fa
         (CHAT, chat(messages=[{"role": "user", "content": "a", "tool_calls": [
             {"function": {"name": "f"}}]}]), "tool_calls"),
         (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "answers an earlier tool call"),
-        (GENERATE, prompt(suffix="x"), "suffix"),
+        (GENERATE, prompt(suffix="x"), "not trained to fill gaps"),
+        (GENERATE, prompt(suffix="x", system="y"), "leave raw, system"),
         (GENERATE, prompt(template="x"), "--chat-template"),
         (GENERATE, prompt(context=[1], images=["AA"]), "/api/chat"),
         (GENERATE, prompt(context=[1], raw=True), "raw"),
