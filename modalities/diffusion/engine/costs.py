@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
@@ -22,21 +24,32 @@ _SPARE = 2  # pools double when they grow
 _LIVE_WIDTHS = 24  # live widths per token in a block: heads, MLP, both residuals
 _LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
 _KEPT_OF_MASK = 5  # in latents: image, mask and noise; of FLUX.1 Fill image and pixels of the mask
-_LONG_PROMPT = "a " * 1000
+_SEEN_RATIO = 4 / 3  # sides are rounded: this is the most pixels over those of a square
+_LONG_PROMPT = "a " * 2048
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCosts:
-    """Costs of one model. `text_bytes`: the most one encoded prompt takes."""
+    """Costs of one model.
+
+    `text_bytes`: the most one encoded prompt takes, with an image if the model needs one.
+    `seen_bytes`: what each further image adds.
+    """
 
     recipe: Recipe
     text_bytes: int
+    seen_bytes: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe) -> GenerationCosts:
-        """Measure `text_bytes` by encoding a longest prompt: configurations do not state it."""
-        (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
-        return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
+        """Measure the bytes by encoding a longest prompt: configurations do not state them."""
+        own, spec = own_request(recipe), recipe.spec
+        text_bytes = _text_bytes(recipe, own)
+        if len(own.sources) == spec.max_references:
+            return cls(recipe, text_bytes)
+        seeing = replace(own, sources=(*own.sources, _grey(own.width, own.height)))
+        seen_bytes = _SEEN_RATIO * (_text_bytes(recipe, seeing) - text_bytes)
+        return cls(recipe, text_bytes, math.ceil(seen_bytes))
 
     def of_image(self, request: ImageRequest, cache: CacheMethod | None = None) -> ImageCost:
         """The cost of one image of a request, for the scheduler."""
@@ -45,12 +58,14 @@ class GenerationCosts:
         num_tokens *= self.recipe.num_frames(request) + num_references
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
+        num_further = max(0, num_references - self.recipe.spec.needs_reference)
+        text_bytes = self.text_bytes + num_further * self.seen_bytes
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)
         kept = _KEPT_OF_MASK * latent_bytes if request.mask else 0
         kept += (num_branches - 1) * latent_bytes  # the velocity of the branch that ran ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return ImageCost(
-            state_bytes=cells + kept + num_branches * self.text_bytes,
+            state_bytes=cells + kept + num_branches * text_bytes,
             num_tokens=num_tokens,
             num_pixels=request.width * request.height,
         )
@@ -86,9 +101,18 @@ def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
     if max_pixels is not None:
         size = size_within(size, max_pixels, recipe.pixel_multiple)
     width, height = size
-    grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
-    sources = (grey,) if recipe.spec.needs_reference else ()
+    sources = (_grey(width, height),) if recipe.spec.needs_reference else ()
     return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
+
+
+def _grey(width: int, height: int) -> Pixels:
+    return Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
+
+
+def _text_bytes(recipe: Recipe, request: ImageRequest) -> int:
+    """The bytes of the request's first prompt, encoded."""
+    (text,) = recipe.encode_all(recipe.prompts(request)[:1])
+    return sum(tensor.nbytes for tensor in text.values())
 
 
 def width_of(config: Any) -> int:

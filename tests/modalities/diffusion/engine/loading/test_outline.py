@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from torch import nn
 
 from support.diffusers_pipelines import SCHEDULERS, components
+from support.tiny_text_encoders import tokenizer
+from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
 from triptych.modalities.diffusion.engine.loading.modules import is_of_diffusers
 from triptych.modalities.diffusion.engine.loading.outline import outline
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 
@@ -46,3 +50,24 @@ def test_sizes_need_no_weights(pipeline: str, dtype: torch.dtype) -> None:
             part.to(dtype)
     outlined = {name: _outlined(part) for name, part in parts.items()}
     assert _sizes(pipeline, outlined) == _sizes(pipeline, parts)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "num_images"),
+    [("ErnieImagePipeline", 0), ("QwenImage21Pipeline", 3), ("QwenImageEditPlusPipeline", 3)],
+)
+@torch.inference_mode()
+def test_no_prompt_takes_more_than_its_estimate(pipeline: str, num_images: int) -> None:
+    parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][0]}
+    if not num_images:
+        parts["tokenizer"] = tokenizer(10**30)
+    recipe = open_recipe(pipeline, {name: _outlined(part) for name, part in parts.items()})
+    costs = GenerationCosts.of(recipe)
+    image = Pixels(width=64, height=64, rgb=bytes(3 * 64 * 64))
+    request = ImageRequest(
+        prompt=32_000 * "a", width=64, height=64, guidance_scale=1.0, sources=num_images * (image,)
+    )
+    (text,) = recipe.encode_all(recipe.prompts(request))
+    text_bytes = sum(tensor.nbytes for tensor in text.values())
+    without = replace(costs, text_bytes=0, seen_bytes=0).of_image(request)
+    assert text_bytes <= costs.of_image(request).state_bytes - without.state_bytes
