@@ -59,12 +59,16 @@ class LongCatImage(Packed):
     SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 
     @override
+    def num_prompt_tokens(self, request: ImageRequest) -> int:
+        return min(len(self._prompt_tokens(request.prompt)), _LENGTH)
+
+    @override
     def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
         return max(0, len(self._prompt_tokens(prompt)) - _LENGTH)
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
-        prefix = self._plain_tokens(self.PREFIX)
+        prefix = self._tokens([self.PREFIX])
         return self._encode_after(prefix, prompt, num_cut=len(prefix))
 
     @override
@@ -95,7 +99,7 @@ class LongCatImage(Packed):
     ) -> EncodedText:
         """Encode a prompt between instructions, without the first `num_cut` tokens and the end."""
         encoder = self.text_encoder()
-        words, suffix = self._prompt_tokens(prompt)[:_LENGTH], self._plain_tokens(self.SUFFIX)
+        words, suffix = self._prompt_tokens(prompt)[:_LENGTH], self._tokens([self.SUFFIX])
         padding = [encoder.tokenizer.pad_token_id] * (_LENGTH - len(words))
         mask = [1] * (len(prefix) + len(words)) + [0] * len(padding) + [1] * len(suffix)
         tokens = {
@@ -109,11 +113,17 @@ class LongCatImage(Packed):
         """The prompt's tokens: a quoted part, which is to be written, is read by its letters."""
         parts = [part for part in _QUOTED.split(prompt) if part]
         pieces = [piece for part in parts for piece in (part if _QUOTED.match(part) else [part])]
-        return [token for piece in pieces for token in self._plain_tokens(piece)]
+        return self._tokens(pieces)
 
-    def _plain_tokens(self, text: str) -> list[int]:
-        ids: list[int] = self.text_encoder().tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+    def _tokens(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of texts one after the other, each read on its own."""
+        distinct = list(dict.fromkeys(texts))
+        if not distinct:
+            return []
+        tokenizer = self.text_encoder().tokenizer
+        found = tokenizer(distinct, add_special_tokens=False, verbose=False).input_ids
+        ids_of = dict(zip(distinct, found, strict=True))
+        return [token for text in texts for token in ids_of[text]]
 
 
 class LongCatImageEdit(SeeingRecipe, LongCatImage):
@@ -156,11 +166,18 @@ class LongCatImageEdit(SeeingRecipe, LongCatImage):
         large = _sized(image_tensor(image))
         half = resize(large, large.shape[1] // 2, large.shape[2] // 2)
         images = SeenImages.of(self.components["text_processor"], [half])
-        instructions = self._plain_tokens(self.PREFIX)
+        instructions = self._tokens([self.PREFIX])
         seen = f"<|vision_start|>{IMAGE_TOKEN * images.counts[0]}<|vision_end|>"
-        prefix = [*instructions, *self._plain_tokens(seen)]
-        words = without_images(prompt.text)
-        return self._encode_after(prefix, words, num_cut=len(instructions), images=images.inputs)
+        return self._encode_after(
+            [*instructions, *self._tokens([seen])],
+            prompt.text,
+            num_cut=len(instructions),
+            images=images.inputs,
+        )
+
+    @override
+    def _prompt_tokens(self, prompt: str) -> list[int]:
+        return super()._prompt_tokens(without_images(prompt))
 
 
 def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
