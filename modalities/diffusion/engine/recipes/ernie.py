@@ -1,4 +1,4 @@
-"""ERNIE-Image: FLUX.2's autoencoder, and a text of any length after the image.
+"""ERNIE-Image: FLUX.2's autoencoder, and a text without padding after the image.
 
 Owns the published facts of its pipeline. The recipe gives the results of diffusers' pipeline of the
 same name without its prompt enhancer, a language model that this server does not load.
@@ -31,7 +31,7 @@ class ErnieImage(NormedPatches):
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         encoder = self.text_encoder()
-        ids = encoder.tokenizer(prompt, truncation=True, verbose=False).input_ids
+        ids = encoder.tokenizer(prompt, truncation=True, max_length=encoder.limit).input_ids
         ids = torch.tensor([ids or [encoder.tokenizer.bos_token_id or 0]])
         tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         hidden = encoder.read(tokens, layer=-2).hidden

@@ -7,6 +7,7 @@ same name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ CONDITION_IMAGE_SIZE = 384 * 384
 """Pixels of an image for the text encoder of later models."""
 VAE_IMAGE_SIZE = 1024 * 1024
 """Pixels of a reference image."""
-IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
+IMAGE_TOKEN, _SEEN_TOKEN = "<|image_pad|>", re.compile(r"<\|(image|video)_pad\|>")
 
 
 class QwenImage(Packed):
@@ -76,6 +77,7 @@ class QwenImageEdit(SeeingRecipe, QwenImage):
     """
 
     samples_sources = False
+    window = 1024
     _EDIT_TEMPLATE = (
         "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
         "texture, objects, background), then explain how the user's text instruction should alter "
@@ -86,10 +88,6 @@ class QwenImageEdit(SeeingRecipe, QwenImage):
     _NUM_EDIT_TEMPLATE = 64
     _IMAGE = "<|vision_start|>{1}<|vision_end|>"
     _READ_PIXELS = VAE_IMAGE_SIZE
-
-    @override
-    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
-        return 0
 
     @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
@@ -115,7 +113,8 @@ class QwenImageEdit(SeeingRecipe, QwenImage):
             self._IMAGE.format(number, IMAGE_TOKEN * count)
             for number, count in enumerate(images.counts, 1)
         )
-        asked = self._EDIT_TEMPLATE.format(shown + without_images(prompt.text))
+        words = without_images(encoder.cut(prompt.text, self.window))
+        asked = self._EDIT_TEMPLATE.format(shown + words)
         tokens = encoder.tokenizer([asked], return_tensors="pt")
         text = encoder.read({**tokens, **images.inputs}, layer=-1)
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
@@ -129,8 +128,11 @@ class QwenImageEditPlus(QwenImageEdit):
 
 
 def without_images(prompt: str) -> str:
-    """A prompt without the tokens that would stand for absent images."""
-    return prompt.replace(IMAGE_TOKEN, "").replace(_VIDEO_TOKEN, "")
+    """A prompt without the tokens that would stand for absent images.
+
+    Spaces replace them: without, the text around one could make another.
+    """
+    return _SEEN_TOKEN.sub(" ", prompt)
 
 
 def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:

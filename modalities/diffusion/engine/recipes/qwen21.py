@@ -55,9 +55,9 @@ class QwenImage21(SeeingRecipe, EvenFlow):
             f"<image{number}><|vision_start|>{IMAGE_TOKEN * count}<|vision_end|>"
             for number, count in enumerate(images.counts, 1)
         )
-        asked = self.SYSTEM + self._USER.format(shown + (without_images(prompt.text) or " "))
-        length = num_system + sum(images.counts) + self.window
-        ids = torch.tensor([self._tokens(asked)[:length]])
+        words = without_images(encoder.cut(prompt.text, self.window))
+        asked = self.SYSTEM + self._USER.format(shown + (words or " "))
+        ids = torch.tensor([self._tokens(asked)])
         is_image = ids == encoder.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images.inputs}
         if images.counts:

@@ -24,6 +24,7 @@ from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dyna
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
+_MAX_LIMIT = 2048  # many tokenizers state a huge limit, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,19 @@ class TextEncoder:
     tokenizer: Any
     module: Any
 
+    @property
+    def limit(self) -> int:
+        """The number of tokens read of a prompt by a recipe without a window."""
+        return min(int(self.tokenizer.model_max_length), _MAX_LIMIT)
+
+    def cut(self, prompt: str, length: int) -> str:
+        """The beginning of a prompt, of `length` tokens."""
+        ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+        if len(ids) <= length:
+            return prompt
+        beginning: str = self.tokenizer.decode(ids[:length], clean_up_tokenization_spaces=False)
+        return beginning
+
     def encode(
         self,
         prompt: str,
@@ -79,7 +93,7 @@ class TextEncoder:
         masks: bool = True,
         layer: int | Sequence[int] | None = None,
     ) -> Encoded:
-        """Encode a prompt, cut at `length` tokens (0: the tokenizer's limit).
+        """Encode a prompt, cut at `length` tokens (0: `limit`).
 
         `pads` fills up to `length`; `masks` hides the padding from the encoder. `layer` is an
         index into the hidden states (several are concatenated in channels); `None` is the
@@ -94,7 +108,7 @@ class TextEncoder:
     def _tokens(self, prompts: list[str], length: int, *, pads: bool) -> Mapping[str, Any]:
         tokens: Mapping[str, Any] = self.tokenizer(
             prompts,
-            max_length=length or self.tokenizer.model_max_length,
+            max_length=length or self.limit,
             padding="max_length" if pads else False,
             truncation=True,
             return_tensors="pt",
@@ -164,8 +178,7 @@ def _pooled_vectors(output: Any) -> Tensor:
 class TextRecipe(Recipe):
     """A recipe with text encoders numbered as in diffusers.
 
-    `window`: the number of prompt tokens read by the encoder that reads most; 0: its tokenizer's
-    limit.
+    `window`: the number of prompt tokens read by the encoder that reads most; 0: its `limit`.
     """
 
     window: ClassVar[int] = 0
@@ -187,10 +200,10 @@ class TextRecipe(Recipe):
 
     @override
     def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
-        tokenizer = self.text_encoder(self.reader).tokenizer
+        encoder = self.text_encoder(self.reader)
         asked = self.format_prompt(prompt, is_negative=is_negative)
-        num_tokens = len(tokenizer(asked, verbose=False).input_ids)
-        return max(0, num_tokens - (self.window or tokenizer.model_max_length))
+        num_tokens = len(encoder.tokenizer(asked, verbose=False).input_ids)
+        return max(0, num_tokens - (self.window or encoder.limit))
 
     def text_encoder(self, number: int = 1) -> TextEncoder:
         """The tokenizer and encoder of this number; the first has no number in its name."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.engine.recipes import packed, qwen, spatial
+from triptych.modalities.diffusion.engine.recipes import ernie, packed, qwen, qwen21, spatial
 from triptych.modalities.diffusion.engine.recipes.recipe import row_seed, seeded_generator
 from triptych.modalities.diffusion.engine.recipes.text import TextRecipe
 from triptych.modalities.diffusion.spec import spec_of
@@ -73,7 +73,10 @@ class LetterTokenizer:
         (packed.Flux, "FluxPipeline", 77),
         (packed.Chroma, "ChromaPipeline", 512),
         (packed.OvisImage, "OvisImagePipeline", 256),
+        (ernie.ErnieImage, "ErnieImagePipeline", 77),
         (qwen.QwenImage, "QwenImagePipeline", 512),
+        (qwen.QwenImageEdit, "QwenImageEditPipeline", 1024),
+        (qwen21.QwenImage21, "QwenImage21Pipeline", 1024),
     ],
 )
 def test_a_prompt_beyond_the_window_is_cut(
@@ -81,7 +84,7 @@ def test_a_prompt_beyond_the_window_is_cut(
 ) -> None:
     parts = {f"{part}{n}": LetterTokenizer() for n in ("", "_2", "_3") for part in _PARTS}
     recipe = kind(parts, spec_of(pipeline))
-    for num_letters in (1, window - 2, window - 1, 1000):
+    for num_letters in (1, window - 2, window - 1, 2000):
         request = ImageRequest(prompt="a" * num_letters, guidance_scale=1.0)
         assert recipe.is_prompt_cut(request) == (num_letters + 2 > window)
         assert recipe.num_prompt_tokens(request) == min(num_letters + 2, window)
