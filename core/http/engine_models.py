@@ -126,12 +126,12 @@ def check_is_admin(request: Request) -> None:
 
 
 def check_may_store(request: Request) -> None:
-    """Raise `AdminKeyRequired` unless the sender of a request may fetch and delete models."""
+    """Raise `AdminKeyRequired` unless the sender of a request may fetch and delete."""
     check_is_admin(request)
     if not (request.app.state.keyring.has_keys or _is_on_this_machine(request)):
         raise AdminKeyRequired(
-            "A server without --admin-key fetches and deletes models for callers on its machine"
-            " only."
+            "A server without --admin-key fetches and deletes models and adapters for callers on"
+            " its machine only."
         )
 
 

@@ -161,7 +161,8 @@ def models_router(served: ServedModels) -> APIRouter:
 
     def all_cards(state: State) -> dict[str, ModelCard]:
         more: Sequence[MoreModels] = state.more_models
-        return served.cards | {card.id: card for each in more for card in each.cards()}
+        further = {card.id: card for each in more for card in each.cards()}
+        return served.cards | further | served.cards  # a model comes before an adapter
 
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 

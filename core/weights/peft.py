@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +20,17 @@ from typing import Any, Self
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.process.regular_file import open_regular
-from triptych.core.weights.layout import TensorInfo, read_header, read_json, single_file
+from triptych.core.weights.layout import TensorInfo, brief, read_header, read_json, single_file
+from triptych.core.weights.module_patterns import ModulePattern, module_pattern
+from triptych.core.weights.resolve import path_of
 
 CONFIG = "adapter_config.json"
 _HUB_FILES = ("*.safetensors", CONFIG)
 _PREFIX = "base_model.model."
 _READ_BYTES = 2**20
+_MAX_NUMBER = 1e9
+_MAX_PATTERNS = 4096
+_MAX_NAME_CHARS = 256
 _VARIANTS: Mapping[str, str] = MappingProxyType(
     {
         "dora_scale": "DoRA",
@@ -59,7 +64,7 @@ _UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations that also change the base model, whose weights the adapter then needs."""
 _OF_DECODER = re.compile(
-    r"base_model\.model\.(?:(?:model|language_model|text_model)\.)*(?:lm_head\.|embed_tokens\.|"
+    r"base_model\.model\.(?:(?:model|language_model|text_model|backbone)\.)*(?:lm_head\.|embed_tokens\.|"
     r"layers\.\d+\.(?:self_attn|mlp|feed_forward|linear_attn|mamba|conv)\.)"
 )
 _PAIR = re.compile(
@@ -72,16 +77,25 @@ _COPY = re.compile(r"(?:\.(?:modules_to_save|base_layer))?(?:\.default)?\.weight
 def locate_adapter(place: str, options: ModelOptions) -> Path:
     """The safetensors file of an adapter: a file, or that of a folder or a hub repository.
 
-    Raises `WeightsError` if there is none, or if it has another format.
+    Raises `WeightsError` if there is none, if it has another format, or if it may not be read.
     """
-    path = Path(place).expanduser()
-    if not path.exists() and not path.suffix:
-        from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
+    path = path_of(place)
+    try:
+        if not path.exists() and not path.suffix:
+            from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
-        path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
-    file = single_file(path) if path.is_dir() else path
-    if file.suffix != ".safetensors":
-        raise WeightsError(f"{file.name} is not a safetensors file; convert the adapter to one.")
+            path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
+        file = single_file(path) if path.is_dir() else path
+        if file.suffix != ".safetensors":
+            raise WeightsError(
+                f"{file.name[:80]} is not a safetensors file; convert the adapter to one."
+            )
+        file.exists()  # raises what reading the file would raise
+    except WeightsError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or brief(error)
+        raise WeightsError(f"{path.name[:80]!r} cannot be read: {reason}.") from error
     return file
 
 
@@ -144,18 +158,28 @@ class PeftConfig:
 
     def _of_module(self, patterns: str, module: str, default: str) -> float | None:
         """The value of the first pattern that matches the end of a module's path, as in PEFT."""
-        found, by_pattern = self.fields.get(default), self.fields.get(patterns)
-        for pattern, value in by_pattern.items() if isinstance(by_pattern, dict) else ():
-            try:
-                is_match = re.match(rf"(.*\.)?({pattern})$", module)
-            except re.error as error:
-                raise WeightsError(f"{CONFIG}: {patterns} has a wrong pattern.") from error
-            if is_match:
+        found = self.fields.get(default)
+        for pattern, value in self._patterns(patterns):
+            if pattern.matches(module):
                 found = value
                 break
-        if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
-            raise WeightsError(f"{CONFIG}: {default} and {patterns} must be numbers.")
-        return found
+        if found is None:
+            return None
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if is_number and abs(found) <= _MAX_NUMBER:  # which NaN is not
+            return float(found)
+        raise WeightsError(f"{CONFIG}: {default} and {patterns} must be numbers up to 1e9.")
+
+    def _patterns(self, field: str) -> Iterator[tuple[ModulePattern, Any]]:
+        """The patterns of a field, and their values. Raises `WeightsError`."""
+        by_pattern = self.fields.get(field) or {}
+        if not isinstance(by_pattern, dict) or len(by_pattern) > _MAX_PATTERNS:
+            raise WeightsError(f"{CONFIG}: {field} is not an object of up to {_MAX_PATTERNS}.")
+        for pattern, value in by_pattern.items():
+            try:
+                yield module_pattern(pattern), value
+            except ValueError as error:
+                raise WeightsError(f"{CONFIG}: {field}: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,27 +206,56 @@ class TextAdapter:
             raise WeightsError(f"There is no {CONFIG} next to {file.name}; save it with PEFT.")
         config, tensors = PeftConfig.read(file), read_header(file)
         refuse_variants(tensors, file.name)
-        sides: dict[str, dict[str, str]] = {}
-        embedded, saved = set[str](), dict[str, str]()
-        for name in tensors:
-            module = name.removeprefix(_PREFIX)
-            if match := _PAIR.fullmatch(module):
-                sides.setdefault(match["module"], {})[match["side"]] = name
-                embedded.update([match["module"]] if match["kind"] else [])
-            elif module.endswith(".weight"):
-                saved[_COPY.sub("", module)] = name
-            else:
-                raise WeightsError(f"Tensor {name!r} is not part of a LoRA.")
-        for module, pair in sides.items():
-            if len(pair) < 2:
-                raise WeightsError(f"The LoRA of {module} lacks its lora_{'AB'['A' in pair]}.")
-        pairs = {module: (pair["A"], pair["B"]) for module, pair in sides.items()}
-        return cls(file, config, tensors, pairs, embedded, saved)
+        pairs, embedded, saved = _modules_of(tensors)
+        adapter = cls(file, config, tensors, pairs, embedded, saved)
+        for module in pairs:
+            adapter._check_pair(module)
+        return adapter
+
+    def _check_pair(self, module: str) -> None:
+        """Raise `WeightsError` unless a module's matrices have the rank of the configuration."""
+        for name in self.pairs[module]:
+            shape = self.tensors[name].shape
+            if len(shape) != 2 or not all(shape):
+                raise WeightsError(f"Tensor {name} has shape {list(shape)}; it must be a matrix.")
+        rank = self.tensors[self.pairs[module][0]].shape[0]
+        self.config.check_rank(module, rank)
+        self.config.strength(module, rank)
 
     @property
     def max_rank(self) -> int:
         """The highest rank of its changes."""
         return max((self.tensors[down].shape[0] for down, _ in self.pairs.values()), default=0)
+
+
+def _modules_of(
+    tensors: Iterable[str],
+) -> tuple[dict[str, tuple[str, str]], set[str], dict[str, str]]:
+    """The `pairs`, `embedded` and `saved` modules of a `TextAdapter`. Raises `WeightsError`."""
+    sides: dict[tuple[str, bool], dict[str, str]] = {}
+    saved: dict[str, str] = {}
+    for name in tensors:
+        if len(name) > _MAX_NAME_CHARS:
+            raise WeightsError(f"The name of tensor {name[:80]!r} is too long.")
+        module = name.removeprefix(_PREFIX)
+        if match := _PAIR.fullmatch(module):
+            where = sides.setdefault((match["module"], match["kind"] is not None), {})
+            side = match["side"]
+        elif module.endswith(".weight"):
+            where, side = saved, _COPY.sub("", module)
+        else:
+            raise WeightsError(f"Tensor {name!r} is not part of a LoRA.")
+        if side in where:
+            raise WeightsError(f"Tensors {where[side]} and {name} are the same part of a module.")
+        where[side] = name
+    pairs: dict[str, tuple[str, str]] = {}
+    for (module, _), pair in sides.items():
+        if len(pair) < 2:
+            raise WeightsError(f"The LoRA of {module} lacks its lora_{'AB'['A' in pair]}.")
+        if module in pairs:
+            raise WeightsError(f"{module} has two LoRAs, one of them for an embedding.")
+        pairs[module] = pair["A"], pair["B"]
+    return pairs, {module for module, is_embedded in sides if is_embedded}, saved
 
 
 def is_of_text(file: Path) -> bool:

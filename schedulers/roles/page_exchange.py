@@ -181,5 +181,6 @@ def _prompt_of(request: TokenRequest) -> TokenRequest:
         priority=request.priority,
         tenant=request.tenant,
         adapter=request.adapter,
+        adapter_place=request.adapter_place,
         sampling=SamplingParams(temperature=0.0, max_tokens=1, returns_state=returns_state),
     )

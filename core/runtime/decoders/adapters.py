@@ -10,7 +10,7 @@ Shapes: I inputs, O outputs, R rank, V vocabulary, C hidden.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self
@@ -36,7 +36,15 @@ from triptych.core.runtime.layers.moe import MoeMlp
 from triptych.core.weights.peft import TextAdapter
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-_KEY = re.compile(rf"(?:^|\.)(layers\.\d+\..+|{_EMBEDDING}|{_HEAD})$")
+_KEY = re.compile(
+    r"(?:(?:model|language_model|text_model|backbone)\.)*"
+    rf"(layers\.\d+\..+|{_EMBEDDING}|{_HEAD})"
+)
+MAX_RANK = 4096
+"""The highest rank of a projection's change on a CPU, whose threads have low values on the stack.
+
+That of a fused projection is the sum over its modules.
+"""
 MAX_GPU_RANK = 128
 """The highest rank of the operation that adds adapters on a GPU."""
 Outputs = Sequence[tuple[int, slice]]
@@ -90,10 +98,14 @@ class AdaptableModules:
 
     def check(self, adapter: TextAdapter, room: AdapterRoom) -> None:
         """Raise `WeightsError` naming what an adapter changes that this model or room has not."""
-        if room.max_rank and adapter.max_rank > room.max_rank:
+        is_stacked = self.vocabulary is None
+        most = room.stacked_rank if is_stacked else room.max_rank or MAX_RANK
+        if adapter.max_rank > most:
             raise WeightsError(
-                f"Its rank is {adapter.max_rank}; --max-lora-rank allows {room.max_rank}."
+                f"Its rank is {adapter.max_rank}; this server takes {most} (--max-lora-rank)."
             )
+        _refuse_two_of_one(adapter.pairs)
+        _refuse_two_of_one(adapter.saved)
         for module in (*adapter.pairs, *adapter.saved):
             last = module.rpartition(".")[2]
             if room.modules and "all" not in room.modules and last not in room.modules:
@@ -103,7 +115,6 @@ class AdaptableModules:
                 )
         for module, (down, up) in adapter.pairs.items():
             rank = adapter.tensors[down].shape[0]
-            adapter.config.check_rank(module, rank)
             outputs, inputs = self._sizes_of(module, is_embedded=module in adapter.embedded)
             self._check_shape(adapter, down, (rank, inputs))
             self._check_shape(adapter, up, (outputs, rank))
@@ -114,6 +125,22 @@ class AdaptableModules:
                     " alone (modules_to_save)."
                 )
             self._check_shape(adapter, name, self.vocabulary)
+        if not is_stacked:
+            self._check_fused(adapter)
+
+    def _check_fused(self, adapter: TextAdapter) -> None:
+        """Raise `WeightsError` if the change of a projection has a rank above `MAX_RANK`."""
+        ranks = {
+            _key_of(module): adapter.tensors[down].shape[0]
+            for module, (down, _) in adapter.pairs.items()
+        }
+        for modules in self.outputs.values():
+            rank = sum(ranks.get(module, 0) for module in modules)
+            if rank > MAX_RANK:
+                raise WeightsError(
+                    f"The ranks of {', '.join(modules)} are {rank} together; {MAX_RANK} are"
+                    " offered."
+                )
 
     def _sizes_of(self, module: str, *, is_embedded: bool) -> tuple[int, int]:
         key = _find_key(module)
@@ -234,7 +261,9 @@ class DecoderAdapters:
             head.prepare(self._native)
         for module in adapter.embedded if _EMBEDDING not in whole else ():
             down_RV, up_CR = self._matrices(adapter, module, read)
-            down_VR, up_RC = down_RV.t().contiguous(), up_CR.t().contiguous()
+            # The clone of what may be a view of the mapped file, as one rank is contiguous.
+            down_VR = down_RV.t().clone(memory_format=torch.contiguous_format)
+            up_RC = up_CR.t().contiguous()
         if not whole and down_VR is None:
             return None
         return VocabularyChange(whole.get(_EMBEDDING), down_VR, up_RC, head)
@@ -282,9 +311,18 @@ def _adaptable(decoder: Decoder) -> Iterator[Linear]:
         yield from decoder.layer_inputs.linears()
 
 
+def _refuse_two_of_one(modules: Iterable[str]) -> None:
+    """Raise `WeightsError` if two names mean one module of a decoder."""
+    seen: dict[str, str] = {}
+    for module in modules:
+        other = seen.setdefault(_key_of(module), module)
+        if other != module:
+            raise WeightsError(f"{other} and {module} are one module of this model.")
+
+
 def _find_key(module: str) -> str:
     """The name of a module within its decoder, or an empty text."""
-    found = _KEY.search(module)
+    found = _KEY.fullmatch(module)
     return found[1] if found else ""
 
 

@@ -1,7 +1,7 @@
 """Loading and unloading adapters over HTTP, as vLLM and SGLang offer it, and their cards.
 
-Owns the bodies and the answers. With API keys, an admin key is needed: a place is a path of this
-host.
+Owns the bodies and the answers. Callers may load and unload adapters as they may fetch and delete
+models: a place is a path of this host.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from triptych.core.errors import AdminKeyRequired
-from triptych.core.http.context import Context
+from triptych.core.http.engine_models import check_may_store, lift_time_limit
 from triptych.core.http.fields import Name, RefusedField, Refusing, Text
-from triptych.core.http.models import ModelCard
+from triptych.core.http.models import ModelCard, ServedModels
 from triptych.modalities.llm.api.adapters import AdapterNames
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.service import LlmService
@@ -68,8 +67,7 @@ class AdapterCards:
         ]
 
     def __contains__(self, name: object) -> bool:
-        adapters = self._service.adapters
-        return adapters is not None and isinstance(name, str) and adapters.find(name) is not None
+        return isinstance(name, str) and self._service.adapter(name) is not None
 
 
 def add_adapters(router: APIRouter, adapters: AdapterNames) -> None:
@@ -78,23 +76,23 @@ def add_adapters(router: APIRouter, adapters: AdapterNames) -> None:
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> str:
         """Load an adapter, which is a model of its own name from then on."""
-        _check_may_change(request)
+        check_may_store(request)
+        adapters.check_may_load(body.lora_path)
+        lift_time_limit(request)
+        served: ServedModels = request.app.state.served
         await adapters.load(
             body.lora_name,
             body.lora_path,
             base_model=body.base_model_name or "",
             replaces=body.load_inplace,
+            taken=served.cards,
         )
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapterRequest, request: Request) -> str:
         """Withdraw an adapter; the answer comes when the requests that use it have ended."""
-        _check_may_change(request)
+        check_may_store(request)
+        lift_time_limit(request)
         await adapters.unload(body.lora_name)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
-
-
-def _check_may_change(request: Request) -> None:
-    if not Context.of(request).principal.is_admin:
-        raise AdminKeyRequired("Only keys of --admin-key may load and unload adapters.")

@@ -7,9 +7,10 @@ it does. Knows nothing of HTTP or torch.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from triptych.core.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    RequestError,
     SetupError,
     UnsupportedOption,
     WeightsError,
@@ -29,6 +31,7 @@ from triptych.core.errors import (
 from triptych.core.options.config import Config
 from triptych.core.weights.peft import TextAdapter, adapter_digest, is_of_text, locate_adapter
 from triptych.core.weights.pipeline_index import prefix_errors
+from triptych.core.weights.pull_policy import check_may_load_adapter
 from triptych.core.weights.resolve import path_of
 
 _OFF = "Adapters are off here: the operator sets --enable-lora."
@@ -62,7 +65,6 @@ class AdapterNames:
         self._client, self._models, self._config = client, models, config
         self._aliases = aliases
         self._adapters: dict[str, NamedAdapter] = {}
-        self._lock = asyncio.Lock()
 
     @classmethod
     def open(
@@ -72,8 +74,9 @@ class AdapterNames:
         config: Config,
         *,
         aliases: Mapping[str, str] = MappingProxyType({}),
+        taken: Collection[str] = (),
     ) -> AdapterNames:
-        """The names of `--lora-paths`.
+        """The names of `--lora-paths`. `taken` are those of all models.
 
         Raises `ConfigError` for a name or a model that cannot be, `WeightsError` for an adapter
         that cannot be read.
@@ -91,7 +94,7 @@ class AdapterNames:
                 if not is_of_text(file):
                     continue
                 try:
-                    names._check_name(each.name)
+                    names._check_name(each.name, taken)
                     names._check_room(each.name)
                     model = names._base(each.base_model_name)
                 except (InvalidRequest, NotFound, Conflict) as error:
@@ -121,31 +124,48 @@ class AdapterNames:
             )
         return found
 
+    def check_may_load(self, place: str) -> None:
+        """Raise `UnsupportedOption` unless a caller over HTTP may name this place."""
+        if all(place != each.path for each in self._config.adapters.places()):
+            check_may_load_adapter(place, self._config.server)
+
     async def load(
-        self, name: str, place: str, *, base_model: str = "", replaces: bool = False
+        self,
+        name: str,
+        place: str,
+        *,
+        base_model: str = "",
+        replaces: bool = False,
+        taken: Collection[str] = (),
     ) -> NamedAdapter:
         """Offer the adapter at `place` as `name`, once its model has it.
 
         With `replaces` it takes the place of one with this name, whose requests end with the
-        content that they began with. Raises `Conflict` for a name that is taken, `NotFound` for a
-        place or a model that is not there, and `InvalidRequest` for an adapter that the model
-        cannot take.
+        content that they began with. `taken` are the names of all models. Raises `Conflict` for a
+        name that is taken, `NotFound` for a place or a model that is not there, and
+        `InvalidRequest` for an adapter that the model cannot take.
         """
         self._check_runtime()
-        async with self._lock:
-            self._check_name(name, replaces=replaces)
-            model = self._base(base_model)
-            adapter = await asyncio.to_thread(self._find_file, name, model, place)
+        self._check_name(name, taken, replaces=replaces)
+        self._check_room(name)
+        model = self._base(base_model)
+        adapter = await asyncio.to_thread(self._find_file, name, model, place)
+        try:
+            await self._run(model, AdapterLoad(digest=adapter.digest, place=adapter.place))
+        except SetupError as error:
+            raise InvalidRequest(error.message, param="lora_path") from error
+        try:  # again: other names may have come, and models may have gone
+            self._check_name(name, taken, replaces=replaces)
             self._check_room(name)
-            try:
-                await self._run(model, AdapterLoad(digest=adapter.digest, place=adapter.place))
-            except SetupError as error:
-                raise InvalidRequest(error.message, param="lora_path") from error
-            former = self._adapters.get(name)
-            self._add(adapter)
-            if former is not None:
-                await self._drop(former)
-            return adapter
+            self._base(model)
+        except RequestError:
+            await self._drop(adapter)
+            raise
+        former = self._adapters.get(name)
+        self._add(adapter)
+        if former is not None:
+            await self._drop(former)
+        return adapter
 
     async def unload(self, name: str) -> NamedAdapter:
         """Withdraw an adapter, and wait until the requests that use it have ended.
@@ -153,10 +173,9 @@ class AdapterNames:
         Raises `NotFound`.
         """
         self._check_runtime()
-        async with self._lock:
-            adapter = self._adapters.pop(name, None)
-            if adapter is None:
-                raise NotFound(f"There is no adapter {name[:80]!a} here.", param="lora_name")
+        adapter = self._adapters.pop(name, None)
+        if adapter is None:
+            raise NotFound(f"There is no adapter {name[:80]!a} here.", param="lora_name")
         await self._drop(adapter)
         return adapter
 
@@ -166,8 +185,11 @@ class AdapterNames:
         self._adapters = kept
 
     async def _drop(self, adapter: NamedAdapter) -> None:
-        """Release the memory of an adapter, unless another name has the same content."""
-        if all(each.digest != adapter.digest for each in self):
+        """Release the memory of an adapter that is named no more, if its model is still there."""
+        is_named = any(
+            (each.model, each.digest) == (adapter.model, adapter.digest) for each in self
+        )
+        if not is_named and adapter.model in self._models():
             await self._run(adapter.model, AdapterDrop(digest=adapter.digest))
 
     async def _run(self, model: str, request: AdapterLoad | AdapterDrop) -> None:
@@ -183,8 +205,9 @@ class AdapterNames:
                 "Replicas load no adapters at run time: name them with --lora-paths."
             )
 
-    def _check_name(self, name: str, *, replaces: bool = False) -> None:
-        if name in self._aliases or name in self._aliases.values() or name in self._models():
+    def _check_name(self, name: str, taken: Collection[str], *, replaces: bool = False) -> None:
+        models = (self._aliases, self._aliases.values(), self._models(), taken)
+        if any(name in each for each in models):
             raise Conflict(f"A model is called {name[:80]!a}; choose another name.")
         if name in self._adapters and not replaces:
             raise Conflict(
@@ -218,11 +241,11 @@ class AdapterNames:
         try:
             file = locate_adapter(place, self._config.models)
         except WeightsError as error:
-            is_there = path_of(place).exists()
+            is_there = os.path.exists(path_of(place))  # which is false for what no path can be
             kind: Callable[..., Exception] = InvalidRequest if is_there else NotFound
             raise kind(error.message, param="lora_path") from error
         if not file.exists():
-            raise NotFound(f"There is no file {file.name} there.", param="lora_path")
+            raise NotFound(f"There is no file {file.name[:80]} there.", param="lora_path")
         try:
             return self._read(name, model, file)
         except WeightsError as error:

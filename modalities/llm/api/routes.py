@@ -83,7 +83,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
     ]
     texts += [encoder.text for encoder in encoders.values()]
     service = LlmService.from_config(
-        setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
+        setup.config,
+        texts,
+        setup.client,
+        encoders=encoders,
+        admission=setup.admission,
+        taken={model.name for models in setup.models.values() for model in models},
     )
     setup.exit_stack.push_async_callback(service.close)
     setup.encode_chat = service.encode_chat

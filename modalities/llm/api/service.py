@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any, Self
@@ -70,14 +78,20 @@ class LlmService(ModelService[TextModel]):
         *,
         encoders: Mapping[str, PromptEncoder] = MappingProxyType({}),
         admission: Admission | None = None,
+        taken: Collection[str] = (),
     ) -> Self:
-        """A started service with the limits and the seed of a configuration."""
+        """A started service with the limits and the seed of a configuration.
+
+        No adapter may have one of the names `taken`, those of models of other tasks.
+        """
         admission = admission or Admission(options=config.schedule)
         service = cls(
             client, models, admission, encoders=encoders, default_seed=default_seed(config)
         )
         aliases = client.aliases if isinstance(client, AliasClient) else {}
-        service.adapters = AdapterNames.open(client, service.adaptable, config, aliases=aliases)
+        service.adapters = AdapterNames.open(
+            client, service.adaptable, config, aliases=aliases, taken={*taken, *service.models}
+        )
         service.start()
         return service
 
@@ -112,8 +126,14 @@ class LlmService(ModelService[TextModel]):
     @override
     def model(self, name: str) -> TextModel:
         """The model called `name`, or the one that the adapter of this name changes."""
-        adapter = None if self.adapters is None else self.adapters.find(name)
+        adapter = self.adapter(name)
         return super().model(name if adapter is None else adapter.model)
+
+    def adapter(self, name: str) -> NamedAdapter | None:
+        """The adapter that is called `name`, unless a model is."""
+        if self.adapters is None or self._aliases.get(name, name) in self.models:
+            return None
+        return self.adapters.find(name)
 
     def _adapter(self, call: TextCall) -> NamedAdapter | None:
         """The adapter of a call. Raises `NotFound` for a name that is none."""
@@ -121,7 +141,7 @@ class LlmService(ModelService[TextModel]):
             return None
         if call.adapter:
             return self.adapters.of_model(call.adapter, self.model(call.model).name)
-        return self.adapters.find(call.model)
+        return self.adapter(call.model)
 
     def sees(self, model: str) -> bool:
         """Whether `model` takes images."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,19 @@ import torch
 import transformers
 from fastapi import FastAPI
 
+from support.http import FakeEngine
 from support.text_adapters import ATTENTION, MLP, save_adapter
 from support.text_models import write_text_folder
 from triptych import ChatPipeline
 from triptych.compose import build_app, build_engine
-from triptych.core.errors import Conflict, InvalidRequest, NotFound, SetupError, WeightsError
+from triptych.core.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    SetupError,
+    WeightsError,
+)
 from triptych.core.options.config import (
     AdapterOptions,
     Config,
@@ -28,7 +38,12 @@ from triptych.core.options.config import (
     ServerOptions,
 )
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.adapter_routes import AdapterCards
+from triptych.modalities.llm.api.adapters import AdapterNames
 from triptych.modalities.llm.api.pipeline import ChatAnswer
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
+from triptych.schedulers.admission import Admission
 from triptych.schedulers.local import LocalClient
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -188,7 +203,9 @@ async def test_adapters_over_http(models: Models) -> None:
     config = Config(
         models=ModelOptions(model=(str(models.place("model")),), dtype="float32"),
         device=DeviceOptions(threads=1),
-        server=ServerOptions(api_key=("user",), admin_key=("admin",)),
+        server=ServerOptions(
+            api_key=("user",), admin_key=("admin",), pull_folder=(str(models.folder),)
+        ),
         adapters=AdapterOptions(max_num_loras=2, max_loaded_loras=2),
     )
     resolved = ResolvedModel(
@@ -210,7 +227,8 @@ async def use_over_http(app: FastAPI, models: Models) -> None:
 
     async def statuses(client: httpx.AsyncClient) -> list[int]:
         body = {"lora_name": "sql", "lora_path": str(models.place("c"))}
-        wrong = {**body, "lora_name": "y", "lora_path": "/nowhere/x.safetensors"}
+        wrong = {**body, "lora_name": "y", "lora_path": str(models.place("nothing.safetensors"))}
+        long = f"{models.folder}/{'x' * 300}"
         replies = [
             await client.post(load, json=body, headers=user),
             await client.post(load, json=body, headers=admin),
@@ -218,12 +236,15 @@ async def use_over_http(app: FastAPI, models: Models) -> None:
             await client.post(load, json={**body, "load_inplace": True}, headers=admin),
             await client.post(load, json=wrong, headers=admin),
             await client.post(load, json={**wrong, "pinned": True}, headers=admin),
+            await client.post(load, json={**wrong, "lora_path": "/etc"}, headers=admin),
+            await client.post(load, json={**wrong, "lora_path": "~nobody-is-so/x"}, headers=admin),
+            await client.post(load, json={**wrong, "lora_path": long}, headers=admin),
         ]
         return [reply.status_code for reply in replies]
 
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        assert await statuses(client) == [403, 200, 409, 200, 404, 400]
+        assert await statuses(client) == [403, 200, 409, 200, 404, *[400] * 3, 404]
         listed = (await client.get("/v1/models", headers=user)).json()["data"]
         assert [(each["id"], each.get("parent")) for each in listed] == [
             ("tiny", None),
@@ -250,3 +271,60 @@ async def use_over_http(app: FastAPI, models: Models) -> None:
         assert removed.text.startswith("Success: LoRA adapter 'sql' removed")
         gone = await client.post("/v1/completions", json={**body, "model": "sql"}, headers=user)
         assert gone.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "place", "status"),
+    [
+        ("10.0.0.5", "named", 403),
+        ("10.0.0.5", "org/adapter", 403),
+        ("127.0.0.1", "named", 404),
+        ("127.0.0.1", "/etc/adapter.safetensors", 400),
+        ("127.0.0.1", "org/adapter", 400),
+    ],
+)
+async def test_without_keys_only_this_machine_names_places(
+    models: Models, tmp_path: Path, host: str, place: str, status: int
+) -> None:
+    named = tmp_path / "named"
+    shutil.copytree(models.place("a"), named)
+    config = Config(
+        models=ModelOptions(model=(str(models.place("model")),)),
+        server=ServerOptions(pull_from="none"),
+        adapters=AdapterOptions(lora_paths=(f"first={named}",)),
+    )
+    resolved = ResolvedModel(
+        name="tiny", reference="m", folder=str(models.place("model")), digest="00"
+    )
+    app = build_app(config, [resolved], FakeEngine())
+    shutil.rmtree(named)
+    transport = httpx.ASGITransport(app, client=(host, 5))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        body = {"lora_name": "x", "lora_path": place.replace("named", str(named))}
+        reply = await client.post("/v1/load_lora_adapter", json=body)
+        assert reply.status_code == status, reply.text
+        gone = await client.post("/v1/unload_lora_adapter", json={"lora_name": "x"})
+        assert gone.status_code == (403 if host == "10.0.0.5" else 404)
+    await app.state.close()
+
+
+async def test_a_model_comes_before_an_adapter(models: Models) -> None:
+    text = TextModel.open(
+        ResolvedModel(name="qwen:a", reference="m", folder=str(models.place("model")), digest="00"),
+        ModelOptions(),
+    )
+    base = replace(text, name="qwen")
+    config = Config(adapters=AdapterOptions(lora_paths=(json_place(models, "a", "qwen"),)))
+    with pytest.raises(ConfigError, match="A model is called 'a'"):
+        LlmService.from_config(config, [base], FakeEngine(), taken={"a"})
+    service = LlmService(FakeEngine(), [base, text], Admission(options=config.schedule))
+    service.adapters = AdapterNames.open(FakeEngine(), service.adaptable, config)
+    assert service.model("qwen:a") is text
+    assert service.adapter("qwen:a") is None
+    assert "qwen:a" not in AdapterCards(service)
+    assert service.adapter("a") is not None
+    assert service.model("a") is base
+
+
+def json_place(models: Models, name: str, base: str) -> str:
+    return json.dumps({"name": name, "path": str(models.place(name)), "base_model_name": base})
