@@ -9,6 +9,7 @@ arguments, as mappings.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -144,6 +145,14 @@ def downscale(vae: Mapping[str, Any]) -> int:
     return int(2 ** (len(channels) - 1))
 
 
+_CHANGES = re.compile("Img2Img|Inpaint")
+_OF_OTHER_WEIGHTS = frozenset(
+    {
+        "StableDiffusionInpaintPipeline",
+        "StableDiffusionXLImg2ImgPipeline",  # of SDXL's refiner
+        "StableDiffusionXLInpaintPipeline",
+    }
+)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
@@ -237,6 +246,12 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
 )
 
 
+def served_name(pipeline: str) -> str:
+    """The class in `PIPELINES` with the weights of one that changes images; else the same name."""
+    plain = _CHANGES.sub("", pipeline)
+    return plain if plain in PIPELINES and pipeline not in _OF_OTHER_WEIGHTS else pipeline
+
+
 def spec_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
 ) -> PipelineSpec:
@@ -250,9 +265,10 @@ def spec_of(
     scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
     class with two branches has only one.
     """
-    if pipeline not in PIPELINES:
-        raise WeightsError(f"{pipeline} is not served: {reason_of(pipeline, PIPELINES)}.")
-    spec = PIPELINES[pipeline]
+    name = served_name(pipeline)
+    if name not in PIPELINES:
+        raise WeightsError(f"{name} is not served: {reason_of(name, PIPELINES)}.")
+    spec = PIPELINES[name]
     if not spec.has_negative and model.get("guidance_embeds") is False:
         spec = replace(spec, has_negative=True, default_guidance=spec.own_guidance)
     if facts.get("is_distilled"):

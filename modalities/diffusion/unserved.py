@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-_TASK = re.compile(r"Img2Img|Inpaint(ing)?|PAG")
+_TASK = re.compile("Img2Img|Inpaint|PAG")
 _REASONS = (
     ("Onnx", "its weights are in ONNX files"),
     ("GlmImage", "a language model makes tokens of the image before the denoiser begins"),

@@ -47,14 +47,35 @@ def test_all_but_an_older_name_are_of_diffusers() -> None:
         ("MysteryPipeline", "its steps are not implemented"),
         ("GlmImagePipeline", "makes tokens of the image before the denoiser"),
         ("FluxControlNetPipeline", "it needs control or example images"),
-        ("FluxImg2ImgPipeline", "its weights are served where model_index.json names FluxPipeline"),
+        (
+            "StableDiffusion3PAGImg2ImgPipeline",
+            "its weights are served where model_index.json names StableDiffusion3Pipeline",
+        ),
         ("StableDiffusionInpaintPipeline", "its UNet takes the mask as channels"),
+        ("StableDiffusionXLImg2ImgPipeline", "it enlarges or refines the images of another model"),
         ("HunyuanImageRefinerPipeline", "it enlarges or refines the images of another model"),
     ],
 )
 def test_other_pipelines_are_refused_with_a_reason(name: str, reason: str) -> None:
     with pytest.raises(WeightsError, match=f"^{name} is not served: .*{reason}"):
         spec_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("FluxImg2ImgPipeline", "FluxPipeline"),
+        ("Flux2KleinInpaintPipeline", "Flux2KleinPipeline"),
+        ("QwenImageEditInpaintPipeline", "QwenImageEditPipeline"),
+        ("StableDiffusionImg2ImgPipeline", "StableDiffusionPipeline"),
+    ],
+)
+def test_pipelines_that_change_images_are_served_as_those_that_make_them(
+    name: str, plain: str
+) -> None:
+    parts = {**components(plain), "scheduler": SCHEDULER}
+    recipe, other = open_recipe(name, parts), open_recipe(plain, parts)
+    assert (type(recipe), recipe.spec) == (type(other), other.spec)
 
 
 def test_guidance_without_an_embedding_needs_two_branches() -> None:

@@ -19,7 +19,7 @@ from triptych.modalities.diffusion.engine.recipes import (
     spatial,
 )
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
-from triptych.modalities.diffusion.spec import spec_of
+from triptych.modalities.diffusion.spec import served_name, spec_of
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
@@ -59,4 +59,4 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline class, by its name. Raises `WeightsError` if it is unknown."""
     spec = spec_of(pipeline, denoiser_of(components).config, components)
-    return _RECIPES[pipeline](components, spec)
+    return _RECIPES[served_name(pipeline)](components, spec)
