@@ -77,8 +77,11 @@ class SpellingFrontEnd:
     def check_language(self, language: str, voice: str) -> None:
         FrontEnd.check_language(self, language, voice)  # type: ignore[arg-type]
 
-    def reading(self, language: str, voice: str) -> Reading:
-        return FrontEnd.reading(self, language, voice)  # type: ignore[arg-type]
+    def reading(self, language: str, voice: str, text: str = "") -> Reading | None:
+        return FrontEnd.reading(self, language, voice, text)  # type: ignore[arg-type]
+
+    def clip_ids(self, transcript: str) -> tuple[int, ...]:
+        return ()
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""

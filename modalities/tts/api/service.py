@@ -202,7 +202,7 @@ class SpeechService(ModelService[FrontEnd]):
     def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
         """Normalize the text and plan its segments. Raises `InvalidRequest` if it has no words."""
         options = NormalizeOptions(
-            dialect=call.dialect or front.reading(call.language, voice),
+            dialect=call.dialect or front.reading(call.language, voice, call.text),
             acronyms=call.acronyms,
             emoji=call.emoji,
             tags=front.tags,
@@ -247,15 +247,18 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
 def _check_language(call: SpeechCall, front: FrontEnd, voice: str) -> None:
     """Raise `UnsupportedOption` for a language, or an option that is of English alone."""
     front.check_language(call.language, voice)
-    if is_english(front.reading(call.language, voice)):
+    given = {"dialect": call.dialect is not None, "emoji": call.emoji == "name"}
+    asked = [option for option, is_given in given.items() if is_given]
+    if not asked:
         return
-    asked = {"dialect": call.dialect is not None, "emoji": call.emoji == "name"}
-    for option, is_asked in asked.items():
-        if is_asked:
-            raise UnsupportedOption(
-                f"{option} is for texts in English: leave it out, or set language to en.",
-                param=option,
-            )
+    reading = front.reading(call.language, voice, call.text)
+    if reading is None and not call.language:
+        reading = call.dialect  # which says that the text is English
+    if not is_english(reading):
+        raise UnsupportedOption(
+            f"{asked[0]} is for texts in English: leave it out, or set language to en.",
+            param=asked[0],
+        )
 
 
 async def _in_order(

@@ -105,10 +105,11 @@ class FrontEnd(ABC):
                 param="language",
             )
 
-    def reading(self, language: str, voice: str) -> Reading:
-        """How a text is read, whose language and canonical voice are given; see `check_language`.
+    def reading(self, language: str, voice: str, text: str = "") -> Reading | None:
+        """How `text` is read, whose language and canonical voice are given; see `check_language`.
 
-        Without a language, the voice's own applies, of a mixture the first one's.
+        Without a language, the voice's own applies, of a mixture the first one's. `None`: numbers
+        and signs are left as they are written.
         """
         own = (known.language for known in self.voices if voice.startswith(known.name))
         is_british = (language or next(own, "")).lower().replace("_", "-") == "en-gb"

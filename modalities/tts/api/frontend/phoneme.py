@@ -192,7 +192,7 @@ class PhonemeFrontEnd(FrontEnd):
                 param="language" if language else "voice",
             )
 
-    def reading(self, language: str, voice: str) -> Reading:
+    def reading(self, language: str, voice: str, text: str = "") -> Reading:
         """See `FrontEnd.reading`. Other English than en-US and en-GB is the voice's own."""
         native = reading_of(self._native(voice)) or "us"
         return reading_of(language, native) or native

@@ -117,7 +117,7 @@ class PromptFrontEnd(FrontEnd):
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
         """Plan with numbers and signs as `reading` says; words are left to the model."""
-        if is_english(self.reading(language, voice)):
+        if is_english(self.reading(language, voice, spoken.text)):
             spoken = replace(spoken, foreign=foreign_spans(spoken, lambda _: True))
         for utterance in split_utterances(spoken, _MAX_CHARACTERS, _FIRST_CHARACTERS):
             segment = SpeechSegment(prompt_ids=())

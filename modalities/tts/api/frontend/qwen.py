@@ -17,6 +17,7 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import Voice
 from triptych.modalities.tts.api.frontend.prompt import PromptFrontEnd, PromptTokenizer
+from triptych.modalities.tts.api.text.scripts import reading_by_text
 from triptych.modalities.tts.api.text.tongues import Reading, reading_of
 from triptych.modalities.tts.configs.qwen3_tts import CODEC_FOLDER, QwenTtsConfig, read_qwen_config
 
@@ -69,10 +70,12 @@ class QwenFrontEnd(PromptFrontEnd):
                 param="language",
             )
 
-    def reading(self, language: str, voice: str) -> Reading:
-        """How numbers and signs are read: as the language says, if there are rules for it."""
+    def reading(self, language: str, voice: str, text: str = "") -> Reading | None:
+        """See `FrontEnd.reading`. Without a language it is the one that the text shows."""
         tag = _primary(language)
-        return reading_of("pt-BR" if tag == "pt" else language) or "us"
+        if not tag:
+            return reading_by_text(text)
+        return reading_of("pt-BR" if tag == "pt" else language)
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
         """The turn up to the words of a clip: its speaker is known to the engine alone."""

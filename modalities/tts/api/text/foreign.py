@@ -28,6 +28,7 @@ import msgspec
 
 from triptych.core.process.once import once
 from triptych.core.process.typed import convert
+from triptych.modalities.tts.api.text.sentences import split_sentences
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText, merge_spans
 
 _CHUNK = re.compile(r"\S+")
@@ -66,6 +67,17 @@ def evidence() -> Evidence:
     return convert(lists, Evidence)
 
 
+def is_english_text(text: str) -> bool:
+    """Whether `text` has several words that only English has, and no sentence in another language.
+
+    One may be a loan. Without a dictionary, so that other words are no evidence of English.
+    """
+    lists = evidence()
+    words = [_words(text, start, end) for start, end, _ in split_sentences(text)]
+    num_english = sum(word.lower() in lists.english for sentence in words for word in sentence)
+    return num_english > 1 and not any(_verdict(each, lambda _: True) for each in words)
+
+
 def _read(name: str) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.toml.decode(files(__package__).joinpath(name).read_bytes())
     return data
@@ -94,8 +106,12 @@ def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:
     ends = (0, *(at for at, _ in spoken.breaks), len(written))
     for start, end in pairwise(ends):
         if start < end:
-            chunks = map(_WORD.match, _CHUNK.findall(written, start, end))
-            yield Span(start, end), [match["word"] for match in chunks if match]
+            yield Span(start, end), _words(written, start, end)
+
+
+def _words(text: str, start: int, end: int) -> list[str]:
+    chunks = map(_WORD.match, _CHUNK.findall(text, start, end))
+    return [match["word"] for match in chunks if match]
 
 
 def _as_written(spoken: SpokenText) -> str:

@@ -21,6 +21,7 @@ _PHONEMES_PER_S = 13.0
 _HASTE = 0.4
 _SLACK, _SLACK_S = 2.0, 2.0
 """Factors from the likely duration to the shortest and the longest credible one."""
+_DIGIT_WEIGHT = 4.0  # a digit that is spoken as it is written is a word
 _WIDE_LETTER_WEIGHT = 3.0  # a Chinese or Japanese character takes about as long as three letters
 
 
@@ -87,4 +88,6 @@ def estimate_seconds(text: str) -> float:
 
 
 def _weight(char: str) -> float:
+    if char.isdecimal():
+        return _DIGIT_WEIGHT
     return _WIDE_LETTER_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1.0

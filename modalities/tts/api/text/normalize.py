@@ -4,8 +4,8 @@ Owns the scan: one pass over the cleaned text, sentence by sentence, in which th
 rule supplies the words and everything else is copied. Knows no rule in particular and nothing of
 speech.
 
-The result holds letters, spaces and the marks that shape prosody: `. , ; : ! ? … — - ' " ( )` and
-their wide forms. Text that is already in this form is unchanged.
+With the rules of a language, the result holds letters, spaces and the marks that shape prosody:
+`. , ; : ! ? … — - ' " ( )` and their wide forms. Text that is already in this form is unchanged.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -43,12 +43,12 @@ class NormalizeOptions:
     """Options for reading ambiguous text.
 
     `dialect` is the language; that of English sets the order of dates like 3/4/2024, and whether
-    "and" stands in numbers. `acronyms` "keep" leaves them to an engine with its own rules; `emoji`
-    are dropped or named. `tags` in angle brackets are unchanged: <laugh> is a command to some
-    engines.
+    "and" stands in numbers. With `None`, digits and signs stay as they are written. `acronyms`
+    "keep" leaves them to an engine with its own rules; `emoji` are dropped or named. `tags` in
+    angle brackets are unchanged: <laugh> is a command to some engines.
     """
 
-    dialect: Reading = "us"
+    dialect: Reading | None = "us"
     acronyms: Literal["spell", "keep"] = "spell"
     emoji: Emoji = "drop"
     tags: tuple[str, ...] = ()
@@ -98,6 +98,11 @@ def _english(options: NormalizeOptions) -> _Words:
     )
 
 
+_AS_WRITTEN = _Words(
+    digit=(), letter=(), sign=(), signs={}, operators={}, dot="", slash="", prepare=str
+)
+
+
 def _foreign(reading: Reading) -> _Words:
     table = tongue(reading)
     numbers = tuple(table.rules())
@@ -119,7 +124,10 @@ class Normalizer:
     def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
         dialect = self._options.dialect
-        words = _english(self._options) if is_english(dialect) else _foreign(dialect)
+        if dialect is None:
+            words = _AS_WRITTEN
+        else:
+            words = _english(self._options) if is_english(dialect) else _foreign(dialect)
         tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
         self._words = words
         self._sign = (*((tag,) if self._options.tags else ()), *words.sign)
@@ -151,6 +159,9 @@ class Normalizer:
             char = text[at]
             if char.isspace():
                 at = scan.space(at + 1)
+                continue
+            if self._words is _AS_WRITTEN:
+                at = scan.copy(at, _run_end(text, at, body_end))
                 continue
             found = self._find(text, at, body_end)
             if found:
@@ -232,6 +243,12 @@ def _word_end(text: str, at: int, end: int) -> int:
     return at
 
 
+def _run_end(text: str, at: int, end: int) -> int:
+    while at < end and not text[at].isspace():
+        at += 1
+    return at
+
+
 def _is_letter(char: str) -> bool:
     """Whether `char` is a letter or a sign that belongs to one, such as a vowel sign of Hindi."""
     return char.isalpha() or (char != "" and unicodedata.category(char)[0] == "M")
@@ -260,7 +277,7 @@ class _Scan:
 
     def say(self, spoken: str, start: int, end: int) -> int:
         """Emit a rule's words for the characters `start:end`."""
-        if self._is_mute(spoken[0]):
+        if self._is_mute(spoken):
             return end
         self._separate(spoken[0], is_said=True)
         self._open(self._starts[start])
@@ -271,7 +288,7 @@ class _Scan:
     def copy(self, start: int, end: int) -> int:
         """Emit the characters `start:end` unchanged."""
         text, starts = self.text, self._starts
-        if self._is_mute(text[start]):
+        if self._is_mute(text[start:end]):
             return end
         self._separate(text[start], is_said=False)
         self._open(starts[start])
@@ -297,9 +314,9 @@ class _Scan:
         """The whole text, once everything has been read."""
         return self._builder.build(source_length)
 
-    def _is_mute(self, char: str) -> bool:
-        """Whether `char` would only prolong a silence."""
-        return self._num_silent >= _MAX_SILENCE and not char.isalnum()
+    def _is_mute(self, spoken: str) -> bool:
+        """Whether `spoken` would only prolong a silence."""
+        return self._num_silent >= _MAX_SILENCE and not any(map(str.isalnum, spoken))
 
     def _separate(self, char: str, *, is_said: bool) -> None:
         """Set a pending space where two words would touch."""

@@ -105,8 +105,8 @@ class SpokenText:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the text has no letters, so that its speech would be empty."""
-        return not any(map(str.isalpha, self.text))
+        """Whether the text has no letters or digits, so that its speech would be empty."""
+        return not any(map(str.isalnum, self.text))
 
     def source_at(self, position: int) -> int:
         """Map the spoken offset `position` to the offset at which to cut the source.

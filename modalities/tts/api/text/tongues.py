@@ -61,7 +61,7 @@ def _small_words(listed: str) -> tuple[str, ...]:
     return tuple(" ".join(words.split()) for words in listed.split(","))
 
 
-def is_english(reading: Reading) -> TypeIs[Dialect]:
+def is_english(reading: Reading | None) -> TypeIs[Dialect]:
     """Whether a text is read as English."""
     return reading in ("us", "uk")
 

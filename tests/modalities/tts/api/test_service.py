@@ -110,6 +110,20 @@ async def test_dates_are_read_as_the_dialect_has_them(fields: dict[str, Any], wo
     assert words in front.planned[0][0]
 
 
+async def test_a_text_of_an_unknown_language_is_english_if_a_dialect_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front = SpellingFrontEnd()
+    monkeypatch.setattr(front, "reading", lambda *_: None)
+    service = make_speech_service(FakeSpeechEngine(), front)
+    for fields in ({}, {"dialect": "uk"}, {"dialect": "uk", "emoji": "name"}):
+        await spoken(service, call("Room 21", **fields))
+    assert [text for text, *_ in front.planned] == ["Room 21", *["Room twenty-one"] * 2]
+    for fields in ({"emoji": "name"}, {"dialect": "uk", "language": "en"}):
+        with pytest.raises(UnsupportedOption, match="for texts in English"):
+            await spoken(service, call("Room 21", **fields))
+
+
 async def test_emoji_and_acronyms_are_read_as_asked() -> None:
     front = SpellingFrontEnd()
     service = make_speech_service(FakeSpeechEngine(), front)

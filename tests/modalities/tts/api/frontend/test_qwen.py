@@ -12,6 +12,7 @@ from support.qwen_tts import GOLDEN
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.frontend.qwen import QwenFrontEnd
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 
@@ -46,15 +47,21 @@ def opened(folder: Path, kind: str, **changes: Any) -> QwenFrontEnd:
     return front
 
 
-def prompt(front: QwenFrontEnd, text: str, voice: str, language: str = "", **asked: str) -> Any:
+def planned(
+    front: QwenFrontEnd, text: str, voice: str, language: str = "", **asked: str
+) -> PlannedSegment:
     front.check_language(language, voice)
-    options = NormalizeOptions(dialect=front.reading(language, voice))
+    options = NormalizeOptions(dialect=front.reading(language, voice, text))
     instructions = asked.get("instructions", "")
     plan = front.plan(
         Normalizer(options)(text), voice=voice, instructions=instructions, language=language
     )
-    (planned,) = plan
-    return planned.segment
+    (segment,) = plan
+    return segment
+
+
+def prompt(front: QwenFrontEnd, text: str, voice: str, language: str = "", **asked: str) -> Any:
+    return planned(front, text, voice, language, **asked).segment
 
 
 def texts(front: QwenFrontEnd, ids: tuple[int, ...]) -> str:
@@ -87,11 +94,42 @@ def test_a_named_voice_and_a_language_open_the_prompt(tmp_path: Path) -> None:
     assert 102 in [each // 1000 - 1 for each in prompt(front, "Hi.", "bob").prompt_ids]
 
 
-def test_numbers_follow_the_language(tmp_path: Path) -> None:
-    front = opened(tmp_path, "custom_voice")
-    assert "|二|十|一" not in texts(front, prompt(front, "21", "ada").prompt_ids)
-    chinese = prompt(front, "21", "ada", "zh").prompt_ids
-    assert len(chinese) > len(prompt(front, "x", "ada", "zh").prompt_ids) + 3
+LANGUAGES = dict.fromkeys(("chinese", "english", "german", "korean", "russian", "spanish"), 74)
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "spoken"),
+    [
+        ("de", "Das kostet 100 € am 3.4.2024.", "Das kostet 100 € am 3.4.2024."),
+        ("", "Das kostet 100 € am 3.4.2024.", "Das kostet 100 € am 3.4.2024."),
+        ("", "Das ist z.B. 50%/Tag (+5) auf a.de.", "Das ist z.B. 50%/Tag (+5) auf a.de."),
+        ("ko", "사과 3개, 5%", "사과 3개, 5%"),
+        ("", "大韓民國 사과 3개", "大韓民國 사과 3개"),
+        ("ru", "Это стоит 100 рублей.", "Это стоит 100 рублей."),
+        ("", "Это не the end of the 5.", "Это не the end of the 5."),
+        ("es", "21.000 €", "veintiún mil euros"),
+        ("", "21 ————————— (5)", "21 ————————— (5)"),
+        ("de", "100", "100"),
+        ("", "我用 iPhone 15", "我用 iPhone 十五"),
+        ("", "Er wohnt in 北京, Haus 5.", "Er wohnt in 北京, Haus 5."),
+        ("", "コーヒー5%", "コーヒー5 パーセント"),
+        ("", "约翰・史密斯5", "约翰・史密斯 五"),
+        ("", "これは5%です", "これは5 パーセント です"),
+        ("", "The price is $5 for both of them.", "The price is five dollars for both of them."),
+        ("en-AU", "Room 21", "Room twenty-one"),
+    ],
+)
+def test_numbers_are_read_where_the_language_has_rules(
+    tmp_path: Path, language: str, text: str, spoken: str
+) -> None:
+    talker = {**GOLDEN["config"]["talker_config"], "codec_language_id": LANGUAGES}
+    front = opened(tmp_path, "custom_voice", talker_config=talker)
+    segment = planned(front, text, "ada", language)
+    assert segment.utterance.text == spoken
+    assert not segment.is_silent
+    if not language:  # a recorded voice takes none
+        base = opened(tmp_path, "base", talker_config=talker)
+        assert planned(base, text, "").utterance.text == spoken
 
 
 def test_a_described_voice_follows_the_instructions(tmp_path: Path) -> None:

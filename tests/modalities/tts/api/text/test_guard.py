@@ -57,6 +57,7 @@ def test_speed_and_phonemes_scale_the_duration() -> None:
 
 def test_wide_characters_take_longer() -> None:
     assert estimate_seconds("日本語") > 2 * estimate_seconds("abc")
+    assert expected_duration("0151 23456789").most_s > 7  # as it is written, each digit a word
 
 
 def test_estimates_add_up() -> None:
