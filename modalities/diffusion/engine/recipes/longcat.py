@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class LongCatImage(Packed):
 
     @override
     def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        """At least one of a prompt that is cut: not all of its letters are counted."""
         return max(0, len(self._prompt_tokens(prompt)) - _LENGTH)
 
     @override
@@ -110,10 +112,13 @@ class LongCatImage(Packed):
         return {"encoder_hidden_states": text.hidden[num_cut : -len(suffix)]}
 
     def _prompt_tokens(self, prompt: str) -> list[int]:
-        """The prompt's tokens: a quoted part, which is to be written, is read by its letters."""
+        """The prompt's tokens: a quoted part, which is to be written, is read by its letters.
+
+        Of a prompt that is cut, some of the tokens beyond the window are absent.
+        """
         parts = [part for part in _QUOTED.split(prompt) if part]
-        pieces = [piece for part in parts for piece in (part if _QUOTED.match(part) else [part])]
-        return self._tokens(pieces)
+        pieces = (piece for part in parts for piece in (part if _QUOTED.match(part) else [part]))
+        return self._tokens(list(islice(pieces, _LENGTH + 1)))  # each is a token or more
 
     def _tokens(self, texts: Sequence[str]) -> list[int]:
         """The tokens of texts one after the other, each read on its own."""

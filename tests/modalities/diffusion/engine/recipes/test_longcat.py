@@ -16,10 +16,10 @@ class WordTokenizer:
     """A token for each word or letter given alone."""
 
     def __init__(self) -> None:
-        self.num_calls = 0
+        self.num_calls = self.num_texts = 0
 
     def __call__(self, texts: list[str], **options: Any) -> SimpleNamespace:
-        self.num_calls += 1
+        self.num_calls, self.num_texts = self.num_calls + 1, self.num_texts + len(texts)
         return SimpleNamespace(input_ids=[[hash(word) for word in text.split()] for text in texts])
 
 
@@ -31,6 +31,7 @@ class WordTokenizer:
         ('write "abc" there', 7, False),
         ('"' + 510 * "a" + '"', 512, False),
         ('"' + 32_000 * "a" + '"', 512, True),
+        ('"' + "".join(map(chr, range(0x4E00, 0x9E00))) + '"', 512, True),
         ("a " * 513, 512, True),
     ],
 )
@@ -43,3 +44,4 @@ def test_prompt_tokens_are_those_read(prompt: str, num_read: int, is_cut: bool) 
         assert recipe.num_prompt_tokens(request) == num_read
         assert recipe.is_prompt_cut(request) == is_cut
         assert words.num_calls <= 2
+        assert words.num_texts <= 2 * 513
