@@ -28,6 +28,10 @@ class AdapterPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     base_model_name: str = ""
 
+    def as_option(self) -> str:
+        """The value of `--lora-paths` that gives this adapter."""
+        return msgspec.json.encode(self).decode()
+
 
 class _SglangPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SGLang's form of an adapter. All adapters may give way to others, so none is pinned."""

@@ -51,7 +51,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
         Path(setup.folder), build_codec(), stream_timeout_s=setup.config.server.stream_timeout_s
     )
     client.keep(setup.changes)
-    app = build_app(setup.config, (*setup.kept_models, *setup.added), client)
+    app = build_app(setup.kept_config, (*setup.kept_models, *setup.added), client)
     app.state.runtime_models.on_change = partial(_note_models, line, setup.models)
     await app.state.start()
 

@@ -27,6 +27,7 @@ from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.layout import stored_bytes
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, place_of
+from triptych.kept_adapters import with_base_model, without_gone
 from triptych.modalities import registry
 from triptych.modalities.modality import ApiPart, ApiSetup, modality_of
 
@@ -67,15 +68,28 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(model for model in self.models if model.name not in self.removed)
 
     @property
+    def kept_config(self) -> Config:
+        """The configuration without the adapters of models that are served no longer."""
+        added = [model.name for model in self.added]
+        return without_gone(self.config, removed=self.removed, added=added)
+
+    @property
     def changes(self) -> list[ModelChange]:
         """The changes of the models since the first start."""
         return [*map(RemoveModel, self.removed), *map(AddModel, self.added)]
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:
-    """Return `config` with the references of `models`, so that default models count as well."""
+    """Return `config` with the references of `models`, so that default models count as well.
+
+    Adapters are for these models from then on, whatever models come and go.
+    """
     references = tuple(model.reference for model in models)
-    return replace(config, models=replace(config.models, model=references))
+    config = replace(config, models=replace(config.models, model=references))
+    if not config.adapters.lora_paths:
+        return config
+    texts = [model.name for model in models if registry.role_of(model) == "chat"]
+    return with_base_model(config, texts)
 
 
 def build_codec() -> MessageCodec:

@@ -11,6 +11,7 @@ from support.token_world import World, token_request
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.transfer.messages import FetchPages
+from triptych.schedulers.roles.page_exchange import _prompt_of
 
 
 def linked(**options: object) -> HandLink:
@@ -196,3 +197,9 @@ def test_whatever_happens_every_answer_is_right_and_every_page_comes_back(seed: 
         max_queue_size=8,
     )
     drive_pair(seed, 250, HandLink(decode, prefill))
+
+
+def test_the_other_engine_gets_the_adapter_and_its_place() -> None:
+    request = TokenRequest(prompt_ids=(1, 2), adapter="digest", adapter_place="/a.safetensors")
+    asked = _prompt_of(request)
+    assert (asked.adapter, asked.adapter_place) == (request.adapter, request.adapter_place)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from support.text_adapters import ATTENTION, MLP, save_adapter
 from support.text_models import write_text_folder
 from triptych import ChatPipeline
 from triptych.compose import build_app, build_engine
+from triptych.core.engine_api.tokens import AdapterDrop
 from triptych.core.errors import (
     ConfigError,
     Conflict,
@@ -328,3 +329,60 @@ async def test_a_model_comes_before_an_adapter(models: Models) -> None:
 
 def json_place(models: Models, name: str, base: str) -> str:
     return json.dumps({"name": name, "path": str(models.place(name)), "base_model_name": base})
+
+
+class SlowDrops(FakeEngine):
+    """Notes what is loaded and dropped; drops last until `end` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[str, str]] = []
+        self.dropping, self.end = asyncio.Event(), asyncio.Event()
+
+    async def submit(self, model: str, request: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        self.notes.append((type(request).__name__, model))
+        if isinstance(request, AdapterDrop):
+            self.dropping.set()
+            await self.end.wait()
+        for each in ():
+            yield each
+
+
+async def test_no_change_of_an_adapter_waits_for_another(models: Models) -> None:
+    engine = SlowDrops()
+    names = AdapterNames(engine, lambda: ["m"], Config())
+    for name in "ab":
+        await names.load(name, str(models.place(name)))
+    replacing = asyncio.create_task(names.load("a", str(models.place("c")), replaces=True))
+    await engine.dropping.wait()
+    unloading = asyncio.create_task(names.unload("b"))
+    await asyncio.sleep(0)
+    assert [each.name for each in names] == ["a"]
+    assert not replacing.done()
+    await asyncio.wait_for(names.load("d", str(models.place("d"))), 5)
+    engine.end.set()
+    await asyncio.gather(replacing, unloading)
+
+
+async def test_equal_content_of_another_model_stays(models: Models) -> None:
+    engine = SlowDrops()
+    engine.end.set()
+    names = AdapterNames(engine, lambda: ["m", "n"], Config())
+    for name, base in (("x", "m"), ("y", "n"), ("z", "n")):
+        await names.load(name, str(models.place("a")), base_model=base)
+    engine.notes.clear()
+    await names.unload("x")
+    await names.unload("y")
+    assert engine.notes == [("AdapterDrop", "m")]
+
+
+async def test_a_name_that_a_model_took_meanwhile_is_refused(models: Models) -> None:
+    engine, taken = SlowDrops(), set[str]()
+    engine.end.set()
+    names = AdapterNames(engine, lambda: ["m"], Config())
+    loading = asyncio.create_task(names.load("x", str(models.place("a")), taken=taken))
+    await asyncio.sleep(0)
+    taken.add("x")
+    with pytest.raises(Conflict, match="A model is called"):
+        await loading
+    assert engine.notes == [("AdapterLoad", "m"), ("AdapterDrop", "m")]
