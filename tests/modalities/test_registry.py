@@ -23,7 +23,6 @@ from triptych.modalities.registry import (
 )
 
 STRANGE: tuple[dict[str, Any], ...] = (
-    {"lora_paths": ("ink=ink.safetensors",)},
     {"audio_decoder": "/nope", "chunk_size": 7},
     {"teacache": True},
     {"max_vision_cache_entries": 0},
