@@ -24,7 +24,7 @@ class ModulePattern:
     `+`, `*` and `?` follow single characters. Raises `ValueError` for anything else.
     """
 
-    __slots__ = ("_tokens",)
+    __slots__ = ("_plain", "_tokens")
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_CHARS:
@@ -41,9 +41,13 @@ class ModulePattern:
             at = token.end()
         if depth:
             raise ValueError("a pattern has an open parenthesis")
+        is_plain = all(token["one"] and not token["many"] for token in self._tokens)
+        self._plain = re.compile(rf"(?:.*\.)?{pattern}") if is_plain else None
 
     def matches(self, module: str) -> bool:
         """Whether the pattern is the path of a module, or its end after a dot, as in PEFT."""
+        if self._plain is not None:  # which has one way to match, and is a usual name
+            return self._plain.fullmatch(module) is not None
         starts = {0, *(at + 1 for at, char in enumerate(module) if char == ".")}
         return len(module) in _ends(iter(self._tokens), module, starts)
 

@@ -105,7 +105,8 @@ def refuse_variants(names: Iterable[str], file: str) -> None:
         for mark, variant in _VARIANTS.items():
             if mark in name:
                 raise WeightsError(
-                    f"{file} is {variant} (tensor {name!r}), which is not offered; use plain LoRA."
+                    f"{file} is {variant} (tensor {name[:80]!r}), which is not offered; use plain"
+                    " LoRA."
                 )
 
 
@@ -126,7 +127,7 @@ class PeftConfig:
         """Raise `WeightsError` naming what this adapter has and is not offered."""
         kind = self.fields.get("peft_type", "LORA")
         if kind != "LORA":
-            raise WeightsError(f"{CONFIG}: {kind} is not offered; use plain LoRA.")
+            raise WeightsError(f"{CONFIG}: {str(kind)[:40]} is not offered; use plain LoRA.")
         for field, variant in _UNSUPPORTED.items():
             if self.fields.get(field):
                 raise WeightsError(f"{CONFIG}: {variant} ({field}) is not offered; use plain LoRA.")
@@ -135,8 +136,8 @@ class PeftConfig:
         start = self.fields.get("init_lora_weights")
         if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
             raise WeightsError(
-                f"{CONFIG}: with init_lora_weights {start!r} it needs a changed base model; save it"
-                " with PEFT's path_initial_model_for_weight_conversion."
+                f"{CONFIG}: with init_lora_weights {start[:40]!r} it needs a changed base model;"
+                " save it with PEFT's path_initial_model_for_weight_conversion."
             )
 
     def strength(self, module: str, rank: int) -> float | None:

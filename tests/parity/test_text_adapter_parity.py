@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save_file
 
 from support.decoder_families import LATENT, TINY, save_family
 from support.decoder_rig import Rig, Row, decoder_rig
@@ -137,3 +138,27 @@ def test_a_row_is_bitwise_the_same_in_any_company(
         assert own.tokens == row.tokens
         for position, logits_V in row.logits.items():
             assert torch.equal(own.logits[position], logits_V)
+
+
+def test_a_loaded_adapter_keeps_nothing_of_its_file(
+    tmp_path: Path, kernels_of: Callable[[str], NativeKernels]
+) -> None:
+    base = save_family(tmp_path / "model", "Llama", **SEPARATE)
+    save_adapter(tmp_path / "a", base, r=1, target_modules=["embed_tokens"])
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    pairs = {name: each for name, each in load(file.read_bytes()).items() if "lora_" in name}
+    save_file(pairs, file)  # without the whole table
+    decoder = adapted_decoder(tmp_path / "model", [tmp_path / "a"], native=kernels_of(LEVELS[0]))
+    rows, adapters = decoder.adapter_rows, decoder.vocabulary_adapters
+    assert rows is not None
+    assert adapters is not None
+    rows.select(torch.zeros(4, dtype=torch.int64))
+    before, after = torch.zeros(2, 4, TINY["hidden_size"])
+    adapters.change_embedded(torch.arange(4), before)
+    with file.open("r+b") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(0)
+        stream.write(bytes(size))
+    adapters.change_embedded(torch.arange(4), after)
+    assert before.abs().max() > 0
+    assert torch.equal(before, after)

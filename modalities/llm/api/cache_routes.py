@@ -43,7 +43,7 @@ def add_cache(router: APIRouter, service: LlmService) -> None:
     async def act(body: TokenizeRequest, request: Request, action: CacheAction) -> CachedPrompt:
         model = service.model(body.model or service.default_model).name
         prompt = await _prompt(service, model, body, request)
-        adapter = None if service.adapters is None else service.adapters.find(body.model or "")
+        adapter = service.adapter(body.model or "")
         prompt = msgspec.structs.replace(prompt, **fields_of(adapter))
         delta = await _run(service, model, prompt, action, Context.of(request).call_id)
         return CachedPrompt(
