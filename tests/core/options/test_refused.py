@@ -200,7 +200,7 @@ def test_the_key_of_administrators_has_sglangs_name() -> None:
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
-        ("--lora", "merge an adapter of a text model"),
+        ("--lora", "given with --lora-paths"),
         ("--cache-reuse", "never moved to other positions"),
         ("--disable-log-stats", "no periodic line"),
     ],
