@@ -88,7 +88,11 @@ def _xcodec_parts() -> dict[str, object]:
             **acoustic, decoder_hidden_size=32, upsampling_ratios=[8, 5, 4, 2]
         ),
         "semantic_model_config": HubertConfig(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            conv_dim=(16,) * 7,
         ),
         "codebook_size": 32,
     }

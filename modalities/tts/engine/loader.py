@@ -145,7 +145,8 @@ class SpeechTokenLoader(TokenLoader):
         memory.reserve("weights", blueprint.weight_bytes())
         memory.reserve("codec", blueprint.codec_bytes())
         memory.reserve("voices", _VOICES_BYTES)
-        memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
+        step_bytes = blueprint.activation_bytes(num_tokens, num_rows)
+        memory.reserve("activations", max(step_bytes, blueprint.encode_bytes()))
         # Captured steps have an extra row for padding.
         state_bytes = blueprint.codec_state_bytes(speech.max_streams + memory.captures)
         memory.reserve("codec-state", state_bytes)

@@ -30,6 +30,7 @@ from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.library_errors import library_errors
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder, state_bytes
+from triptych.modalities.tts.engine.codecs.encode_memory import encode_bytes, first_width
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
 from triptych.modalities.tts.engine.codecs.families.qwen3_tts import (
     MODEL_TYPE,
@@ -113,6 +114,14 @@ class CodecBlueprint:
             return state_bytes(adapter_for(module), num_rows)
         except WeightsError:
             return 0
+
+    def encode_bytes(self) -> int:
+        """Peak memory of encoding a recording; 0 for a codec without an encoder."""
+        module = self._construct_on_meta()
+        if not hasattr(module, "encode"):
+            return 0
+        sample_rate = adapter_for(module).sample_rate
+        return encode_bytes(first_width(module, sample_rate), sample_rate)
 
     def build(
         self, checkpoint: Checkpoint, device: torch.device, report: Callable[[float], None]
@@ -250,6 +259,10 @@ class HubCodec:
     def state_bytes(self, num_rows: int) -> int:
         """Bytes of the state of `num_rows` streams."""
         return self._blueprint.state_bytes(num_rows)
+
+    def encode_bytes(self) -> int:
+        """Peak memory of encoding a recording; 0 for a codec without an encoder."""
+        return self._blueprint.encode_bytes()
 
     def open(
         self,

@@ -18,6 +18,7 @@ from triptych.core.runtime.tensors.loading import MAX_NAMED
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.library_errors import library_errors
+from triptych.modalities.tts.engine.codecs.encode_memory import encode_bytes
 
 _PREFIX = "encoder."
 _DECODER_PARTS = ("decoder", "upsample")
@@ -35,6 +36,11 @@ class MimiEncoder:
         layout = read_layout(self._folder)
         shapes = (info.shape for name, info in layout.items() if name.startswith(_PREFIX))
         return sum(4 * torch.Size(shape).numel() for shape in shapes)
+
+    def encode_bytes(self) -> int:
+        """Peak memory of encoding a recording."""
+        fields = self._config.get("encoder_config") or {}
+        return encode_bytes(fields.get("num_filters", 64), fields.get("sampling_rate", 24_000))
 
     def load(self, device: torch.device) -> None:
         """Load the weights. Raises `WeightsError` for missing or unexpected ones."""

@@ -104,6 +104,10 @@ class SpeechBlueprint(Protocol):
         """Device bytes of the state of `num_rows` streams in the codec's decoder."""
         ...
 
+    def encode_bytes(self) -> int:
+        """Peak memory of encoding the longest recording; 0 for a model that imitates none."""
+        ...
+
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec. Raises `WeightsError`, and `ConfigError` for unsupported options."""
         ...
@@ -177,6 +181,10 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
             model.prepare(self._setup.native)
         return model
 
+    def encode_bytes(self) -> int:
+        """None: only some families imitate recordings."""
+        return 0
+
     def frames(self, steps_NK: Codes) -> Codes:
         """Each step is a frame."""
         return np.ascontiguousarray(steps_NK.T)
@@ -196,6 +204,10 @@ class CloningBlueprint(FrameBlueprint[Model]):
     def codec_state_bytes(self, num_rows: int) -> int:
         """Bytes of the state of `num_rows` streams in the codec."""
         return self.codec.state_bytes(num_rows)
+
+    def encode_bytes(self) -> int:
+        """Peak memory of the codec's encoder."""
+        return self.codec.encode_bytes()
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec with its encoder."""

@@ -54,6 +54,10 @@ class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
         """Bytes of the state of `num_rows` streams in SNAC."""
         return self._codec.state_bytes(num_rows)
 
+    def encode_bytes(self) -> int:
+        """None: the released models only have built-in voices."""
+        return 0
+
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the SNAC codec."""
         return self._codec.open(

@@ -50,6 +50,7 @@ from triptych.modalities.tts.configs.qwen3_tts import (
     QwenTtsConfig,
     read_qwen_config,
 )
+from triptych.modalities.tts.engine.codecs.encode_memory import longest_recording
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.mimi_encoder import MimiEncoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
@@ -62,9 +63,11 @@ from triptych.modalities.tts.engine.models.blueprint import (
 from triptych.modalities.tts.engine.models.codebooks import Codebooks
 from triptych.modalities.tts.engine.models.depth import DepthDecoder, depth_layout
 from triptych.modalities.tts.engine.models.qwen_speaker import (
+    SAMPLE_RATE,
     RecordedSpeakers,
     SpeakerEncoder,
     SpeakerFields,
+    vector_bytes,
 )
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
@@ -377,6 +380,13 @@ class QwenTtsBlueprint(FrameBlueprint[QwenTtsModel]):
     def codec_state_bytes(self, num_rows: int) -> int:
         """Bytes of the state of `num_rows` streams in the codec."""
         return self.codec.state_bytes(num_rows)
+
+    def encode_bytes(self) -> int:
+        """Peak memory of the speaker's vector and of the codes, one after the other."""
+        if self._encoder is None or self.config.speaker is None:
+            return 0
+        num_samples = longest_recording(SAMPLE_RATE)
+        return max(self._encoder.encode_bytes(), vector_bytes(self.config.speaker, num_samples))
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec, with its encoder where the model imitates recordings."""

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import HiggsAudioV2TokenizerConfig, MimiConfig
 
 from support.codec_models import mimi
+from support.qwen_tts import GOLDEN, qwen_tts
 from support.speech_models import csm, orpheus
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge, WeightsError
 from triptych.core.ledger import Ledger
@@ -26,6 +28,7 @@ from triptych.core.options.config import (
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.engine.codecs.loading import CodecBlueprint
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.plan import AudioPlan
 from triptych.schedulers.base import ModelLoader
@@ -70,6 +73,25 @@ def test_memory_is_asked_for_and_given_back(folder: Path, tmp_path: Path) -> Non
     assert not ledger.by_owner()
     with pytest.raises(AttributeError):
         loaded.runner.launch(AudioPlan(step_id=1, model="m", kind="audio", rows=()))
+
+
+@pytest.mark.parametrize("kind", ["base", "custom_voice"])
+def test_recordings_are_encoded_in_reserved_memory(tmp_path: Path, kind: str) -> None:
+    qwen_tts(tmp_path, kind=kind)
+    loaded = loader(tmp_path, ledger := Ledger(256 * MIB), tmp_path).load(lambda _: None)
+    num_filters = GOLDEN["codec"]["encoder_config"]["num_filters"]
+    recording_bytes = 4 * num_filters * 60 * 24_000
+    assert (ledger.by_owner()["m/activations"] > 4 * recording_bytes) == (kind == "base")
+    loaded.close()
+
+
+def test_the_memory_of_a_recording_is_that_of_the_encoders_first_layer() -> None:
+    mimi_bytes = CodecBlueprint(MimiConfig().to_dict()).encode_bytes()
+    assert 1.1 < mimi_bytes / (1152 * 60 * 24_000) < 1.2  # as measured for each sample
+    acoustic = {"encoder_hidden_size": 64, "downsampling_ratios": [8, 5, 4, 2, 3]}
+    config = HiggsAudioV2TokenizerConfig(acoustic_model_config=acoustic).to_dict()
+    assert 1.0 < CodecBlueprint(config).encode_bytes() / (1290 * 60 * 24_000) < 1.1
+    assert CodecBlueprint({"vq_strides": [1], "decoder_rates": [2]}).encode_bytes() == 0
 
 
 def test_without_room_nothing_is_held(folder: Path, tmp_path: Path) -> None:
