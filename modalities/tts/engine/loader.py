@@ -146,7 +146,9 @@ class SpeechTokenLoader(TokenLoader):
         memory.reserve("codec", blueprint.codec_bytes())
         memory.reserve("voices", _VOICES_BYTES)
         step_bytes = blueprint.activation_bytes(num_tokens, num_rows)
-        memory.reserve("activations", max(step_bytes, blueprint.encode_bytes()))
+        encode_bytes = blueprint.encode_bytes()
+        remedy = "" if encode_bytes > step_bytes else None  # smaller steps would not help
+        memory.reserve("activations", max(step_bytes, encode_bytes), remedy=remedy)
         # Captured steps have an extra row for padding.
         state_bytes = blueprint.codec_state_bytes(speech.max_streams + memory.captures)
         memory.reserve("codec-state", state_bytes)

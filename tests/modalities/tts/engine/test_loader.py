@@ -83,6 +83,10 @@ def test_recordings_are_encoded_in_reserved_memory(tmp_path: Path, kind: str) ->
     recording_bytes = 4 * num_filters * 60 * 24_000
     assert (ledger.by_owner()["m/activations"] > 4 * recording_bytes) == (kind == "base")
     loaded.close()
+    if kind == "base":
+        with pytest.raises(ModelTooLarge, match="can never fit") as refused:
+            loader(tmp_path, Ledger(64 * MIB), tmp_path).load(lambda _: None)
+        assert "Lower" not in refused.value.message  # smaller steps would not help
 
 
 def test_the_memory_of_a_recording_is_that_of_the_encoders_first_layer() -> None:
