@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.device import Device
     from triptych.core.runtime.kernels.triton.compile import CompileTarget
 
-_SECTIONS = ("models", "device", "cache", "schedule", "speech", "images", "vision")
+_SECTIONS = ("models", "device", "cache", "schedule", "speech", "images", "adapters", "vision")
 _UNUSED = frozenset({"load", "idle_unload_s"})
 _COMPILE = "triptych.core.runtime.kernels.triton.compile"
 _DEVICE = "triptych.core.runtime.devices.device"

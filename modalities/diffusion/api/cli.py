@@ -118,7 +118,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     add_cluster_options(parser)
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
-    sections = ("models", "device", "images")
+    sections = ("models", "device", "images", "adapters")
     add_options(parser, sections=sections, roles=("image",), exclude=exclude)
 
 

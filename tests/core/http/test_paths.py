@@ -44,7 +44,7 @@ async def test_head_is_counted_by_its_route(full_app: FullApp) -> None:
         ("PUT", "/v1/audio/voices/x", "DELETE, GET, HEAD"),
         ("GET", "/v1/chat/completions", "POST"),
         ("HEAD", "/v1/embeddings", "POST"),
-        ("DELETE", "/v1/models/org/model", "GET, HEAD"),
+        ("PUT", "/v1/models/org/model", "DELETE, GET, HEAD"),
         ("POST", "/openapi.json", "GET, HEAD"),
         ("POST", "/livez", "GET, HEAD"),
     ],
