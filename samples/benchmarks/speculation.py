@@ -20,8 +20,14 @@ On a shared machine, `--cpu-time` with one thread counts processor seconds, whic
 from __future__ import annotations
 
 import argparse
+import ast
+import bisect
+import difflib
+import glob
 import inspect
 import json
+import shutil
+import statistics
 import subprocess
 import textwrap
 import time
@@ -29,7 +35,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
-from statistics import median
 from typing import Any
 
 from triptych import ChatPipeline
@@ -45,7 +50,7 @@ SUMMARIES = (
     "List the main points of this text.",
 )
 OTHERS = ("Tell a story about {}.", "Explain {} to a child.", "What is unusual about {}?")
-MODULES = ("textwrap", "shutil", "statistics", "inspect", "difflib", "ast", "glob", "bisect")
+MODULES = (textwrap, shutil, statistics, inspect, difflib, ast, glob, bisect)
 COMPARED, TIMED = 400, 1200
 """The most characters of a text: short ones where there are many prompts."""
 COMPANY = 8
@@ -57,10 +62,9 @@ Ids = tuple[int, ...]
 
 def functions(size: int) -> Iterator[str]:
     """Functions of Python's library, each as its source of so many characters at most."""
-    for name in MODULES:
-        module = __import__(name)
+    for module in MODULES:
         for _, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == name:
+            if function.__module__ == module.__name__:
                 source = textwrap.dedent(inspect.getsource(function))
                 if size // 4 < len(source) <= size:
                     yield source
@@ -194,11 +198,13 @@ def measure(
 
 def report(kind: str, found: Sequence[Mapping[str, float]]) -> None:
     """Print medians, and ratios to what the same server does without drafts."""
-    parts = [f"{name} {median(each[name] for each in found):.1f}" for name in found[0]]
+    parts = [f"{name} {statistics.median(each[name] for each in found):.1f}" for name in found[0]]
     for drafts, plain in (("drafts", "plain"), ("llama look-up", "llama")):
         if drafts in found[0]:
             ratios = sorted(each[drafts] / each[plain] for each in found)
-            parts.append(f"{drafts}/{plain} {median(ratios):.2f} (least {ratios[0]:.2f})")
+            parts.append(
+                f"{drafts}/{plain} {statistics.median(ratios):.2f} (least {ratios[0]:.2f})"
+            )
     print(f"{kind}: tokens/s: " + ", ".join(parts), flush=True)
 
 
