@@ -138,7 +138,10 @@ def check_may_store(request: Request) -> None:
 def _is_on_this_machine(request: Request) -> bool:
     if request.client is None:  # a local socket
         return True
-    address = ip_address(request.client.host.partition("%")[0])
+    try:
+        address = ip_address(request.client.host.partition("%")[0])
+    except ValueError:  # some other name that stands for the caller
+        return False
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback
 

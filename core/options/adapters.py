@@ -14,6 +14,7 @@ import msgspec
 
 from triptych.core.errors import ConfigError
 from triptych.core.options.declaration import BOUND, COUNT, Role, option
+from triptych.core.process.typed import convert, decode_json
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.:@-]*)=(?P<place>.+)")
 
@@ -121,10 +122,10 @@ def _place_of(given: str) -> AdapterPlace:
 
 def _decoded(given: str) -> AdapterPlace:
     try:
-        found = msgspec.json.decode(given, type=dict)
+        found = decode_json(given, dict)
         if "lora_name" not in found:
-            return msgspec.convert(found, AdapterPlace)
-        place = msgspec.convert(found, _SglangPlace)
+            return convert(found, AdapterPlace)
+        place = convert(found, _SglangPlace)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(f"--lora-paths: {given!r:.200} is not an adapter: {error}.") from error
     if place.pinned:

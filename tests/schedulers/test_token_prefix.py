@@ -29,9 +29,9 @@ def test_answers_are_cached_for_the_next_turn_of_a_talk() -> None:
     assert world.deltas("two")[0].num_cached_tokens == 12
 
 
-def test_tenants_and_adapters_share_nothing() -> None:
+def test_tenants_share_nothing() -> None:
     world = World()
-    for index, owner in enumerate(({}, {"tenant": "x"}, {"adapter": "x"}, {"tenant": "x"})):
+    for index, owner in enumerate(({}, {"tenant": "x"}, {"tenant": "y"}, {"tenant": "x"})):
         world.submit(f"{index}", token_request(prompt(9), max_tokens=1, **owner))
         world.run()
     assert [world.deltas(f"{i}")[0].num_cached_tokens for i in range(4)] == [0, 0, 0, 8]
