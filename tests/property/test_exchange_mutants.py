@@ -57,7 +57,7 @@ def test_the_driver_stumbles_over_a_fault(
 ) -> None:
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(_STUMBLES):  # noqa: PT012 (whichever world it is)
-        for seed in range(80):
+        for seed in range(20):
             decode = random_world(random.Random(seed))
             page_size, most = decode.pool.page_size, decode.max_length
             prefill = World(num_pages=40, page_size=page_size, max_length=most, max_queue_size=8)

@@ -25,9 +25,8 @@ def test_the_worlds_hit_and_evict_in_every_tier(tmp_path: Path) -> None:
     def total(name: str, worlds: list[TieredWorld]) -> float:
         return sum(life.counter(name) for life in worlds)
 
-    for name in ("kv_host_page_hits_total", "kv_disk_page_hits_total"):
+    for name in ("kv_host_page_hits_total", "kv_disk_page_hits_total", "preemptions_total"):
         assert total(name, lives) > 10, name
-    assert total("preemptions_total", lives) > 3
     assert total("kv_host_page_evictions_total", lives) > 10
     assert total("kv_disk_page_evictions_total", lives) > 10
     assert total("kv_disk_page_hits_total", lives[1::2]) > 0, "after a restart"

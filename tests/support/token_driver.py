@@ -23,8 +23,7 @@ def random_request(rng: random.Random) -> TokenRequest:
     return token_request(
         prompt,
         priority=rng.randrange(3),
-        tenant=rng.choice(("", "", "x")),
-        adapter=rng.choice(("", "", "", "lora")),
+        tenant=rng.choice(("", "", "x")) + rng.choice(("", "", "", "y")),
         max_tokens=rng.choice((1, 2, 5, 9, 20, 30)),
         min_tokens=rng.choice((0, 0, 3)),
         stop_token_ids=rng.choice(((), (), (), (7,), tuple(range(0, 50, 6)))),
