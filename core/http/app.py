@@ -112,7 +112,6 @@ def create_app(
     """
     served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
     observers = _Observers.of(config.server, client, served)
-    metrics = observers.metrics
     in_flight = InFlight()
     keyring = Keyring.from_options(config.server, kept_salt(TierPlan.of(config)))
     app = _App(
@@ -137,20 +136,19 @@ def create_app(
     )
     app.state.tracing = observers.tracing
     app.state.dialects = tuple(dialects)
-    app.state.metrics = metrics
+    app.state.metrics = metrics = observers.metrics
     app.state.in_flight = in_flight
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
     _set_uploads(app.state, config.server)
-    app.state.runtime_models = None
     _set_names(app.state, config, served, [task.name for task in tasks])
     metrics.watch(client.status, lambda: len(in_flight))
-    health = health_router(client.status, lambda: in_flight.is_draining)
-    events = engine_events_router(EngineEvents(client, served.cards, in_flight))
-    explained = explain_router(client, observers.recent)
-    loaded = engine_models_router(client, served)
-    sleep = sleep_router(client)
-    own = (health, metrics_router(metrics), events, explained, loaded, sleep, models_router(served))
+    own = (
+        *(health_router(client.status, lambda: in_flight.is_draining), metrics_router(metrics)),
+        engine_events_router(EngineEvents(client, served.cards, in_flight)),
+        *(explain_router(client, observers.recent), engine_models_router(client, served)),
+        *(sleep_router(client), models_router(served)),
+    )
     _include(app, (*routers, *own))
     if config.server.root_path:
         app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
@@ -174,6 +172,7 @@ def _set_names(
     state.accepted_names = config.server.accept_model_names
     state.further_names = {}
     state.more_models = ()
+    state.runtime_models = None
     state.tasks = served.tasks
 
 

@@ -45,7 +45,7 @@ _INTERVAL_S = 0.1
 
 @contextmanager
 def refused_models() -> Iterator[None]:
-    """Raise `ModelRefused` for errors that would end a start: whoever named the model sees why."""
+    """Raise `ModelRefused` for errors that would end a start, for the caller to see."""
     try:
         yield
     except SetupError as error:
@@ -154,7 +154,7 @@ class RuntimeModels:
         if self._pulls.get(name) is pull:  # else another has begun
             del self._pulls[name]
         if not task.cancelled():
-            task.exception()  # whoever followed it has it
+            task.exception()  # its followers have it
 
     def _check_numbers(self) -> None:
         """Raise `Overloaded` for more fetches or models than the server has at a time."""
@@ -211,7 +211,7 @@ class RuntimeModels:
         async with aclosing(self.fetch(order)) as notes:
             async for note in notes:
                 if isinstance(note, ResolvedModel):
-                    # What was begun here is finished, even if nobody waits for it any more.
+                    # What was begun here is finished, even if no request waits for it any more.
                     return await asyncio.shield(asyncio.ensure_future(self._add(note)))
                 pull.latest = note
         raise AssertionError("a fetch ends with a model or an error")

@@ -281,7 +281,7 @@ class RemoteClient:
         change, done = self._changes.pop(call)
         if error is None:
             self._kept.add(change)
-        if done.done():  # nobody waits for it any more
+        if done.done():  # no call waits for it any more
             return
         if error is None:
             done.set_result(None)

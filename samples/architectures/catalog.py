@@ -26,7 +26,7 @@ _NO_IMAGES = frozenset({
     "ShapEPipeline",
     "StableAudio3Pipeline",
 })  # fmt: skip
-"""Pipelines of texts, sounds, solids and proteins, whose arguments do not tell."""
+"""Pipelines of texts, sounds, solids and proteins, whose arguments do not show it."""
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Drafts from an answer's own text: equal tokens, and the time they save, beside llama.cpp's.
+"""Drafts from an answer's own text: equal tokens, and the time they save, next to llama.cpp's.
 
 Asks for edits of code, summaries and other answers, without a network: the texts are those of
 Python's own library. Two parts:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import chain
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from triptych.core.engine_api.client import EngineClient
-    from triptych.core.http.models import ModelCard
+    from triptych.core.http.models import ModelCard, ServedModels
+    from triptych.core.http.runtime_models import RuntimeModels
     from triptych.core.runtime.devices.device import Device
+    from triptych.core.store.store import DocumentStore
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import EngineCore
 
@@ -146,10 +147,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.files.user_files import UserFiles
     from triptych.core.http.models import Task
     from triptych.core.http.page import PagesRouter, read_pages
-    from triptych.core.http.runtime_models import RuntimeModels
     from triptych.core.media.child import DecodePool
     from triptych.core.options.served_names import ServedNames
-    from triptych.core.store.store import DocumentStore
     from triptych.schedulers.admission import Admission
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
@@ -158,9 +157,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     exit_stack.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
     num_keys = len(owners(config.server))
-    store = DocumentStore.from_options(config.store, num_owners=num_keys)
-    if store is not None:
-        exit_stack.push_async_callback(store.close)
+    store = _open_store(config, num_keys, exit_stack)
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
@@ -172,30 +169,21 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     routers = [router for part in parts for router in part.routers]
-    by_task = ((each.task, *each.more_tasks) for each in reversed(registry.MODALITIES))
-    tasks = [Task(*task) for task in chain.from_iterable(by_task)]
+    kinds = reversed(registry.MODALITIES)
+    tasks = [Task(*task) for each in kinds for task in (each.task, *each.more_tasks)]
     dialects = [dialect for part in parts for dialect in part.dialects]
     user_files = UserFiles(store)
     batches = BatchRunner(user_files)
     routers += [files_router(user_files), batches_router(batches)]
     if config.server.page:
         routers.append(PagesRouter(read_pages(_PAGES)))
-    cards = _cards(parts, models, aliases)
-    app = create_app(config, client, routers, cards, tasks, dialects)
+    app = create_app(config, client, routers, _cards(parts, models, aliases), tasks, dialects)
     app.state.more_models = tuple(each for part in parts for each in part.more)
     if app.state.tracing is not None:
         exit_stack.push_async_callback(app.state.tracing.close)
     app.state.user_files = user_files
     app.state.further_names = further_names(models)
-    app.state.runtime_models = RuntimeModels(
-        config=config,
-        client=client,
-        served=app.state.served,
-        parts=ApiParts(parts),
-        models={model.name: model for model in models},
-        sources=[source.name for source in registry.known_sources()],
-        refusal=_fixed_models(config),
-    )
+    app.state.runtime_models = _runtime_models(config, models, client, app.state.served, parts)
     exit_stack.push_async_callback(app.state.runtime_models.close)
     batches.serve(app)
     exit_stack.push_async_callback(batches.close)
@@ -203,6 +191,37 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
+
+
+def _open_store(config: Config, num_keys: int, exit_stack: AsyncExitStack) -> DocumentStore | None:
+    """The store of files and answers, closed with the app; `None` where it is off."""
+    from triptych.core.store.store import DocumentStore
+
+    store = DocumentStore.from_options(config.store, num_owners=num_keys)
+    if store is not None:
+        exit_stack.push_async_callback(store.close)
+    return store
+
+
+def _runtime_models(
+    config: Config,
+    models: Sequence[ResolvedModel],
+    client: EngineClient,
+    served: ServedModels,
+    parts: Sequence[ApiPart],
+) -> RuntimeModels:
+    """The models of the app, which callers with an admin key may change."""
+    from triptych.core.http.runtime_models import RuntimeModels
+
+    return RuntimeModels(
+        config=config,
+        client=client,
+        served=served,
+        parts=ApiParts(parts),
+        models={model.name: model for model in models},
+        sources=[source.name for source in registry.known_sources()],
+        refusal=_fixed_models(config),
+    )
 
 
 def _fixed_models(config: Config) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from support.diffusers_images import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS
 from support.image_folders import save_pipeline
+from support.one_engine import answers
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, DeviceOptions, ModelOptions
 from triptych.core.runtime.devices.device import Device
@@ -24,8 +24,6 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
-from triptych.schedulers.engine import EngineCore
-from triptych.schedulers.local import LocalClient
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
@@ -48,24 +46,7 @@ def generate(
     resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
     ledger = Ledger(2**31)
     loader = DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
-
-    async def run() -> list[list[ImageDelta]]:
-        client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
-        try:
-            streams = [
-                client.submit("m", request, job_id=f"j{index}")
-                for index, request in enumerate(requests)
-            ]
-            return list(await asyncio.gather(*map(collect, streams)))
-        finally:
-            await client.close()
-
-    async def collect(stream: Any) -> list[ImageDelta]:
-        return [output.payload async for output in stream]
-
-    deltas = asyncio.run(run())
-    ledger.check()
-    return deltas, ledger
+    return answers(loader, config, ledger, requests), ledger
 
 
 def image_of(deltas: Sequence[ImageDelta], index: int = 0) -> np.ndarray:

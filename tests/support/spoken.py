@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from support.one_engine import answers
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import (
@@ -24,8 +24,6 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment
-from triptych.schedulers.engine import EngineCore
-from triptych.schedulers.local import LocalClient
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -45,24 +43,7 @@ def say(folder: Path, config: Config, *requests: SpeechRequest) -> list[list[Spe
     resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
     device, ledger = Device(torch.device("cpu")), Ledger(256 * 2**20)
     loader = open_speech_loader(resolved, config, device, ledger)
-
-    async def run() -> list[list[SpeechDelta]]:
-        client = LocalClient(EngineCore([loader], config=config, ledger=ledger))
-        try:
-            streams = [
-                client.submit("m", request, job_id=f"j{index}")
-                for index, request in enumerate(requests)
-            ]
-            return list(await asyncio.gather(*map(collect, streams)))
-        finally:
-            await client.close()
-
-    async def collect(stream: Any) -> list[SpeechDelta]:
-        return [output.payload async for output in stream]
-
-    deltas = asyncio.run(run())
-    ledger.check()
-    return deltas
+    return answers(loader, config, ledger, requests)
 
 
 def sound(deltas: Sequence[SpeechDelta], segment: int = 0) -> np.ndarray:

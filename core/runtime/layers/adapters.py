@@ -48,11 +48,13 @@ class ModuleChange:
 class AdapterRows:
     """The slot of the adapter of each row; -1: none. All projections of a decoder share it."""
 
-    __slots__ = ("blocks", "slots_T")
+    __slots__ = ("blocks", "scales_T", "slots_T")
 
     def __init__(self) -> None:
         self.slots_T: torch.Tensor | None = None
         """On the device, int32; `None` where no row has an adapter."""
+        self.scales_T = torch.empty(0)
+        """On a GPU, ones in float32: adapters are stored at their strength."""
         self.blocks: AdaptedRowBlocks | None = None
         """On a CPU."""
 
@@ -60,6 +62,7 @@ class AdapterRows:
         """Compute products for rows with these slots from now on."""
         self.slots_T, self.blocks = slots_T.to(torch.int32), None
         if not slots_T.is_cpu:
+            self.scales_T = torch.ones(slots_T.shape, dtype=torch.float32, device=slots_T.device)
             return
         if bool((slots_T < 0).all()):
             self.slots_T = None
@@ -160,10 +163,15 @@ class StackedAdapters:
         slots_T = self._rows.slots_T
         if slots_T is None:
             return
-        add = _add_on_gpu if x_TI.is_cuda else _add_by_torch
         for part in self._ups:
-            columns = slice(part.first, part.first + part.up_SOR.shape[1])
-            add(y_TO[:, columns], x_TI, self._downs[part.module], part.up_SOR, slots_T)
+            y_TN = y_TO[:, part.first : part.first + part.up_SOR.shape[1]]
+            down_SRI = self._downs[part.module]
+            if x_TI.is_cuda:
+                from triptych.core.runtime.kernels.triton.lora import lora_add
+
+                lora_add(y_TN, x_TI, down_SRI, part.up_SOR, self._rows.scales_T, slots_T)
+            else:
+                _add_by_torch(y_TN, x_TI, down_SRI, part.up_SOR, slots_T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +182,6 @@ class _StackedPart:
     first: int
     rows: slice
     up_SOR: torch.Tensor
-
-
-def _add_on_gpu(
-    y_TO: torch.Tensor,
-    x_TI: torch.Tensor,
-    down_SRI: torch.Tensor,
-    up_SOR: torch.Tensor,
-    slots_T: torch.Tensor,
-) -> None:
-    from triptych.core.runtime.kernels.triton.lora import lora_add
-
-    scales_T = torch.ones(len(slots_T), dtype=torch.float32, device=x_TI.device)
-    lora_add(y_TO, x_TI, down_SRI, up_SOR, scales_T, slots_T)
 
 
 def _add_by_torch(

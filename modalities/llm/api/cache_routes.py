@@ -2,7 +2,7 @@
 
 Owns keeping and dropping the pages of a conversation, which its own key may do, and dropping all
 pages, which takes an admin key (the routes of vLLM and SGLang). Pages of other keys have other
-names, so nobody can reach them.
+names, so no request can reach them.
 """
 
 from __future__ import annotations

@@ -52,10 +52,7 @@ from triptych.core.runtime.kernels.native.build import (
     supported_levels,
 )
 from triptych.core.runtime.kernels.native.functions import FUNCTIONS
-from triptych.core.runtime.kernels.native.state_arguments import (
-    NativeStateRows,
-    RecurrentArguments,
-)
+from triptych.core.runtime.kernels.native.state_arguments import NativeStateRows, RecurrentArguments
 
 if TYPE_CHECKING:
     from triptych.core.bundle.store import Bundle

@@ -150,31 +150,11 @@ def _block_arguments(x_RI: torch.Tensor, weight: StackedWeight, tiling: Tiling) 
 
 @triton.jit(do_not_specialize=VARYING)
 def _grouped_fp8_kernel(
-    x_ptr,
-    x_scale_ptr,
-    weight_ptr,
-    scale_ptr,
-    pairs_ptr,
-    groups_of_tiles_ptr,
-    bias_ptr,
-    pair_scale_ptr,
-    out_ptr,
-    num_pairs,
-    num_tiles,
-    num_outputs,
-    out_stride,
-    num_rows,
-    num_inputs,
-    x_stride,
-    group_scales,
-    PAIRS_PER_ROW: tl.constexpr,
-    GATE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    HAS_UNITS: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr,
-    K: tl.constexpr,
-):
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, pairs_ptr, groups_of_tiles_ptr, bias_ptr,
+    pair_scale_ptr, out_ptr, num_pairs, num_tiles, num_outputs, out_stride, num_rows, num_inputs,
+    x_stride, group_scales, PAIRS_PER_ROW: tl.constexpr, GATE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, HAS_UNITS: tl.constexpr, HAS_BLOCKS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     group, pairs_M, outputs_N, weight_rows_N = pairs_of_tile(
         pairs_ptr, groups_of_tiles_ptr, num_tiles, num_outputs, GATE, M, N
     )
@@ -204,47 +184,18 @@ def _grouped_fp8_kernel(
         K,
     )
     store_pairs(
-        out_ptr,
-        total_MN,
-        group,
-        pairs_M,
-        num_pairs,
-        num_tiles,
-        num_outputs,
-        out_stride,
-        bias_ptr,
-        pair_scale_ptr,
-        GATE,
-        False,
-    )
+        out_ptr, total_MN, group, pairs_M, num_pairs, num_tiles, num_outputs, out_stride, bias_ptr,
+        pair_scale_ptr, GATE, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _grouped_gptq_kernel(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    zero_ptr,
-    pairs_ptr,
-    groups_of_tiles_ptr,
-    bias_ptr,
-    pair_scale_ptr,
-    out_ptr,
-    num_pairs,
-    num_tiles,
-    num_outputs,
-    out_stride,
-    num_inputs,
-    group_size,
-    num_groups,
-    x_stride,
-    PAIRS_PER_ROW: tl.constexpr,
-    GATE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    LAYOUT: tl.constexpr,
-    K: tl.constexpr,
-):
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, pairs_ptr, groups_of_tiles_ptr, bias_ptr,
+    pair_scale_ptr, out_ptr, num_pairs, num_tiles, num_outputs, out_stride, num_inputs, group_size,
+    num_groups, x_stride, PAIRS_PER_ROW: tl.constexpr, GATE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     group, pairs_M, outputs_N, weight_rows_N = pairs_of_tile(
         pairs_ptr, groups_of_tiles_ptr, num_tiles, num_outputs, GATE, M, N
     )
@@ -279,19 +230,9 @@ def _grouped_gptq_kernel(
         K,
     )
     store_pairs(
-        out_ptr,
-        total_MN,
-        group,
-        pairs_M,
-        num_pairs,
-        num_tiles,
-        num_outputs,
-        out_stride,
-        bias_ptr,
-        pair_scale_ptr,
-        GATE,
-        False,
-    )
+        out_ptr, total_MN, group, pairs_M, num_pairs, num_tiles, num_outputs, out_stride, bias_ptr,
+        pair_scale_ptr, GATE, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)

@@ -163,7 +163,6 @@ def _attend_tile(
     token_M = (start + query_M).to(tl.int64)
     head_M = kv_head * GROUP + index_M % GROUP
     is_held_MD = is_query_M[:, None] & (dim_D < HEAD_DIM)
-
     position_M = tl.load(lengths_ptr + row).to(tl.int32) - num_queries + query_M
     first_M, last_M = position_M, position_M
     if HAS_BLOCKS:

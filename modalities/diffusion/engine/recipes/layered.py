@@ -28,7 +28,7 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     resize,
     unpack,
 )
-from triptych.modalities.diffusion.engine.recipes.qwen import QwenImage
+from triptych.modalities.diffusion.engine.recipes.qwen import QwenImage, with_reference_shapes
 from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText
 from triptych.modalities.diffusion.engine.recipes.references import Reference, ReferenceRecipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
@@ -123,8 +123,7 @@ class QwenImageLayered(ReferenceRecipe, QwenImage):
     def reference_arguments(
         self, shared: Mapping[str, Any], references: Sequence[Reference]
     ) -> dict[str, Any]:
-        shapes = [(1, reference.height, reference.width) for reference in references]
-        return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
+        return with_reference_shapes(shared, references)
 
     @property
     def _channels(self) -> int:

@@ -101,8 +101,7 @@ class QwenImageEdit(SeeingRecipe, QwenImage):
     def reference_arguments(
         self, shared: Mapping[str, Any], references: Sequence[Reference]
     ) -> dict[str, Any]:
-        shapes = [(1, reference.height, reference.width) for reference in references]
-        return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
+        return with_reference_shapes(shared, references)
 
     @override
     def read(self, prompt: BranchPrompt) -> EncodedText:
@@ -125,6 +124,14 @@ class QwenImageEditPlus(QwenImageEdit):
 
     _IMAGE = "Picture {}: <|vision_start|>{}<|vision_end|>"
     _READ_PIXELS = CONDITION_IMAGE_SIZE
+
+
+def with_reference_shapes(
+    shared: Mapping[str, Any], references: Sequence[Reference]
+) -> dict[str, Any]:
+    """The transformer's `img_shapes` of an image and its references: frames, height and width."""
+    shapes = [(1, reference.height, reference.width) for reference in references]
+    return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
 
 def without_images(prompt: str) -> str:

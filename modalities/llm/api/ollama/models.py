@@ -255,7 +255,7 @@ def _abilities(service: LlmService, name: str) -> Abilities:
 
 
 def _expiry(status: ModelStatus) -> str:
-    """When a model will be unloaded if nobody uses it."""
+    """When a model will be unloaded if no request uses it."""
     if status.keep_s < 0:
         return _FOR_EVER
     return time_text(datetime.now(UTC) + timedelta(seconds=status.keep_s - status.idle_s))

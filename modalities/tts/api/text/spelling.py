@@ -1,4 +1,4 @@
-"""Reads words of languages whose spelling tells their sound, by rules in a table.
+"""Reads words of languages whose spelling gives their sound, by rules in a table.
 
 Owns the form of the rules and the scan: stress is marked in each word first, then one pass over a
 clause replaces letters by phonemes, with the neighbouring words in view. Each of `languages/` has a

@@ -130,7 +130,7 @@ class Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tongue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language's tables. One whose spelling does not tell its sound has no `spelling`."""
+    """A language's tables. One whose spelling does not give its sound has no `spelling`."""
 
     name: str
     numbers: Numbers
