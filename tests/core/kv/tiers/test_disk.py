@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from support import page_peers
 from support.page_peers import FORMAT, KEYS, PAGE_BYTES, content
 from triptych.core.errors import ConfigError
 from triptych.core.kv.tiers.disk import DiskTier
@@ -138,15 +139,14 @@ def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
 def test_a_killed_writer_loses_at_most_the_page_that_it_wrote(tmp_path: Path) -> None:
     """The writer replaces pages without end and is killed wherever it is."""
     rng = random.Random(0)
+    argv = [sys.executable, "-c", _WRITER, str(tmp_path)]
+    paths = os.environ | {"PYTHONPATH": str(Path(page_peers.__file__).parents[1])}
     for _ in range(4):
-        child = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == "all\n"
-        time.sleep(0.02 * rng.random())
-        child.kill()
-        child.communicate()
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=paths) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "all\n"
+            time.sleep(0.02 * rng.random())
+            child.kill()
         assert child.returncode == -signal.SIGKILL
         disk = DiskTier(tmp_path, FORMAT, 0)
         found = [read(disk, key) for key in KEYS]
