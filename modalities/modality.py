@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from triptych.core.options.config import Config
     from triptych.core.store.store import DocumentStore
     from triptych.core.weights.resolve import ResolvedModel, Source
+    from triptych.modalities.service import ModelService
     from triptych.schedulers.admission import Admission
 
 
@@ -155,6 +156,7 @@ class ApiPart:
     Its routes exist without models, and answer with an error then. `dialects` are its APIs other
     than OpenAI's. `warm` prepares what first requests would wait for. `open_model` and `drop_model`
     are for models that come and go while the server runs; `more` are adapters, which do so as well.
+    `service` answers its calls, for what composes several modalities.
     """
 
     routers: Sequence[APIRouter] = ()
@@ -164,3 +166,4 @@ class ApiPart:
     open_model: OpenModel = _open_nothing
     drop_model: DropModel = _drop_nothing
     more: Sequence[MoreModels] = ()
+    service: ModelService[Any] | None = None

@@ -68,6 +68,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         asr_cards(service),
         open_model=opener(service, "asr", RecognizerText.open, asr_card),
         drop_model=service.remove,
+        service=service,
     )
 
 

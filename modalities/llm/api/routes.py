@@ -134,6 +134,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         open_model=open_model,
         drop_model=drop_model,
         more=[AdapterCards(service)],
+        service=service,
     )
 
 

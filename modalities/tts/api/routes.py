@@ -89,6 +89,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         speech_cards(service),
         open_model=opener(service, "speech", open_front_end, speech_card),
         drop_model=service.remove,
+        service=service,
     )
 
 

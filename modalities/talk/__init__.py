@@ -1,0 +1,1 @@
+"""Spoken conversation: chat, recognition and speech composed. It has no model of its own."""
