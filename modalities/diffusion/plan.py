@@ -89,8 +89,8 @@ class ImageRowResult:
     """Result of one step for one image, in plan order (of `starts`, for `encode`).
 
     `num_computed` of the steps taken ran the model, for `num_rows` guidance branches in total.
-    `pixels` are a preview or the image; `layers`, the lowest first, are those that make it. An
-    `error` ends only this image's job.
+    `pixels` are a preview or the image; `layers`, the lowest first, are those that make it. Of an
+    image that `is_interrupted` no later step is taken. An `error` ends only this image's job.
     """
 
     planned: PlannedSteps | None = None
@@ -98,6 +98,7 @@ class ImageRowResult:
     num_rows: int = 0
     pixels: Pixels | None = None
     layers: tuple[Pixels, ...] = ()
+    is_interrupted: bool = False
     error: TriptychError | None = None
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from triptych.engine import Engine
     from triptych.modalities.asr.api.pipeline import TranscriptionPipeline
     from triptych.modalities.diffusion.api.pipeline import ImagePipeline
+    from triptych.modalities.diffusion.api.step_callback import ImageInProgress
     from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.api.pipeline import ChatPipeline
     from triptych.modalities.tts.api.pipeline import SpeechPipeline
@@ -24,6 +25,7 @@ __all__ = [
     "ChatPipeline",
     "EmbeddingPipeline",
     "Engine",
+    "ImageInProgress",
     "ImagePipeline",
     "PipelineConfig",
     "RequestError",
@@ -39,6 +41,7 @@ __all__ = [
 _PLACES = {
     "AudioGenerationConfig": "triptych.core.options.pipeline_config",
     "Engine": "triptych.engine",
+    "ImageInProgress": "triptych.modalities.diffusion.api.step_callback",
     "PipelineConfig": "triptych.core.options.pipeline_config",
     "RequestError": "triptych.core.errors",
     "SamplingParams": "triptych.core.engine_api.sampling_params",

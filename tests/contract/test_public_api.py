@@ -11,6 +11,7 @@ def test_exports_are_as_recorded() -> None:
         "ChatPipeline",
         "EmbeddingPipeline",
         "Engine",
+        "ImageInProgress",
         "ImagePipeline",
         "PipelineConfig",
         "RequestError",

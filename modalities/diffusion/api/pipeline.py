@@ -35,7 +35,9 @@ from triptych.modalities.diffusion.api.service import (
     ImageService,
     check_call,
 )
+from triptych.modalities.diffusion.api.step_callback import StepCallback
 from triptych.modalities.diffusion.modality import IMAGES
+from triptych.modalities.diffusion.step_hook import TENSOR_NAMES, HookedRequest
 from triptych.modalities.diffusion.wire import (
     AUTO,
     AdapterUse,
@@ -139,9 +141,12 @@ class ImagePipeline(Pipeline[ImageService]):
     async def _progress(self, call: ImageCall) -> AsyncGenerator[GenerationProgress, None]:
         started_s = time.monotonic()
         call = replace(call, model=self._model)
+        hook = getattr(call.request, "on_step_end", None)
         async with aclosing(self._service.generate(call)) as generation:
             is_warned = False
             async for delta in generation:
+                if isinstance(hook, StepCallback):
+                    hook.check()
                 if delta.is_prompt_cut and not is_warned:
                     is_warned = True
                     warnings.warn(PROMPT_CUT, stacklevel=2)
@@ -166,7 +171,12 @@ def image_call(
     quality = rest.pop("quality", "auto")
     cache, adapters = rest.pop("cache", "auto"), rest.pop("adapters", {})
     width, height = rest.pop("size", None) or (AUTO, AUTO)
-    request = ImageRequest(
+    callback = rest.pop("callback_on_step_end", None)
+    names = rest.pop("callback_on_step_end_tensor_inputs", TENSOR_NAMES)
+    kind: Any = ImageRequest
+    if callback is not None:
+        kind, rest["on_step_end"] = HookedRequest, StepCallback(callback, names)
+    request = kind(
         prompt=prompt,
         width=width,
         height=height,

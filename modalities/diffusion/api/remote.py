@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from PIL import Image
 
 from triptych.core.client.choice import RemoteModel
+from triptych.core.errors import UnsupportedOption
 from triptych.modalities.diffusion.api.results import (
     PROMPT_CUT,
     GeneratedImage,
@@ -90,7 +91,16 @@ def _decoded(text: str) -> Image.Image:
 
 
 def _fields(options: GenerateOptions) -> dict[str, Any]:
-    """The fields of a request; absent ones have the model's defaults."""
+    """The fields of a request; absent ones have the model's defaults.
+
+    Raises `UnsupportedOption` for a callback, which cannot be called from a server.
+    """
+    if options.get("callback_on_step_end"):
+        raise UnsupportedOption(
+            "callback_on_step_end is for a model in this process: use ImagePipeline, or follow"
+            " the progress of a stream.",
+            param="callback_on_step_end",
+        )
     size, cache = options.get("size"), options.get("cache", "auto")
     sources, mask = source_images(options.get("image")), options.get("mask")
     adapters = options.get("adapters") or {}

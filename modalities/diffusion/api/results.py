@@ -22,6 +22,7 @@ from triptych.modalities.diffusion.api.files import (
     encode_image,
     to_pixels,
 )
+from triptych.modalities.diffusion.api.step_callback import Callback
 from triptych.modalities.diffusion.wire import CacheName, StepCache
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class GenerateOptions(TypedDict, total=False):
     the first image may change. `strength`: how much it may change, 0 to 1. `num_layers`: the layers
     that a model takes an image apart into. `cache`: a step cache or its name. `adapters`: scales of
     LoRA files by name.
+
+    `callback_on_step_end` is called after each step of each image, as
+    `callback(image, step, timestep, tensors)`; see `step_callback.ImageInProgress`. `tensors` has
+    copies of those named in `callback_on_step_end_tensor_inputs` (`latents`, the default). The
+    image goes on with the tensors that it returns.
     """
 
     negative_prompt: str
@@ -54,6 +60,8 @@ class GenerateOptions(TypedDict, total=False):
     mask: ImageInput | None
     strength: float | None
     num_layers: int | None
+    callback_on_step_end: Callback | None
+    callback_on_step_end_tensor_inputs: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -26,6 +26,7 @@ from triptych.core.options.config import Config
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import check_uses
 from triptych.modalities.diffusion.api.image_model import ImageFrame, ImageModel, Size
+from triptych.modalities.diffusion.step_hook import HookedRequest
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
 from triptych.modalities.service import HoldLimit, ModelService, default_seed
 from triptych.schedulers.admission import Admission
@@ -246,6 +247,12 @@ def check_call(call: ImageCall, model: ImageModel, config: Config) -> None:
     """Raise `RequestError` for a call that cannot be generated, whatever its images hold."""
     _check_fields(call, model)
     check_uses(call.request.adapters, [each.name for each in config.adapters.places()])
+    if isinstance(call.request, HookedRequest) and config.device.num_image_ranks > 1:
+        raise UnsupportedOption(
+            "callback_on_step_end needs the whole model on one device: its steps are shared by"
+            f" {config.device.num_image_ranks} ranks here.",
+            param="callback_on_step_end",
+        )
     if call.size is not None:
         model.check_size(call.size, max_pixels=config.images.max_image_pixels)
 

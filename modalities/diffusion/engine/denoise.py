@@ -75,7 +75,7 @@ class Denoiser:
         is called for the last steps only.
         """
         self._skip(rows, [count - 1 for count in num_steps])
-        self.step(rows, on_velocities)
+        self.step([row for row in rows if not row.is_interrupted], on_velocities)
 
     def evaluate_ahead(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
         """Take each row's number of steps, which should be skipped, and evaluate one branch more.
@@ -83,7 +83,7 @@ class Denoiser:
         This is half of a guided step: the row's next step evaluates only the other branch.
         """
         self._skip(rows, num_steps)
-        for group in _by_shape(rows):
+        for group in _by_shape([row for row in rows if not row.is_interrupted]):
             batch = BranchBatch.of_rows(group, positive_only=True)
             for branch, velocity in zip(batch.branches, self._predict(batch), strict=True):
                 branch.velocity = velocity

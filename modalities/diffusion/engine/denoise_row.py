@@ -5,7 +5,7 @@ Owns the state of the row. Knows no model and no other row; `denoise` advances r
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -64,12 +64,15 @@ class DenoiseRow:
     """An image being generated. `release` must be called once, however generation ends.
 
     `branches`: the positive prompt's, then the negative prompt's if the row is guided.
+    `on_step_end`, if set, is called with the row after each of its steps.
     """
 
     sample: SampleRow
     branches: list[GuidanceBranch]
     guidance: Guidance = field(default_factory=Guidance)
     inpainting: Inpainting | None = None
+    on_step_end: Callable[[DenoiseRow], None] | None = None
+    is_interrupted: bool = False
     _trend: Trend | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +115,9 @@ class DenoiseRow:
 
     def fused_skip(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one linear map; `None` unless all are known to be skipped."""
-        if self.inpainting or (len(self.branches) == 2 and not self.guidance.is_linear):
+        if self.inpainting or self.on_step_end:
+            return None
+        if len(self.branches) == 2 and not self.guidance.is_linear:
             return None
         caches = [branch.cache for branch in self.branches if branch.cache is not None]
         if len(caches) < len(self.branches):
@@ -129,6 +134,12 @@ class DenoiseRow:
         if (edit := self.inpainting) is not None:
             original = noised(self.sample, edit.clean, edit.noise)
             overwrite(self.sample, torch.lerp(original, self.sample.sample, edit.mask))
+        if self.on_step_end is not None:
+            self.on_step_end(self)
+
+    def interrupt(self) -> None:
+        """Take no further step: the present latents are the finished ones."""
+        self.sample.step, self.is_interrupted = self.num_steps, True
 
     def release(self) -> None:
         """Give back everything the row holds."""

@@ -25,7 +25,9 @@ from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import EncodedPrompts, ImagePrompts, PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
+from triptych.modalities.diffusion.engine.step_end import install_hook
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools, select_rows
+from triptych.modalities.diffusion.step_hook import HookedRequest
 from triptych.modalities.diffusion.wire import ImageRequest
 
 P = ParamSpec("P")
@@ -185,6 +187,8 @@ class ImageExecutor:
         self._denoiser.begin(row)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=checked.prompts.adapters)
+        if isinstance(checked.request, HookedRequest):
+            install_hook(checked.request.on_step_end, row, checked.index)
         return RunningImage(request=checked.request, row=row, texts=texts, step=row.sample.step)
 
     def _preview(self, images: list[RunningImage], velocities: Tensor) -> None:

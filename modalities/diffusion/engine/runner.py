@@ -214,13 +214,19 @@ def _step_result(image: RunningImage, row: ImageRow, end: int) -> PendingResult:
     num_rows, image.num_rows = image.num_rows_run - image.num_rows, image.num_rows_run
     image.step = end
     sums, place, preview = image.sums, image.place, image.preview
+    is_interrupted = image.row.is_interrupted
     image.preview = None
 
     def wait() -> ImageRowResult:
         if sums is not None and not math.isfinite(sums.get()[place]):
             return ImageRowResult(error=_non_finite())
         pixels = None if preview is None else _pixels(preview.get().numpy())
-        return ImageRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
+        return ImageRowResult(
+            num_computed=num_computed,
+            num_rows=num_rows,
+            pixels=pixels,
+            is_interrupted=is_interrupted,
+        )
 
     return wait
 

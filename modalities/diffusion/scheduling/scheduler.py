@@ -239,6 +239,10 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     def _accept_span(self, row: ScheduledImage, found: ImageRowResult, now_s: float) -> None:
         image = row.unit
         assert row.span is not None, "a denoised row has a span"
+        if image.is_interrupted:
+            return  # this span was in flight then, and computed nothing
+        if found.is_interrupted:
+            image.interrupt()
         image.step = row.span.stop
         image.num_computed += found.num_computed
         stop = row.span.stop - found.num_computed

@@ -67,6 +67,7 @@ class ImageState(Unit):
     skipped: list[int] = field(default_factory=list)
     """Steps that a cache skipped, counted from 0."""
     num_times_overtaken: int = 0
+    is_interrupted: bool = False
 
     @property
     def key(self) -> ImageKey:
@@ -125,6 +126,11 @@ class ImageState(Unit):
         self.stage, self.planned, self.step = ImageStatus.GENERATING, planned, planned.first_step
         self.spans = step_spans(planned)
         self.shown_after = preview_spans(self.spans, self.entry.request.num_partials)
+
+    def interrupt(self) -> None:
+        """Leave out the spans that are not in flight: the image is decoded as it is."""
+        self.num_spans, self.is_half_evaluated = len(self.spans), False
+        self.is_interrupted = True
 
     def preview_after(self, num_spans: int) -> int:
         """The preview that is due after `num_spans`; -1 if none is or it was shown before."""
