@@ -24,7 +24,7 @@ from triptych.modalities.tts.api.routes import speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.normalize import Normalizer
-from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
 from triptych.modalities.tts.api.text.tongues import Reading
 from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import (
@@ -66,6 +66,9 @@ class SpellingFrontEnd:
 
     def replaces(self, voice: str) -> bool:
         return voice == self.foreign_voice
+
+    def rest_s(self, boundary: Boundary) -> float:
+        return self.pause_s
 
     def check_voice(self, voice: str) -> str:
         if self.replaces(voice):

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.text.coverage import Coverage
-from triptych.modalities.tts.api.text.guard import estimate_seconds
+from triptych.modalities.tts.api.text.guard import Unspeakable, estimate_seconds
 from triptych.modalities.tts.api.text.spoken import Boundary
 
 FIRST_PART_S = 20.0
@@ -97,7 +96,7 @@ class SpeechPlanner:
 def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechPart]:
     """Split a plan into parts that each have something to speak.
 
-    Raises `InvalidRequest` if nothing of the text can be spoken.
+    Raises `Unspeakable` if nothing of the text can be spoken.
     """
     planned: list[PlannedSegment] = []
     most_s, length_s, is_full = FIRST_PART_S, 0.0, False
@@ -111,7 +110,7 @@ def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechPart
             is_paragraph = entry.utterance.boundary is Boundary.PARAGRAPH
             is_full = length_s >= (most_s / 2 if is_paragraph else most_s)
     if all(entry.is_silent for entry in planned):  # later parts begin with sound
-        raise InvalidRequest(
+        raise Unspeakable(
             "The model can pronounce none of these words: send text in a language it speaks.",
             param="input",
         )

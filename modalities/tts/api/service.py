@@ -7,11 +7,12 @@ after another, speed, and the coverage of the text. Knows nothing of HTTP, files
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
@@ -33,7 +34,12 @@ from triptych.modalities.tts.api.progress import SpeechProgress
 from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.text.clean import Emoji
 from triptych.modalities.tts.api.text.coverage import Coverage
-from triptych.modalities.tts.api.text.guard import check_spoken, check_text, estimate_seconds
+from triptych.modalities.tts.api.text.guard import (
+    LETTERS_PER_S,
+    check_spoken,
+    check_text,
+    estimate_seconds,
+)
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.api.text.tongues import is_english
 from triptych.modalities.tts.api.voices.record import is_voice_id
@@ -53,7 +59,9 @@ class SpeechCall:
     `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
     made. `dialect`, `acronyms` and `emoji` say how the text is read. Without a `dialect`, the
     language's or the voice's applies; without a `seed`, a random one. `is_live`: the sound is
-    played while it is generated. `has_word_times`: a model that does not know them is refused.
+    played while it is generated, after sound that is played until `queued_until_s`
+    (`time.monotonic`). `has_word_times`: a model that does not know them is refused.
+    `is_admitted`: see `SpeechService.admitted`.
     """
 
     model: str
@@ -67,7 +75,9 @@ class SpeechCall:
     emoji: Emoji = "drop"
     seed: int | None = None
     is_live: bool = True
+    queued_until_s: float = 0.0
     has_word_times: bool = False
+    is_admitted: bool = False
     caller: Caller = field(default_factory=Caller)
 
 
@@ -118,12 +128,33 @@ class SpeechService(ModelService[FrontEnd]):
         Raises errors of `core.errors.RequestError` here or from the first piece, which may also
         raise those of `core.errors.Unavailable`.
         """
-        front = self.model(call.model)
-        check_text(call.text, self.max_characters)
-        voice = _check(call, front)
+        check_text(call.text, math.inf if call.is_admitted else self.max_characters)
+        front, voice = self.check(call)
         planner = SpeechPlanner(partial(self._plan, call, front, voice))
         pieces = self._pieces(call, front, voice, planner)
         return SpeechStream(front.sample_rate, pieces, planner.coverage)
+
+    def check(self, call: SpeechCall) -> tuple[FrontEnd, str]:
+        """The model and the canonical voice of a call. Raises `RequestError`s, not for its text."""
+        front = self.model(call.model)
+        return front, _check(call, front)
+
+    @contextmanager
+    def admitted(self, call: SpeechCall, num_characters: int) -> Iterator[SpeechCall]:
+        """Admit the pieces of one text, spoken one after another, as a single job.
+
+        Each has at most `num_characters`. Yields the call of which theirs are made: with its seed.
+        """
+        self.check(call)
+        with self._admit(call, num_characters / LETTERS_PER_S):
+            yield dataclasses.replace(call, seed=self._seed(call.seed), is_admitted=True)
+
+    def _admit(self, call: SpeechCall, seconds: float) -> AbstractContextManager[object]:
+        if call.is_admitted:
+            return nullcontext()
+        num_tokens = math.ceil(seconds / call.speed * TOKENS_PER_S)
+        key = call.caller.principal.key
+        return self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens)
 
     async def _pieces(
         self, call: SpeechCall, front: FrontEnd, voice: str, planner: SpeechPlanner
@@ -132,11 +163,9 @@ class SpeechService(ModelService[FrontEnd]):
         progress = SpeechProgress(call.text, front.sample_rate, speed, rate)
         fade = FadeIn(front.sample_rate)
         stretch = TimeStretch(rate, front.sample_rate) if rate != 1.0 else None
-        num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
-        key = call.caller.principal.key
-        with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
+        with self._admit(call, estimate_seconds(call.text)):
             request = await self._request(call, front, voice, speed)
-            ends_s = 0.0  # when playback of the pieces sent so far ends
+            ends_s = call.queued_until_s  # when playback of the pieces sent so far ends
 
             def submit(index: int, part: SpeechPart) -> OutputStream:
                 lead_s = max(0.0, ends_s - time.monotonic())

@@ -17,7 +17,7 @@ import msgspec
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.modalities.tts.api.text.chunks import Utterance
-from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
 from triptych.modalities.tts.api.text.tongues import Reading
 from triptych.modalities.tts.api.timing import WordIds
 from triptych.modalities.tts.wire import SpeechSegment
@@ -134,6 +134,10 @@ class FrontEnd(ABC):
             f"{self.name} has no voice {voice[:40]!r}; it has {', '.join(near)}{others}.",
             param="voice",
         )
+
+    def rest_s(self, boundary: Boundary) -> float:
+        """The rest after an utterance that ends with `boundary`, beyond what the model makes."""
+        return 0.0
 
     def replaces(self, voice: str) -> bool:
         """Whether the default speaks for `voice`, a voice of another server."""

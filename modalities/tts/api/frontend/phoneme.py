@@ -92,6 +92,10 @@ class PhonemeFrontEnd(FrontEnd):
             return parts[0][0]
         return "+".join(f"{name}*{share:.4g}" for name, share in parts)
 
+    def rest_s(self, boundary: Boundary) -> float:
+        """The rest after an utterance that ends with `boundary`."""
+        return self.pauses_s.get(boundary, 0.0)
+
     def replaces(self, voice: str) -> bool:
         """Whether the default speaks for `voice`, or for a voice of a mixture."""
         is_mixture = bool(voice) and self.mixes_voices
@@ -130,7 +134,7 @@ class PhonemeFrontEnd(FrontEnd):
             segment = SpeechSegment(
                 prompt_ids=(*self.prompt_prefix, *sounds.ids, *self.prompt_suffix),
                 max_steps=max_steps,
-                pause_s=0.0 if is_last else self.pauses_s.get(utterance.boundary, 0.0),
+                pause_s=0.0 if is_last else self.rest_s(utterance.boundary),
             )
         unspoken = merge_spans([*sounds.unspoken, *spoken.foreign])
         return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken, words=words)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
 
 _TOKEN = re.compile(r"[^\s、，；：。！？]*[、，；：。！？]*\s*")
-_CLAUSE_ENDS = tuple(",;:—…)、，；：")
+CLAUSE_ENDS = (",", ";", ":", "—", "…", ")", "、", "，", "；", "：")
+"""Marks after which speech may be cut inside a sentence."""
 _CLOSERS = " \"')"
 
 
@@ -118,7 +119,7 @@ def _cuts(spoken: SpokenText) -> list[tuple[int, Boundary]]:
         boundary = Boundary.WORD
         if end in inside:
             boundary = Boundary.INSIDE
-        elif match[0].rstrip(_CLOSERS).endswith(_CLAUSE_ENDS) or match[0].rstrip().endswith(")"):
+        elif match[0].rstrip(_CLOSERS).endswith(CLAUSE_ENDS) or match[0].rstrip().endswith(")"):
             boundary = Boundary.CLAUSE
         cuts.append((end, breaks.get(end, boundary)))
     if cuts:

@@ -15,7 +15,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.api.text.spoken import SpokenText
 
 _PAUSES_S = {**dict.fromkeys(".!?。！？…", 0.5), **dict.fromkeys(",;:—、，；：", 0.25)}
-_LETTERS_PER_S = 14.0
+LETTERS_PER_S = 14.0
 _PHONEMES_PER_S = 13.0
 """How fast people read aloud: letters of English, phonemes of any language."""
 _HASTE = 0.4
@@ -25,7 +25,11 @@ _DIGIT_WEIGHT = 4.0  # a digit that is spoken as it is written is a word
 _WIDE_LETTER_WEIGHT = 3.0  # a Chinese or Japanese character takes about as long as three letters
 
 
-def check_text(text: str, max_characters: int) -> None:
+class Unspeakable(InvalidRequest):
+    """A text has nothing that a model can speak."""
+
+
+def check_text(text: str, max_characters: float) -> None:
     """Refuse text that is too long or only white space, before any other work.
 
     Raises `InvalidRequest` that names the limit, or says that there is nothing to speak.
@@ -41,9 +45,9 @@ def check_text(text: str, max_characters: int) -> None:
 
 
 def check_spoken(spoken: SpokenText) -> None:
-    """Raise `InvalidRequest` for text without words: only emoji or punctuation."""
+    """Raise `Unspeakable` for text without words: only emoji or punctuation."""
     if spoken.is_silent:
-        raise InvalidRequest(
+        raise Unspeakable(
             "The text has no words to speak: only emoji, signs or punctuation.", param="input"
         )
 
@@ -72,7 +76,7 @@ def expected_duration(
         raise ValueError("speed must be positive")
     pauses_s = sum(_PAUSES_S.get(char, 0.0) for char in text)
     if num_phonemes is None:
-        voiced_s = sum(map(_weight, filter(str.isalnum, text))) / _LETTERS_PER_S
+        voiced_s = sum(map(_weight, filter(str.isalnum, text))) / LETTERS_PER_S
     else:
         voiced_s = num_phonemes / _PHONEMES_PER_S
     return ExpectedDuration(

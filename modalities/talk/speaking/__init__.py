@@ -1,0 +1,1 @@
+"""Answers that are spoken while they are written."""
