@@ -20,7 +20,7 @@ from triptych.modalities.diffusion.step_hook import StepHook
 
 
 def install_hook(hook: StepHook, row: DenoiseRow, image: int) -> None:
-    """Have `hook` called after each step of a row, which is image number `image` of its request."""
+    """Call `hook` after each step of a row, which is image number `image` of its request."""
     first = row.sample.step
 
     def on_step_end(row: DenoiseRow) -> None:
