@@ -62,8 +62,9 @@ class AdapterOptions:
     )
     max_lora_rank: int = option(
         0,
-        "Highest accepted rank of an adapter; 0: any, or for text models on a GPU the highest of"
-        " --lora-paths.",
+        "Highest accepted rank of an adapter; 0: for image models any, for text models 4096 on a"
+        " CPU. On a GPU, and with --cpu-kernels torch, text models take memory for a rank at start:"
+        " with 0 for the highest of --lora-paths, or for 16 without any; on a GPU 128 at most.",
         within=BOUND,
     )
     max_num_loras: int = option(

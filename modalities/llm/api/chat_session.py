@@ -44,7 +44,14 @@ def _finite(text: str) -> float:
 
 
 _SETTINGS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {"temperature": _finite, "top_p": _finite, "max_tokens": int, "seed": int, "stop": str}
+    {
+        "temperature": _finite,
+        "top_p": _finite,
+        "max_tokens": int,
+        "seed": int,
+        "stop": str,
+        "adapter": str,
+    }
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from triptych.core.client.choice import add_server_options
 from triptych.core.errors import ConfigError
+from triptych.core.options.adapters import AdapterOptions
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import show
@@ -31,6 +32,12 @@ def add_common(
     sampling.add_argument("--top-p", type=float, help="nucleus sampling")
     sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
     sampling.add_argument("--stop", action="append", default=[], help="stop text; repeat")
+    sections = ["models", "device", "cache", "schedule", "speculation", "vision"]
+    if set(AdapterOptions.ROLES).intersection(roles):
+        sections.append("adapters")
+        sampling.add_argument(
+            "--adapter", metavar="NAME", help="LoRA adapter of --lora-paths, or of the server"
+        )
     form = parser.add_argument_group("response format").add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON object")
     form.add_argument("--json-schema", metavar="FILE", help="JSON that a schema describes")
@@ -38,7 +45,6 @@ def add_common(
     form.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeat")
     form.add_argument("--grammar", metavar="FILE", help="text of a grammar, Lark's or GBNF")
     add_server_options(parser)
-    sections = ("models", "device", "cache", "schedule", "speculation", "vision")
     add_options(parser, sections=sections, roles=roles, exclude=exclude)
 
 
@@ -49,6 +55,7 @@ def call_options(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": args.temperature,
         "top_p": args.top_p,
         "seed": args.request_seed,
+        "adapter": getattr(args, "adapter", None),
         "stop": tuple(args.stop),
         "structured_outputs": _form(args),
     }

@@ -22,7 +22,7 @@ class RemoteChat(RemoteModel):
 
     def stream(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[str]:
         """Answer a conversation piece by piece; reasoning is left out."""
-        fields = {**options, "messages": _encoded(conversation), "stream": True}
+        fields = {**_of_route(options), "messages": _encoded(conversation), "stream": True}
         body = self.request(fields)
         for event in self.connection.events(_ROUTE, body):
             for choice in event["choices"]:
@@ -36,9 +36,14 @@ class RemoteChat(RemoteModel):
             raise UnknownModel.among([self.name], str(model))
         fields = {name: value for name, value in row.items() if name != "prompt"}
         messages = row.get("messages", [{"role": "user", "content": row.get("prompt")}])
-        body = self.request({**options, **fields, "messages": messages})
+        body = self.request({**_of_route(options), **_of_route(fields), "messages": messages})
         reply: dict[str, Any] = self.connection.post(_ROUTE, body)
         return reply
+
+
+def _of_route(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Call options as the route names them."""
+    return {"lora_path" if name == "adapter" else name: options[name] for name in options}
 
 
 def _encoded(conversation: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

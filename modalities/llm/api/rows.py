@@ -17,6 +17,8 @@ from triptych.modalities.llm.api.remote import RemoteChat
 if TYPE_CHECKING:
     from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 
+_NAMES = {"max_completion_tokens": "max_tokens", "lora_path": "adapter"}
+
 
 def answer_rows(
     pipeline: ChatPipeline | RemoteChat, rows: Sequence[Record], options: Record
@@ -30,12 +32,11 @@ def answer_rows(
 
 
 def _entry(row: Record) -> Record:
-    """A row as `ChatPipeline.map` takes it, with OpenAI's newer name of `max_tokens` replaced."""
-    newer = row.get("max_completion_tokens")
-    if newer is None:
-        return row
-    rest = {name: row[name] for name in row if name != "max_completion_tokens"}
-    return {**rest, "max_tokens": newer}
+    """A row as `ChatPipeline.map` takes it: fields of the HTTP API get their names of Python."""
+    given = {
+        _NAMES[name]: value for name, value in row.items() if name in _NAMES and value is not None
+    }
+    return {name: value for name, value in row.items() if name not in _NAMES} | given
 
 
 def _result(answer: ChatAnswer | TriptychError) -> RowResult:

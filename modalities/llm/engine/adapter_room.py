@@ -11,7 +11,7 @@ from typing import Any
 
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import Config
-from triptych.core.runtime.decoders.adapters import MAX_GPU_RANK, AdapterRoom
+from triptych.core.runtime.decoders.adapters import MAX_GPU_RANK, MAX_RANK, AdapterRoom
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.peft import TextAdapter, is_of_text, locate_adapter
@@ -42,8 +42,9 @@ def make_room(blueprint: Any, config: Config, device: Device, name: str) -> None
         stacked_rank=options.max_lora_rank or rank,
         modules=options.lora_target_modules,
     )
-    if not device.is_cpu and room.stacked_rank > MAX_GPU_RANK:
-        raise ConfigError(f"--max-lora-rank: on a GPU adapters have a rank up to {MAX_GPU_RANK}.")
+    place, most = ("CPU", MAX_RANK) if device.is_cpu else ("GPU", MAX_GPU_RANK)
+    if room.stacked_rank > most:
+        raise ConfigError(f"--max-lora-rank: on a {place} adapters have a rank up to {most}.")
     blueprint.adapter_room = room
     modules = blueprint.adaptable
     for called, adapter in named:

@@ -21,6 +21,7 @@ from support.http import FakeEngine
 from support.text_adapters import ATTENTION, MLP, save_adapter
 from support.text_models import write_text_folder
 from triptych import ChatPipeline
+from triptych.cli import main
 from triptych.compose import build_app, build_engine
 from triptych.core.engine_api.tokens import AdapterDrop
 from triptych.core.errors import (
@@ -182,6 +183,37 @@ def test_what_cannot_be_loaded_is_refused_by_name(
         ChatPipeline.from_pretrained(
             str(models.place("model")), progress=False, lora_paths=[f"x={tmp_path / 'other'}"]
         )
+
+
+def test_generate_answers_with_a_named_adapter(
+    chat: ChatPipeline, models: Models, tmp_path: Path
+) -> None:
+    """`--adapter` is for all rows, `adapter` and the HTTP API's `lora_path` for one."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"prompt": "x"}, {"prompt": "x", "lora_path": "b"}, {"prompt": "x", "adapter": ""}]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    adapters = [f"--lora-paths={name}={models.place(name)}" for name in "ab"]
+    settings = {"dtype": "float32", "threads": 1, "max-tokens": 8, "temperature": 0}
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    files = ["-i", str(source), "-o", str(target), "--model", str(models.place("model"))]
+    assert main(["generate", "--no-server", *files, *flags, *adapters, "--adapter", "a"]) == 0
+    found = [json.loads(line)["text"] for line in target.read_text().splitlines()]
+    expected = [
+        chat("x", adapter=name, max_tokens=8, temperature=0).text for name in ("a", "b", "")
+    ]
+    assert found == expected
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "rank", "reason"),
+    [("auto", 4097, "on a CPU adapters have a rank up to 4096"), ("torch", 4, "takes 4 ")],
+)
+def test_a_rank_that_no_adapter_can_have_is_refused(
+    models: Models, kernels: str, rank: int, reason: str
+) -> None:
+    with pytest.raises(SetupError, match=reason):
+        open_chat(models, "a", max_lora_rank=rank, cpu_kernels=kernels).close()
 
 
 def test_a_file_that_changed_is_not_taken_for_what_it_was(
