@@ -51,6 +51,11 @@ class Context:
         )
 
     @property
+    def is_of_batch(self) -> bool:
+        """Whether it is a line of a batch file, whose answer nobody awaits."""
+        return self.limit_s is None
+
+    @property
     def log_ids(self) -> dict[str, str]:
         """The ids of the request, as fields of its log lines."""
         return log_ids(self.request_id, self.call_id)

@@ -48,6 +48,8 @@ __all__ = (
     "VisionOptions",
 )
 
+LONGEST_PREFIX = "lpm"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
@@ -415,9 +417,17 @@ class ScheduleOptions:
     )
     schedule_policy: str = option(
         "fcfs",
-        "Order of waiting jobs: first come, first served, or lowest `priority` value first.",
+        "Order of a client's waiting jobs: first come, first served; `lpm`, longest prefix match"
+        " first, among the first 128 that wait; or `priority`, lowest `priority` value first, which"
+        " also goes before other clients.",
         aliases=("--scheduling-policy",),
-        choices=("fcfs", "priority"),
+        choices=("fcfs", LONGEST_PREFIX, "priority"),
+        roles=TOKENS,
+    )
+    schedule_low_priority_values_first: bool = option(
+        True,
+        "With --schedule-policy priority, lower values run first, as in vLLM; off: higher ones, as"
+        " in SGLang.",
         roles=TOKENS,
     )
 

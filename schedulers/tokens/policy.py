@@ -26,7 +26,8 @@ would do, and booking does exactly that. The rules, in the order they are applie
 7. A waiting prompt whose next page a running row is computing, or that is on its way from another
    engine, waits for that page (`coming_pages`).
 8. A waiting prompt for which there is no room may be overtaken by later ones, but only
-   `_MAX_OVERTAKEN` times, also by those that pass a long one (`_begin`, `_find_passed`).
+   `MAX_OVERTAKEN` times, also by those that pass a long one (`_begin`, `_find_passed`), and under
+   `lpm` by those with longer cached prefixes (`prefix_order`).
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ import sys
 from collections.abc import Iterable
 from itertools import islice
 
+from triptych.core.options.config import LONGEST_PREFIX
 from triptych.schedulers.shares import none_running, round_robin
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
 from triptych.schedulers.tokens.coming_pages import ComingPages
 from triptych.schedulers.tokens.preemption import Preemption
+from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN, by_prefix, overtaken_by
 from triptych.schedulers.tokens.prompt_order import split_by_work
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
 from triptych.schedulers.tokens.step import UNLIMITED, AdmittedRow, TokenLimits, TokenStep
 
-_MAX_OVERTAKEN = 16  # times that later prompts overtake a waiting one
 _MAX_BLOCKED = 8  # prompts without room that later ones may overtake in one step
 _MAX_PRIORITIZED = 8  # waiting prompts for which rows are preempted in one step
 _MAX_LOOKAHEAD = 128  # waiting prompts considered for one step
@@ -62,6 +64,9 @@ def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep
     if not policy.admits_all_prioritized:
         policy = _TokenPolicy(state, limits)
         policy.fill()
+    if state.options.schedule_policy == LONGEST_PREFIX:
+        admitted = [admission.row for admission in policy.step.admissions]
+        policy.step.overtaken = overtaken_by(admitted, state.waiting)
     return policy.step
 
 
@@ -228,12 +233,18 @@ class _TokenPolicy:
         if not self._add_in_turn(self._state.shares.in_turn(self._begun), blocked):
             return
         if self._state.waiting and self._may_begin and not budget.is_short and self._has_rows():
-            waiting = self._state.shares.in_turn(self._state.waiting)
+            waiting = self._state.shares.in_turn(self._waiting())
             prioritized = set(self._prioritized)
             rows = (row for row in waiting if row not in prioritized)
             self._add_in_turn(islice(rows, _MAX_LOOKAHEAD), blocked)
         if self._long_prompt is not None:
             self._fill_rest(self._long_prompt, blocked)
+
+    def _waiting(self) -> Iterable[SequenceState]:
+        """The waiting prompts in the order of the options."""
+        if self._options.schedule_policy == LONGEST_PREFIX:
+            return by_prefix(self._state.waiting, self._pool)
+        return self._state.waiting
 
     def _has_rows(self) -> bool:
         """Whether a waiting prompt can get a slot."""
@@ -374,12 +385,12 @@ class _TokenPolicy:
 
     def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether `row` was overtaken so often that `other` waits for it."""
-        is_held_up = row.num_times_overtaken >= _MAX_OVERTAKEN
+        is_held_up = row.num_times_overtaken >= MAX_OVERTAKEN
         return is_held_up and (row.client == other.client or self._blocks_all(row))
 
     def _blocks_all(self, row: SequenceState) -> bool:
         """Whether `row` was overtaken so often that all later prompts wait for it."""
-        if row.num_times_overtaken < _MAX_OVERTAKEN:
+        if row.num_times_overtaken < MAX_OVERTAKEN:
             return False
         is_contended = self._state.shares.is_contended
         return not is_contended or none_running(row.client, self._state.running)

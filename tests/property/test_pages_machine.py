@@ -31,7 +31,7 @@ _WORLDS = st.fixed_dictionaries(
         "enable_in_flight_batching": st.booleans(),
         "kvcache_ce_watermark": st.sampled_from((0.5, 1.0)),
         "max_preemptions": st.sampled_from((0, 1, 3)),
-        "schedule_policy": st.sampled_from(("fcfs", "priority")),
+        "schedule_policy": st.sampled_from(("fcfs", "lpm", "priority")),
     }
 )
 

@@ -46,7 +46,7 @@ def random_world(rng: random.Random, **given: Any) -> World:
         kvcache_ce_watermark=rng.choice((0.5, 0.95, 0.95, 1.0)),
         max_preemptions=rng.choice((0, 1, 3)),
         max_queue_size=8,
-        schedule_policy=rng.choice(("fcfs", "priority")),
+        schedule_policy=rng.choice(("fcfs", "lpm", "priority")),
         **given,
     )
 

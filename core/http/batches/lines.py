@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import StringConstraints, ValidationError
@@ -18,14 +18,13 @@ from triptych.core.http.body import parse_json
 from triptych.core.http.errors import to_public
 from triptych.core.http.fields import Label, Strict
 from triptych.core.http.validation import invalid_body
-from triptych.core.limits import MAX_METADATA_VALUE_CHARS, MAX_PRIORITY
+from triptych.core.limits import MAX_METADATA_VALUE_CHARS
 from triptych.core.process.typed import decode_json
 from triptych.core.text.json_lines import escape_line_ends
 
 Endpoint = Literal[
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses"
 ]
-_WITH_PRIORITY: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 Line = tuple[int, bytes | None]
@@ -113,14 +112,13 @@ def _custom_id(given: Any) -> str | None:
 
 
 def _body(line: BatchLine, endpoint: Endpoint) -> bytes:
-    """Return the body to post, with the lowest priority where the endpoint has priorities."""
+    """Return the body to post."""
     if line.url != endpoint:
         raise InvalidRequest(f"The batch is for {endpoint}; set url to it.", param="url")
     for name in ("stream", "background"):
         if line.body.get(name):
             raise UnsupportedOption(f"{name} is not offered in a batch: leave it out.", param=name)
-    lowest = {"priority": MAX_PRIORITY} if endpoint in _WITH_PRIORITY else {}
-    return json.dumps({**lowest, **line.body}, ensure_ascii=False).encode()
+    return json.dumps(line.body, ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ async def begin(
         context_length=context_length,
         ignore_eos=bool(body.ignore_eos),
         stop=body.stops,
-        priority=-(body.priority or 0),  # the engine runs higher ones first, the API lower
+        priority=service.urgency(body.priority, is_of_batch=context.is_of_batch),
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
         has_answer=body.has_answer,
         skip_special_tokens=body.skip_special_tokens is not False,

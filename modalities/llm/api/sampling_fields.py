@@ -88,7 +88,9 @@ class SamplingFields(Strict):
         default=None, description="Leave special tokens out of answers (the default)."
     )
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
-        default=None, description="Lower runs first, under `--schedule-policy priority`."
+        default=None,
+        description="Lower runs first, under `--schedule-policy priority`; higher with"
+        " `--no-schedule-low-priority-values-first`.",
     )
 
     @model_validator(mode="after")

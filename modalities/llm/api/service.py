@@ -30,7 +30,7 @@ from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import Draining, InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.constraint import Constraint
-from triptych.core.limits import MAX_HELD_IMAGE_BYTES
+from triptych.core.limits import MAX_HELD_IMAGE_BYTES, MAX_PRIORITY
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.llm.api.adapters import AdapterNames, NamedAdapter, fields_of
@@ -67,6 +67,7 @@ class LlmService(ModelService[TextModel]):
         self.adapters: AdapterNames | None = None
         """The adapters of its models; set before the first call, if there may be any."""
         self._encoders = encoders
+        self._runs_low_first = True
         self._images = HoldLimit("Too many images are being processed; try again later.")
 
     @classmethod
@@ -88,6 +89,7 @@ class LlmService(ModelService[TextModel]):
         service = cls(
             client, models, admission, encoders=encoders, default_seed=default_seed(config)
         )
+        service._runs_low_first = config.schedule.schedule_low_priority_values_first
         aliases = client.aliases if isinstance(client, AliasClient) else {}
         service.adapters = AdapterNames.open(
             client, service.adaptable, config, aliases=aliases, taken={*taken, *service.models}
@@ -122,6 +124,15 @@ class LlmService(ModelService[TextModel]):
     def adaptable(self) -> list[str]:
         """The models that may have adapters: those that read text alone."""
         return [name for name in self.models if name not in self._encoders]
+
+    def urgency(self, priority: int | None, *, is_of_batch: bool = False) -> int:
+        """The `priority` of a request as the engine takes it: higher ones run first.
+
+        Without one, lines of a batch file run after all others.
+        """
+        if priority is None:
+            return -MAX_PRIORITY if is_of_batch else 0
+        return -priority if self._runs_low_first else priority
 
     @override
     def model(self, name: str) -> TextModel:

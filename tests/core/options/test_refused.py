@@ -222,11 +222,11 @@ def test_translated_flags_parse() -> None:
         ("--kv-cache-dtype", "fp8_e5m2", "use int8 or float8_e4m3fn"),
         ("--kv-cache-dtype", "fp8_e4m3", "write float8_e4m3fn"),
         ("--chunked-prefill-size", "-1", "at least 0, got -1.* write --no-enable-chunked-prefill"),
-        ("--schedule-policy", "lpm", "use fcfs"),
+        ("--schedule-policy", "dfs-weight", "write lpm"),
         ("--attention-backend", "FLASHINFER", "leave it out"),
         ("--attention-backend", "TRITON_ATTN", "write triton"),
         ("--attention-backend", "fa3", "write flash"),
-        ("--schedule-policy", "alphabetical", "use one of fcfs, priority"),
+        ("--schedule-policy", "alphabetical", "use one of fcfs, lpm, priority"),
     ],
 )
 def test_value_of_a_peer_is_refused_with_the_alternative(

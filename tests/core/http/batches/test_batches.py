@@ -127,10 +127,11 @@ async def test_lines_run_in_their_callers_name_behind_all_others(tmp_path: Path)
     made = make_stored_app(tmp_path, engine, api_key=("ann", "bob"))
     async with running(made), in_process(made.app, authorization="Bearer ann") as client:
         await ended(client, await begin(client, [chat_line("a")]))
+        await ended(client, await begin(client, [chat_line("a", priority=3)]))
         await client.post(PATH, json=chat())
-    line, own = engine.submitted.values()
+    line, chosen, own = engine.submitted.values()
     assert line.tenant == own.tenant != ""
-    assert (line.priority, own.priority) == (-MAX_PRIORITY, 0)
+    assert (line.priority, chosen.priority, own.priority) == (-MAX_PRIORITY, -3, 0)
 
 
 async def test_no_more_lines_run_at_once_than_have_a_place(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from support.stored_app import PATH, chat_line
 from triptych.core.http.batches.lines import Line, LineSplitter, read_line
-from triptych.core.limits import MAX_PRIORITY
 
 _TEXT = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"bc", b" ", b"defgh"]), max_size=40)
 
@@ -39,14 +38,12 @@ def read(given: Any, endpoint: Any = PATH) -> Any:
     return read_line(json.dumps(given).encode(), endpoint)
 
 
-def test_a_line_is_posted_as_it_is_behind_all_others() -> None:
+def test_a_line_is_posted_as_it_is() -> None:
     line = chat_line("a", temperature=0.5)
     found = read(line)
     assert found.error is None
     assert found.custom_id == "a"
-    assert json.loads(found.body) == {**line["body"], "priority": MAX_PRIORITY}
-    own = read(chat_line("a", priority=3))
-    assert json.loads(own.body)["priority"] == 3
+    assert json.loads(found.body) == line["body"]
     other = {"custom_id": "b", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}
     assert json.loads(read(other, "/v1/embeddings").body) == {"input": "x"}
 

@@ -22,7 +22,8 @@ from triptych.core.errors import (
     PayloadTooLarge,
 )
 from triptych.core.grammar.constraint import Constraint
-from triptych.core.options.config import ModelOptions, ScheduleOptions
+from triptych.core.limits import MAX_PRIORITY
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.checks import call_sampling, sampling_params
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
@@ -162,6 +163,15 @@ async def test_minus_one_asks_for_a_new_seed_whatever_the_operators(model: TextM
         await collect(serving, call(model, seed=-1))
     seeds = {request.sampling.seed for _, request in client.submitted}
     assert len(seeds - {-1, 11}) == 2
+
+
+@pytest.mark.parametrize("is_low_first", [True, False])
+def test_a_priority_is_read_as_the_operator_says(model: TextModel, is_low_first: bool) -> None:
+    schedule = ScheduleOptions(schedule_low_priority_values_first=is_low_first)
+    serving = LlmService.from_config(Config(schedule=schedule), [model], ScriptedClient([]))
+    assert serving.urgency(3) == (-3 if is_low_first else 3)
+    assert serving.urgency(None) == 0
+    assert serving.urgency(None, is_of_batch=True) == -MAX_PRIORITY
 
 
 async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:

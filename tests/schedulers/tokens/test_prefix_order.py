@@ -1,0 +1,60 @@
+"""`--schedule-policy lpm`: waiting prompts by their cached prefixes."""
+
+from support.token_steps import prompt, shape, step
+from support.token_world import World, token_request
+from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN
+
+STEM = prompt(16, 7)
+"""Four pages, which `_world` has in its cache."""
+
+
+def _world(**options: object) -> World:
+    world = World(num_pages=100, max_length=100, max_batch_size=1, schedule_policy="lpm", **options)
+    world.submit("stem", token_request(STEM, max_tokens=1))
+    world.run()
+    return world
+
+
+def _begun(world: World) -> str:
+    """The prompt that the next step computes; it ends with it."""
+    ((name, _),) = step(world)
+    return name
+
+
+def test_the_longest_cached_prefix_is_first() -> None:
+    world = _world()
+    world.submit("none", token_request(prompt(8, 1), max_tokens=1))
+    world.submit("half", token_request((*STEM[:8], *prompt(9, 2)), max_tokens=1))
+    world.submit("most", token_request((*STEM, *prompt(9, 3)), max_tokens=1))
+    world.submit("late", token_request((*STEM, *prompt(9, 4)), max_tokens=1))
+    assert [_begun(world) for _ in range(4)] == ["most", "late", "half", "none"]
+
+
+def test_a_prompt_is_overtaken_so_often_only() -> None:
+    world = _world()
+    world.submit("none", token_request(prompt(8, 1), max_tokens=1))
+    for index in range(MAX_OVERTAKEN + 4):
+        world.submit(f"{index}", token_request((*STEM, *prompt(2, index)), max_tokens=1))
+    names = [_begun(world) for _ in range(MAX_OVERTAKEN + 5)]
+    assert names.index("none") == MAX_OVERTAKEN
+
+
+def test_clients_take_turns() -> None:
+    """A client without cached prefixes does not wait for one that has many."""
+    world = _world()
+    for index in range(6):
+        request = token_request((*STEM, *prompt(8, index)), max_tokens=1)
+        world.submit(f"ann{index}", request, client="ann")
+    world.submit("bob", token_request(prompt(24, 9), max_tokens=1), client="bob")
+    names = [_begun(world) for _ in range(7)]
+    assert names.index("bob") <= 3
+
+
+def test_only_the_first_of_a_long_queue_are_compared() -> None:
+    world = _world(max_queue_size=400)
+    for index in range(130):
+        world.submit(f"{index}", token_request(prompt(2, index), max_tokens=1))
+    world.submit("most", token_request((*STEM, *prompt(9, 3)), max_tokens=1))
+    assert [_begun(world) for _ in range(4)] == ["0", "1", "2", "most"]
+    assert shape(world.book())
+    world.commit()
