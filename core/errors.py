@@ -151,6 +151,12 @@ class UnsupportedMedia(RequestError):
     status, code = 415, "unsupported_media_type"
 
 
+class UpgradeRequired(RequestError):
+    """The route is a WebSocket, and the request does not open one."""
+
+    status, code = 426, "upgrade_required"
+
+
 class HeadersTooLarge(RequestError):
     """The request's headers exceed the limit."""
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.core.engine_api.caller import Principal
 from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_answer
+from triptych.core.http.upgrade import asks_for_websocket, offered_subprotocols
 from triptych.core.options.config import ServerOptions
 
 PUBLIC_ROUTES = frozenset(
@@ -34,6 +35,9 @@ not public."""
 OWN_PRINCIPAL = "triptych.principal"
 """Scope key of the caller on whose behalf the server sends a request to itself. Clients cannot set
 it."""
+
+KEY_SUBPROTOCOL = "openai-insecure-api-key."
+"""Prefix of the key among the subprotocols that OpenAI's browser clients offer."""
 
 
 class Keyring:
@@ -136,9 +140,21 @@ class RequireKey:
 
 
 def _authorization(scope: Scope) -> str:
-    """Return the `Authorization` header; some clients send the bare key as `x-api-key`."""
+    """Return the `Authorization` header; some clients send the bare key as `x-api-key`.
+
+    Browsers cannot set headers of a WebSocket, and send the key as one of its subprotocols.
+    """
     headers = Headers(scope=scope)
-    return headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+    bare = headers.get("x-api-key", "") or _subprotocol_key(scope)
+    return headers.get("authorization") or f"Bearer {bare}"
+
+
+def _subprotocol_key(scope: Scope) -> str:
+    if not asks_for_websocket(scope["headers"]):
+        return ""
+    names = offered_subprotocols(scope)
+    found = (name for name in names if name.startswith(KEY_SUBPROTOCOL))
+    return next(found, "").removeprefix(KEY_SUBPROTOCOL)
 
 
 def owners(options: ServerOptions) -> list[str]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.core.errors import ForeignSite
 from triptych.core.http.auth import Keyring
 from triptych.core.http.errors import error_answer
+from triptych.core.http.upgrade import asks_for_websocket
 from triptych.core.options.config import ServerOptions
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -40,20 +41,20 @@ class GuardSites:
         """Pass the request on, or refuse it."""
         if scope["type"] == "http" and not self._keyring.has_keys:
             try:
-                self._check(scope["method"], Headers(scope=scope))
+                self._check(_reads(scope), Headers(scope=scope))
             except ForeignSite as error:
                 await error_answer(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: Headers) -> None:
+    def _check(self, reads: bool, headers: Headers) -> None:
         name = _name_of(f"//{headers.get('host', 'localhost')}")
         if not self._is_ours(name):
             raise ForeignSite(
                 f"This server has no API keys and does not accept the host name {name[:80]!r}:"
                 " start it with --allowed-host NAME or with --api-key, or use its IP address."
             )
-        if method in _READING or "*" in self._origins:
+        if reads or "*" in self._origins:
             return
         origin = headers.get("origin", "")
         scheme, _, place = origin.partition(":")
@@ -77,6 +78,11 @@ class GuardSites:
         except ValueError:
             return False
         return True
+
+
+def _reads(scope: Scope) -> bool:
+    """Whether a browser keeps the answer from pages of other sites: not that of a WebSocket."""
+    return scope["method"] in _READING and not asks_for_websocket(scope["headers"])
 
 
 def _names(options: ServerOptions) -> Iterable[str]:

@@ -140,7 +140,13 @@ class InFlight:
         self.quiet = asyncio.Event()
         """Set while no client waits for work; the server's own requests do not count."""
         self.quiet.set()
-        self.is_draining = False
+        self.draining = asyncio.Event()
+        """Set when the drain begins, for work that can end itself early."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self.draining.is_set()
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -164,7 +170,7 @@ class InFlight:
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for those in flight, and end the rest with an error."""
-        self.is_draining = True
+        self.draining.set()
         if not await self._wait_empty(timeout_s):
             for watcher in tuple(self._watchers):
                 watcher.cut(Draining("The server shut down before this answer was complete."))

@@ -27,6 +27,7 @@ from triptych.core.errors import (
 )
 from triptych.core.http.dialects import Dialect, dialect_of
 from triptych.core.http.errors import OPENAI, error_response
+from triptych.core.http.upgrade import Upgrade, Wire, asks_for_websocket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_discarded_bytes = 0
         self._num_requests = 0
         self._refusal: TriptychError | None = None
+        self._upgrade: Upgrade | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of the first head, or refuse a connection over the limit."""
@@ -97,12 +99,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
         super().connection_lost(exc)
+        if self._upgrade is not None:
+            self._upgrade.connection_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and count the bytes that are not body."""
+        if self._upgrade is not None and self._upgrade.data_received(data):
+            return
         if self.transport.is_closing():
             return
-        if self._is_discarding:
+        if self._is_discarding or self._upgrade is not None:
             self._discard(len(data))
             return
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -141,6 +147,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle.transport = _DeferredClose(self.transport, self._close_after_body)  # type: ignore[assignment]
         if self._num_requests >= self._wire.num_requests:
             self.cycle.keep_alive = False
+        if asks_for_websocket(self.headers):
+            self._upgrade = Upgrade(self.cycle, Wire(self.transport, self.flow.drain))
+            self.scope["state"]["upgrade"] = self._upgrade
 
     def _check_head(self) -> None:
         """Refuse heads that HTTP/1 forbids but the parser accepts."""

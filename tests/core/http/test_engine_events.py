@@ -232,7 +232,7 @@ def test_the_stream_outlives_the_time_of_a_request_and_ends_with_the_server(
     with live(app) as server, following(server.url) as events:
         for _ in range(4):  # a second
             next_of(events, "state")
-        app.state.in_flight.is_draining = True
+        app.state.in_flight.draining.set()
         list(events)
         until(lambda: not len(app.state.in_flight))
     assert engine.switched == [True, False]
