@@ -40,25 +40,25 @@ class RowStepEnd:
 
     @property
     def step(self) -> int:
-        """See `StepEnd`."""
+        """The number of steps before this one."""
         return self.row.sample.step - 1 - self.first
 
     @property
     def timestep(self) -> float:
-        """See `StepEnd`."""
+        """The scheduler's time of this step."""
         return self.row.sample.timesteps[self.row.sample.step - 1]
 
     @property
     def num_steps(self) -> int:
-        """See `StepEnd`."""
+        """The number of steps of the image."""
         return self.row.num_steps - self.first
 
     def tensors(self, names: Collection[str]) -> dict[str, Any]:
-        """See `StepEnd`: latents `[1, ...]` in float32, as the model takes them."""
+        """Copies of the latents, `[1, ...]` in float32, as the model takes them."""
         return {name: self.row.sample.sample.clone()[None] for name in names}
 
     def replace(self, tensors: Mapping[str, Any]) -> None:
-        """See `StepEnd`."""
+        """Continue with other latents. Raises `InvalidRequest`."""
         if not tensors:
             return
         sample = self.row.sample.sample
@@ -72,5 +72,5 @@ class RowStepEnd:
             overwrite(self.row.sample, latents[0].to(sample))
 
     def interrupt(self) -> None:
-        """See `StepEnd`."""
+        """Take no further step of the row."""
         self.row.interrupt()
