@@ -119,11 +119,14 @@ def _print_catalog(console: Console, here: Collection[str]) -> None:
 
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:
-    for reference in names or default_models():
+    from triptych.modalities.talk.hearing.source import SILERO_VAD  # a part, which nobody serves
+
+    sources = [*known_sources(), SILERO_VAD]
+    for reference in names or (*default_models(), SILERO_VAD.name):
         progress = RichProgress()
         progress.begin(served_name(reference))
         model = resolve_model(
-            reference, name=None, options=options, progress=progress, sources=known_sources()
+            reference, name=None, options=options, progress=progress, sources=sources
         )
         Console().print(Text(f"{model.name} is in {model.folder}"), soft_wrap=True)
     return 0

@@ -21,8 +21,8 @@ from torch import Tensor
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.torch_file import read_torch_file
 from triptych.core.weights.layout import SINGLE_NAME
+from triptych.core.weights.onnx_graph import Node, OnnxGraph
 from triptych.modalities.tts.configs.kokoro import MODEL_TYPE, VOICE_PREFIX
-from triptych.modalities.tts.engine.models.kokoro.onnx_graph import Node, OnnxGraph
 
 VOICE_SHAPE = (510, 1, 256)
 _RENAMED = (

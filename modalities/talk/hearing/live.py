@@ -1,0 +1,243 @@
+"""Transcribing speech while it is spoken, with recognizers that read a recording at a time.
+
+Owns the passes over the growing sound: their pace, which of them has heard the whole speech, and
+where the next begins in a long one. Knows no model: a pass is a call of the recognition service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from triptych.core.media.audio.resampling import Pcm
+from triptych.core.process.logs import fields
+from triptych.modalities.asr.api.service import MIN_SECONDS, AsrService, TranscribeCall
+from triptych.modalities.asr.api.transcript import Transcript, gather
+from triptych.modalities.asr.languages import UNSPACED, begins_unspaced
+from triptych.modalities.talk.hearing.agreement import SettledText
+from triptych.modalities.talk.hearing.voice_activity import FRAME, VoiceNetwork, VoiceStream
+from triptych.modalities.talk.ports import HEARING_RATE
+
+SPEECH = 0.5
+"""A frame above this probability is speech: without one there is nothing to transcribe."""
+STILL_SPEECH = 0.35
+"""Above this, speech that has begun goes on."""
+PAUSE = 4 * FRAME
+"""Samples without speech after which the speaker may have ended: the last pass begins early."""
+MIN_NEWS_S = 0.5
+"""Seconds of new sound for a pass in the middle of speech."""
+MIN_REST_S = 0.1
+LONG_S = 15
+"""Seconds of sound in a pass from which on settled segments are left out of the next."""
+MAX_LIVE_S = 1.0
+"""A longer piece is no live sound, and counts as speech as a whole."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A running pass over the sound from `start` to `stop` (samples)."""
+
+    start: int
+    stop: int
+    begun_s: float
+    task: asyncio.Task[Transcript]
+
+
+class IncrementalTranscriber:
+    """One turn of a speaker: implements `ports.LiveTranscriber`.
+
+    A pass reads all sound since the last frozen segment. While there is speech, passes rest as long
+    as the last one took; at a pause one starts at once, in place of any that has not heard the end
+    of the speech. If that pause was the last, its text is already there when `finish` asks for it.
+    """
+
+    def __init__(self, service: AsrService, call: TranscribeCall, network: VoiceNetwork) -> None:
+        self._continues = service.check(call).traits.continues_text
+        self._service, self._call = service, call
+        self._voice = VoiceStream(network)
+        self._loop = asyncio.get_running_loop()
+        self._sound = _Sound()
+        self._text = SettledText()
+        self._latest = ""
+        self._language = ""
+        self._speech_end = self._heard_to = 0
+        self._has_speech = self._is_over = False
+        self._running: _Pass | None = None
+        self._num_passes = 0
+        self._next_at_s = 0.0
+        self._deltas: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def push(self, pcm_S: Pcm) -> None:
+        """Take the next samples at `HEARING_RATE`. Never waits."""
+        assert not self._is_over, "no sound after the end"
+        self._sound.add(pcm_S)
+        if len(pcm_S) > MAX_LIVE_S * HEARING_RATE:
+            self._has_speech, self._speech_end = True, self._sound.stop
+        else:
+            self._listen(pcm_S)
+        self._start_if_due()
+
+    async def deltas(self) -> AsyncGenerator[str, None]:
+        """Yield pieces of the text as soon as they are settled; ends once `finish` has."""
+        while (delta := await self._deltas.get()) is not None:
+            yield delta
+
+    async def finish(self) -> str:
+        """Return the text of all that was pushed; empty for silence. Raises `RequestError`s."""
+        self._is_over = True
+        try:
+            if self._has_speech:
+                await self._hear_the_end()
+            text = (self._text.frozen + self._latest).strip()
+            if more := self._text.end(text):
+                self._deltas.put_nowait(more)
+            return text
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs. May be called at any time, also twice."""
+        self._is_over = True
+        self._deltas.put_nowait(None)
+        await self._cancel()
+
+    def _listen(self, pcm_S: Pcm) -> None:
+        """Note where speech ends so far."""
+        probabilities = self._voice.push(pcm_S)
+        first = (self._sound.stop // FRAME - len(probabilities)) * FRAME
+        for n, probability in enumerate(probabilities.tolist()):
+            self._has_speech |= probability >= SPEECH
+            if probability >= STILL_SPEECH:
+                self._speech_end = first + (n + 1) * FRAME
+
+    def _start_if_due(self) -> None:
+        """Start a pass if there is one to make now."""
+        if self._is_over or not self._has_speech or self._heard_to >= self._speech_end:
+            return
+        running, now = self._running, self._sound.stop
+        if now - self._speech_end >= PAUSE:
+            if running is None or running.stop < self._speech_end:
+                self._start()
+        elif (
+            running is None
+            and now - self._heard_to >= MIN_NEWS_S * HEARING_RATE
+            and self._loop.time() >= self._next_at_s
+        ):
+            self._start()
+
+    def _start(self) -> _Pass:
+        """Start a pass over all sound that is not frozen, in place of the running one."""
+        if self._running is not None:
+            self._running.task.cancel()
+        start, stop = self._sound.start, self._sound.stop
+        task = asyncio.create_task(self._recognize(self._sound.whole()))
+        self._running = each = _Pass(start, stop, self._loop.time(), task)
+        task.add_done_callback(lambda _: self._ended(each))
+        return each
+
+    async def _recognize(self, pcm_S: Pcm) -> Transcript:
+        self._num_passes += 1
+        caller = self._call.caller
+        call = replace(
+            self._call,
+            caller=replace(caller, call_id=f"{caller.call_id}.pass{self._num_passes}"),
+            prompt=f"{self._call.prompt} {self._text.frozen}" if self._continues else "",
+        )
+        padded_S = np.pad(pcm_S, (0, max(0, round(MIN_SECONDS * HEARING_RATE) - len(pcm_S))))
+        async with aclosing(self._service.transcribe(call, padded_S)) as deltas:
+            return gather([delta async for delta in deltas])
+
+    def _ended(self, each: _Pass) -> None:
+        """Take the text of a pass, unless another has taken its place."""
+        error = None if each.task.cancelled() else each.task.exception()
+        if self._running is not each:
+            return
+        self._running = None
+        took_s = self._loop.time() - each.begun_s
+        self._next_at_s = self._loop.time() + max(took_s, MIN_REST_S)
+        if error is not None:  # the last pass raises its own; one in between is only missed
+            _log.info("a live pass failed", extra=fields(error=type(error).__name__))
+        elif not each.task.cancelled():
+            self._take(each, each.task.result())
+
+    def _take(self, each: _Pass, transcript: Transcript) -> None:
+        self._heard_to, self._language = each.stop, transcript.language
+        self._latest = self._spelled(transcript.text)
+        if more := self._text.take(self._latest, self._language):
+            self._deltas.put_nowait(more)
+        if each.stop - each.start >= LONG_S * HEARING_RATE:
+            self._freeze(each, transcript)
+        self._start_if_due()
+
+    def _spelled(self, text: str) -> str:
+        """The text of sound after the frozen text, with the space that parts the two."""
+        text = text.strip()
+        is_spaced = self._language not in UNSPACED and not begins_unspaced(text)
+        return f" {text}" if text and self._text.frozen and is_spaced else text
+
+    def _freeze(self, each: _Pass, transcript: Transcript) -> None:
+        """Leave settled sound out of later passes: all before a pause, or the settled segments."""
+        if each.stop - self._speech_end >= PAUSE:
+            self._cut(self._latest, each.stop)
+            return
+        settled = self._text.said[len(self._text.frozen) :]
+        joined, cut = "", ("", 0.0)
+        for segment in transcript.segments[:-1]:
+            joined += segment.text
+            if not settled.startswith(self._spelled(joined)):
+                break
+            cut = self._spelled(joined), segment.end_s
+        if cut[0]:
+            self._cut(cut[0], each.start + round(cut[1] * HEARING_RATE))
+
+    def _cut(self, text: str, at: int) -> None:
+        self._text.freeze(text)
+        self._latest = self._latest[len(text) :]
+        self._sound.drop_before(at)
+
+    async def _hear_the_end(self) -> None:
+        """Wait for a pass that has heard all speech: the one that began at the pause, if it may."""
+        running = self._running
+        if running is not None and running.stop >= self._speech_end:
+            await asyncio.wait([running.task])
+            self._ended(running)  # its callback may not have run yet
+        if self._heard_to < self._speech_end:
+            last = self._start()
+            await last.task
+            self._ended(last)
+
+    async def _cancel(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.task.cancel()
+            await asyncio.wait([running.task])
+
+
+class _Sound:
+    """Samples by their place in the stream: those from `start` to `stop` are kept."""
+
+    def __init__(self) -> None:
+        self.start = self.stop = 0
+        self._pieces: list[Pcm] = []
+
+    def add(self, pcm_S: Pcm) -> None:
+        """Add the next samples."""
+        self._pieces.append(pcm_S)
+        self.stop += len(pcm_S)
+
+    def whole(self) -> Pcm:
+        """All samples that are kept."""
+        self._pieces = [np.concatenate(self._pieces)]
+        return self._pieces[0]
+
+    def drop_before(self, at: int) -> None:
+        """Forget what is before the sample `at`."""
+        at = min(at, self.stop)
+        self._pieces = [self.whole()[at - self.start :].copy()]
+        self.start = at

@@ -1,0 +1,120 @@
+"""Finding the turns of a speaker in a stream of sound.
+
+Owns OpenAI's options of server_vad: when speech counts as begun and as ended. Their clock is the
+sound itself, in frames. Knows neither models of speech nor events of a wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.talk.hearing.voice_activity import FRAME, VoiceNetwork, VoiceStream
+from triptych.modalities.talk.ports import (
+    HEARING_RATE,
+    IdleTimedOut,
+    SpeechStarted,
+    SpeechStopped,
+    TurnEvent,
+    TurnOptions,
+)
+
+FRAME_MS = FRAME * 1000 // HEARING_RATE
+MIN_SPEECH_FRAMES = 2
+"""Frames in a row that begin a turn: a click fills one."""
+HYSTERESIS = 0.15
+"""Speech goes on down to this much below the threshold, as in Silero's own iterator."""
+MAX_MS = 60_000
+
+
+def check_options(options: TurnOptions) -> None:
+    """Raise `InvalidRequest` for an option out of range."""
+    if not 0 < options.threshold < 1:
+        raise InvalidRequest("threshold must be above 0 and below 1.", param="threshold")
+    for name in ("prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value <= MAX_MS:
+            raise InvalidRequest(f"{name} must be 0 to {MAX_MS}.", param=name)
+
+
+class TurnTracker:
+    """Turns from one probability of speech per frame. Pure: equal frames give equal events."""
+
+    def __init__(self, options: TurnOptions) -> None:
+        self._options = options
+        self._leave = max(options.threshold - HYSTERESIS, options.threshold / 2)
+        self._now_ms = 0
+        self._free_from_ms = 0  # sound before this belongs to an earlier turn
+        self._is_speaking = False
+        self._num_loud = 0
+        self._quiet_from_ms: int | None = None
+        self._rested_ms: int | None = None
+
+    def take(self, probability: float) -> TurnEvent | None:
+        """Take the next frame; returns the event that it causes."""
+        self._now_ms += FRAME_MS
+        if self._is_speaking:
+            return self._during_speech(probability)
+        return self._before_speech(probability)
+
+    def rest(self) -> None:
+        """Begin to count silence here, unless someone speaks."""
+        self._rested_ms = None if self._is_speaking else self._now_ms
+
+    def reset(self) -> None:
+        """Forget the speech under way; the clock goes on."""
+        self._is_speaking = False
+        self._num_loud = 0
+        self._free_from_ms = self._now_ms
+
+    def _before_speech(self, probability: float) -> TurnEvent | None:
+        self._num_loud = self._num_loud + 1 if probability >= self._options.threshold else 0
+        if self._num_loud >= MIN_SPEECH_FRAMES:
+            self._is_speaking = True
+            self._quiet_from_ms = self._rested_ms = None
+            begun_ms = self._now_ms - self._num_loud * FRAME_MS
+            padded_ms = begun_ms - self._options.prefix_padding_ms
+            return SpeechStarted(max(padded_ms, self._free_from_ms))
+        return self._idle()
+
+    def _idle(self) -> TurnEvent | None:
+        rested_ms, timeout_ms = self._rested_ms, self._options.idle_timeout_ms
+        if rested_ms is None or timeout_ms is None or self._now_ms - rested_ms < timeout_ms:
+            return None
+        self._rested_ms = None
+        return IdleTimedOut(rested_ms, self._now_ms)
+
+    def _during_speech(self, probability: float) -> TurnEvent | None:
+        if probability >= self._options.threshold:
+            self._quiet_from_ms = None
+        elif probability < self._leave and self._quiet_from_ms is None:
+            self._quiet_from_ms = self._now_ms - FRAME_MS
+        quiet_from_ms = self._quiet_from_ms
+        silence_ms = self._options.silence_duration_ms
+        if quiet_from_ms is None or self._now_ms - quiet_from_ms < silence_ms:
+            return None
+        self.reset()
+        return SpeechStopped(quiet_from_ms)
+
+
+class VoiceTurnDetector:
+    """The turns of one stream: implements `ports.TurnDetector` with Silero's network."""
+
+    def __init__(self, network: VoiceNetwork, options: TurnOptions) -> None:
+        check_options(options)
+        self._voice = VoiceStream(network)
+        self._tracker = TurnTracker(options)
+
+    def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
+        """Take the next samples, and return the events of the frames that they complete."""
+        events = map(self._tracker.take, self._voice.push(pcm_S).tolist())
+        return [event for event in events if event is not None]
+
+    def rest(self) -> None:
+        """Begin to count silence for `IdleTimedOut` from here."""
+        self._tracker.rest()
+
+    def reset(self) -> None:
+        """Forget speech that is under way; the clock goes on."""
+        self._tracker.reset()
