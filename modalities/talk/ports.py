@@ -48,7 +48,7 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimedOut:
-    """Nobody spoke from `start_ms` to `end_ms` of the pushed sound."""
+    """Silence lasted from `start_ms` to `end_ms` of the pushed sound."""
 
     start_ms: int
     end_ms: int
