@@ -31,12 +31,17 @@ def sketch(image: ImageInProgress, step: int, timestep: float, tensors: dict[str
     image.interrupt = step + 1 == image.num_timesteps // 2
 
 
-def main() -> None:
+def show(generate: ImagePipeline) -> None:
     """Show each use of a callback."""
+    for callback in (watch, soften, sketch):
+        (apple,) = generate("a red apple", seed=1, num_steps=8, callback_on_step_end=callback)
+        print(f"{callback.__name__}: {apple.num_computed} of {apple.num_steps} steps computed")
+
+
+def main() -> None:
+    """Open the embedded model."""
     with ImagePipeline.from_pretrained() as generate:
-        for callback in (watch, soften, sketch):
-            (apple,) = generate("a red apple", seed=1, num_steps=8, callback_on_step_end=callback)
-            print(f"{callback.__name__}: {apple.num_computed} of {apple.num_steps} steps computed")
+        show(generate)
 
 
 if __name__ == "__main__":

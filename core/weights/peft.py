@@ -271,10 +271,11 @@ def is_of_text(file: Path) -> bool:
 def adapter_digest(file: Path) -> str:
     """SHA-256, hex, of an adapter: its configuration and its whole weights. Raises `WeightsError`.
 
-    Equal digests mean equal changes.
+    Equal digests mean equal changes. Adapters of image models may have no configuration.
     """
     digest = hashlib.sha256()
-    for each in (file.with_name(CONFIG), file):
+    config = file.with_name(CONFIG)
+    for each in (config, file) if config.exists() else (file,):
         try:
             with open_regular(each) as stream:
                 own = hashlib.sha256()
@@ -284,3 +285,11 @@ def adapter_digest(file: Path) -> str:
             raise WeightsError(f"{each.name} cannot be read: {error.strerror}.") from error
         digest.update(own.digest())
     return digest.hexdigest()
+
+
+def check_digest(file: Path, digest: str) -> None:
+    """Raise `WeightsError` where an adapter's files have changed since `digest` was computed."""
+    if adapter_digest(file) != digest:
+        raise WeightsError(
+            f"{file.name} is not what it was when the adapter was named: load the adapter again."
+        )

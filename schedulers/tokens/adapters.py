@@ -8,7 +8,6 @@ adapters are in memory may overtake it, but only `_MAX_OVERTAKEN` times. Knows n
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,24 +15,21 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.job import Job, JobState
 from triptych.core.engine_api.tokens import AdapterDrop, AdapterLoad, TokenRequest
 from triptych.core.errors import (
-    InternalError,
     MemoryBudgetExceeded,
     ModelTooLarge,
     Overloaded,
     TriptychError,
-    to_info,
 )
-from triptych.schedulers.executors import Post, without_locals
+from triptych.schedulers.executors import Post
+from triptych.schedulers.side_jobs import Start, error_of_load, finish, start_thread
 from triptych.schedulers.tokens.state import SequenceState
 
 _MAX_OVERTAKEN = 16  # times that later rows overtake one whose adapter has no slot
 _MAX_LOOKAHEAD = 128  # waiting rows considered at a time
 _RETRY_S = 2.0
-
-Start = Callable[[Callable[[], None]], None]
 
 
 class AdapterLoader(Protocol):
@@ -46,10 +42,6 @@ class AdapterLoader(Protocol):
 
     def drop(self, slot: int) -> None:
         """Empty a slot that no step in flight uses."""
-
-
-def _start_thread(call: Callable[[], None]) -> None:
-    threading.Thread(target=call, name="triptych-adapter", daemon=True).start()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +67,7 @@ class _Adapter:
         """End the jobs that drop it."""
         drops, self.drops = self.drops, []
         for job in drops:
-            _finish(job)
+            finish(job)
 
 
 class AdapterPool:
@@ -86,7 +78,7 @@ class AdapterPool:
     """
 
     def __init__(
-        self, loader: AdapterLoader, *, policy: str = "lru", start: Start = _start_thread
+        self, loader: AdapterLoader, *, policy: str = "lru", start: Start = start_thread
     ) -> None:
         self.on_ready: Callable[[], None] = lambda: None
         self.on_failed: Callable[[SequenceState, TriptychError], None] = lambda row, error: None
@@ -144,7 +136,7 @@ class AdapterPool:
         self._unwanted.add(job.request.digest)
         adapter = self._adapters.get(job.request.digest)
         if adapter is None:
-            _finish(job)
+            finish(job)
             return
         adapter.drops.append(job)
         self._drop_if_unwanted(adapter)
@@ -190,7 +182,7 @@ class AdapterPool:
                 self.on_ready()
             return True
         if adapter.is_ready:
-            _finish(waiting)
+            finish(waiting)
         else:
             adapter.loads.append(waiting)
         return True
@@ -226,15 +218,8 @@ class AdapterPool:
 
     def _load(self, adapter: _Adapter) -> None:
         """On a thread of its own: load, and post the outcome."""
-        error: TriptychError | None = None
-        try:
-            self._loader.load(adapter.place, adapter.digest, adapter.slot)
-        except TriptychError as raised:
-            error = without_locals(raised)
-        except Exception as raised:  # a bug must not leave rows waiting for ever
-            without_locals(raised)
-            error = InternalError("The adapter could not be loaded; the server's log says why.")
-        self._post(partial(self._settle, adapter, error))
+        load = partial(self._loader.load, adapter.place, adapter.digest, adapter.slot)
+        self._post(partial(self._settle, adapter, error_of_load(load)))
 
     def _settle(self, adapter: _Adapter, error: TriptychError | None) -> None:
         """Give a loaded adapter to those that wait for it, or the error."""
@@ -254,7 +239,7 @@ class AdapterPool:
                 self._equip(row, adapter)
             loads, adapter.loads = adapter.loads, []
             for job in loads:
-                _finish(job)
+                finish(job)
             self._drop_if_unwanted(adapter)
         self._advance()
         self.on_ready()
@@ -263,7 +248,7 @@ class AdapterPool:
         del self._adapters[adapter.digest]
         self._free_slots.append(adapter.slot)
         for job in adapter.loads:
-            _finish(job, error)
+            finish(job, error)
         adapter.end_drops()
         for row in tuple(adapter.rows):
             self.on_failed(row, error)
@@ -279,10 +264,3 @@ def _adapter_of(waiting: SequenceState | Job) -> tuple[str, str]:
     if isinstance(request, AdapterLoad):
         return request.digest, request.place
     return request.adapter, request.adapter_place
-
-
-def _finish(job: Job, error: TriptychError | None = None) -> None:
-    """End a load or a drop."""
-    job.state = JobState.FINISHED if error is None else JobState.FAILED
-    info = None if error is None else to_info(error)
-    job.sink(Output(job_id=job.job_id, is_final=True, error=info))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from triptych.core.errors import Overloaded, WeightsError
+from triptych.core.errors import Overloaded
 from triptych.core.ledger import Reservation
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.decoders.adapters import DecoderAdapters
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.weights.peft import TextAdapter, adapter_digest
+from triptych.core.weights.peft import TextAdapter, check_digest
 
 
 class AdapterStore:
@@ -43,14 +43,14 @@ class AdapterStore:
         changed since `digest` was computed, and `MemoryBudgetExceeded`.
         """
         adapter = TextAdapter.read(place, self._options)
-        self._check_digest(adapter, digest)
+        check_digest(adapter.file, digest)
         self._adapters.modules.check(adapter, self._adapters.room)
         num_bytes = self._adapters.num_bytes(adapter)
         reservation = self._reserve(num_bytes) if num_bytes else None
         with self._lock:
             try:
                 self._fill(slot, adapter)
-                self._check_digest(adapter, digest)
+                check_digest(adapter.file, digest)
             except BaseException:
                 self._adapters.clear(slot)
                 if reservation is not None:
@@ -79,10 +79,3 @@ class AdapterStore:
             raise Overloaded("The model was unloaded; try again.", retry_after_s=1.0)
         with Checkpoint.open_file(adapter.file, {}) as file:
             self._adapters.put(slot, adapter, file.read)
-
-    def _check_digest(self, adapter: TextAdapter, digest: str) -> None:
-        if adapter_digest(adapter.file) != digest:
-            raise WeightsError(
-                f"{adapter.file.name} is not what it was when the adapter was named: load the"
-                " adapter again."
-            )

@@ -5,18 +5,21 @@ Owns the `ImagePipeline` object: the same engine and image service as the server
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.errors import TriptychError
+from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.adapter_names import check_uses
 from triptych.modalities.diffusion.api.files import to_image
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.results import (
@@ -45,6 +48,7 @@ from triptych.modalities.diffusion.wire import (
     ImageRequest,
     StepCache,
 )
+from triptych.modalities.host import EngineHost
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Check, Pipeline
 
@@ -61,6 +65,10 @@ class ImagePipeline(Pipeline[ImageService]):
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (IMAGES,)
+
+    def __init__(self, model: str, host: EngineHost, *, owns_host: bool = True) -> None:
+        super().__init__(model, host, owns_host=owns_host)
+        self._active: dict[str, float] = {}
 
     @classmethod
     def _open_service(
@@ -122,8 +130,79 @@ class ImagePipeline(Pipeline[ImageService]):
         largest = max(map(_num_images, entries), default=1)
         return self._map_entries(generate, entries, max(1, self._service.max_jobs // largest))
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the LoRA adapters that a call may name in `adapters`."""
+        return tuple(self._service.adapters)
+
+    def load_lora_weights(
+        self, path: str | Path, adapter_name: str | None = None, *, weight_name: str | None = None
+    ) -> None:
+        """Load a LoRA adapter: a safetensors file, a folder with one, or a hub id.
+
+        As in diffusers, it is called `adapter_name`, by default `default_0` and so on, and the
+        first one is active. `weight_name` is a file in the folder. Raises `RequestError` for a name
+        that is taken, and for an adapter that is not there or does not fit the model.
+        """
+        names = self._service.adapters
+        name = adapter_name or next(
+            each for each in map("default_{}".format, itertools.count()) if each not in names
+        )
+        if weight_name is not None and not Path(path).is_dir():
+            raise InvalidRequest("weight_name is for a folder; give the file itself.", param="lora")
+        place = Path(path) / weight_name if weight_name else path
+        self._loop.run(names.load(self._model, name, str(place)))
+        if len(names.loaded) == 1 and not self._active:
+            self._active = {name: 1.0}
+
+    def set_adapters(
+        self,
+        adapter_names: str | Sequence[str],
+        adapter_weights: float | Sequence[float | None] | None = None,
+    ) -> None:
+        """Choose the adapters, with their scales, of calls that name none.
+
+        As in diffusers: a scale of `None` is 1, and an empty list turns all off. Raises
+        `InvalidRequest` for unknown names, and scales of single parts or blocks of a model.
+        """
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        is_one = adapter_weights is None or isinstance(adapter_weights, int | float)
+        weights: Any = [adapter_weights] * len(names) if is_one else adapter_weights
+        if isinstance(weights, Mapping) or any(isinstance(each, Mapping) for each in weights):
+            raise InvalidRequest(
+                "adapter_weights has a number for each adapter: one acts on its whole model.",
+                param="lora",
+            )
+        if len(weights) != len(names):
+            raise InvalidRequest(
+                f"{len(names)} adapters need {len(names)} weights, not {len(weights)}.",
+                param="lora",
+            )
+        scales = [1.0 if weight is None else float(weight) for weight in weights]
+        uses = check_uses(list(map(AdapterUse, names, scales)), self.adapters)
+        self._active = {use.name: use.scale for use in uses}
+
+    def get_active_adapters(self) -> list[str]:
+        """The adapters of calls that name none."""
+        return list(self._active)
+
+    def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
+        """Unload adapters, once the images that use them have ended. Raises `NotFound`."""
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        self._loop.run(self._service.adapters.unload(self._model, names))
+        self._active = {name: self._active[name] for name in self._active if name not in names}
+
+    def unload_lora_weights(self) -> None:
+        """Unload all adapters that were loaded, once the images that use them have ended."""
+        self.delete_adapters(list(self._service.adapters.loaded))
+
+    def _call(self, prompt: str, options: GenerateOptions, **sent: Any) -> ImageCall:
+        """A call with the active adapters, unless it names its own."""
+        own: Any = {"adapters": self._active, **options}
+        return image_call(prompt, own, **sent)
+
     async def _whole(self, prompt: str, options: GenerateOptions) -> list[GeneratedImage]:
-        return await self._images(image_call(prompt, options))
+        return await self._images(self._call(prompt, options))
 
     async def _images(self, call: ImageCall) -> list[GeneratedImage]:
         async with aclosing(self._progress(call)) as stream:
@@ -135,7 +214,7 @@ class ImagePipeline(Pipeline[ImageService]):
         self, prompt: str, options: GenerateOptions, num_previews: int
     ) -> AsyncGenerator[GenerationProgress, None]:
         return self._progress(
-            image_call(prompt, options, num_partials=num_previews, has_progress=True)
+            self._call(prompt, options, num_partials=num_previews, has_progress=True)
         )
 
     async def _progress(self, call: ImageCall) -> AsyncGenerator[GenerationProgress, None]:

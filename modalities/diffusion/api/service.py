@@ -7,7 +7,7 @@ nothing of HTTP, of encoded files, or of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import check_uses
+from triptych.modalities.diffusion.api.adapters import ImageAdapterNames
 from triptych.modalities.diffusion.api.image_model import ImageFrame, ImageModel, Size
 from triptych.modalities.diffusion.step_hook import HookedRequest
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
@@ -104,6 +105,7 @@ class ImageService(ModelService[ImageModel]):
         super().__init__(client, models, admission, default_seed=default_seed(config))
         self._config = config
         self._reader = reader
+        self.adapters = ImageAdapterNames(client, config)
         self._images = HoldLimit("Too many images are being edited; try again later.")
 
     @override
@@ -118,7 +120,7 @@ class ImageService(ModelService[ImageModel]):
         `core.errors.Unavailable`.
         """
         model = self.model(call.model)
-        check_call(call, model, self._config)
+        check_call(call, model, self._config, self.adapters.loaded)
         return ImageGeneration(model, call.request, partial(self._deltas, call, model))
 
     async def _deltas(
@@ -196,6 +198,7 @@ class ImageService(ModelService[ImageModel]):
             seed=self._seed(call.request.seed),
             num_steps=None if is_default else _num_steps(call, model),
             cache=_cache(call),
+            adapters=await self.adapters.resolve(model.name, call.request.adapters),
             sources=tuple(sources),
             mask=mask,
             tenant=call.caller.principal.tenant,
@@ -243,10 +246,16 @@ class ImageGeneration:
         await self._deltas.aclose()
 
 
-def check_call(call: ImageCall, model: ImageModel, config: Config) -> None:
-    """Raise `RequestError` for a call that cannot be generated, whatever its images hold."""
+def check_call(
+    call: ImageCall, model: ImageModel, config: Config, loaded: Collection[str] = ()
+) -> None:
+    """Raise `RequestError` for a call that cannot be generated, whatever its images hold.
+
+    `loaded` are adapters beyond those of `--lora-paths`.
+    """
     _check_fields(call, model)
-    check_uses(call.request.adapters, [each.name for each in config.adapters.places()])
+    declared = [each.name for each in config.adapters.places()]
+    check_uses(call.request.adapters, [*declared, *loaded])
     if isinstance(call.request, HookedRequest) and config.device.num_image_ranks > 1:
         raise UnsupportedOption(
             "callback_on_step_end needs the whole model on one device: its steps are shared by"

@@ -97,12 +97,12 @@ class ImageExecutor:
         self._denoiser = denoiser
         self._caches = caches
         self._prompts = prompts
-        self._adapters = adapters
+        self.adapters = adapters
         self._decoder = decoder
 
     def cache_of(self, request: ImageRequest) -> CacheMethod | None:
         """The step cache of a request. Raises `RequestError` if it cannot be generated."""
-        self._adapters.check(request.adapters)
+        self.adapters.check(request.adapters)
         self.recipe.check(request)
         num_steps = self.recipe.num_steps(request)
         return self._caches.method(request.cache, num_steps, request.sampler)
@@ -163,7 +163,7 @@ class ImageExecutor:
         self.pools.trim()
 
     def _check(self, request: ImageRequest, index: int) -> _CheckedRequest:
-        cache, adapters = self.cache_of(request), self._adapters.check(request.adapters)
+        cache, adapters = self.cache_of(request), self.adapters.check(request.adapters)
         prompts = ImagePrompts(self.recipe.prompts(request), request.tenant, adapters)
         return _CheckedRequest(request, index, cache, prompts)
 

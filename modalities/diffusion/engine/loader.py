@@ -27,6 +27,7 @@ from triptych.core.weights.manifest import verify_if_sealed
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.adapters.store import ImageAdapterStore
 from triptych.modalities.diffusion.engine.caches.choice import CacheResolver
 from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.denoise import Denoiser
@@ -47,9 +48,11 @@ from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.room import Room
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.plan import DenoisePlan, ImageCost
+from triptych.modalities.diffusion.scheduling.adapters import AdapterJobs
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ class DiffusionLoader(DeviceLoader):
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
             runner = own if ranks is None else ranks.leading_runner(own, follower_plan)
+            store = None if ranks else self._adapter_store(executor, components, memory, stack)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
@@ -101,12 +105,14 @@ class DiffusionLoader(DeviceLoader):
             max_rows=room.max_rows,
         )
         scheduler.splits_guidance = self._config.device.cfg_parallel_size == 1
+        if store is not None:
+            scheduler.adapters = AdapterJobs(store, scheduler.uses_adapter)
         return LoadedModel(
             name=self.name,
             scheduler=scheduler,
             runner=runner,
             close=close,
-            connect=partial(_connect, ranks),
+            connect=partial(_connect, scheduler, ranks),
         )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
@@ -121,6 +127,24 @@ class DiffusionLoader(DeviceLoader):
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
             ready()
             plans.run(runner.launch, DenoisePlan)
+
+    def _adapter_store(
+        self,
+        executor: ImageExecutor,
+        components: Components,
+        memory: ModelMemory,
+        stack: ExitStack,
+    ) -> ImageAdapterStore:
+        """What loads adapters while the model runs."""
+        store = ImageAdapterStore(
+            executor.adapters,
+            components,
+            self._config,
+            dtype=partial(memory.dtype, takes_blocks=True),
+            reserve=partial(self._ledger.reserve, f"{self.name}/adapters"),
+        )
+        stack.callback(store.close)
+        return store
 
     def _check_division(self, memory: ModelMemory) -> None:
         """Raise `ConfigError` if the model cannot be divided as the options require."""
@@ -199,8 +223,10 @@ class DiffusionLoader(DeviceLoader):
         )
 
 
-def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) -> None:
+def _connect(scheduler: DenoiseScheduler, ranks: Ranks | None, post: Post) -> None:
     """End the engine when a rank ends: `post` runs a call on the loop's thread."""
+    if scheduler.adapters is not None:
+        scheduler.adapters.connect(post)
     if ranks is not None:
         ranks.watch(lambda error: post(partial(crash, error)))
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from triptych.core.engine_api.job import Job, JobState
 from triptych.core.engine_api.plan import StepResult
-from triptych.core.errors import InvalidRequest
+from triptych.core.engine_api.tokens import AdapterDrop, AdapterLoad
+from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
     ImageCost,
@@ -23,6 +24,7 @@ from triptych.modalities.diffusion.plan import (
     ImageRowResult,
     ImageStart,
 )
+from triptych.modalities.diffusion.scheduling.adapters import AdapterJobs
 from triptych.modalities.diffusion.scheduling.policy import (
     SKIPPING,
     DenoisePolicy,
@@ -79,12 +81,29 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
             max_images=max_images, max_state_bytes=max_state_bytes, jobs=self._jobs
         )
         self._num_submitted = 0
+        self.adapters: AdapterJobs | None = None
+        """Set before the first job where adapters may come and go."""
+
+    def uses_adapter(self, name: str) -> bool:
+        """Whether an image that has not ended, or is in a step in flight, uses an adapter."""
+        in_flight = [row.unit.entry for row in self._rows_in_flight()]
+        entries = [*self._jobs.values(), *in_flight]
+        return any(use.name == name for entry in entries for use in entry.request.adapters)
 
     def check(self) -> None:
         """Assert that every image is accounted for."""
         self._state.check(self._rows_in_flight())
 
     # Jobs.
+
+    def submit(self, job: Job) -> None:
+        """Accept a job; those that load or drop adapters take no step."""
+        if not isinstance(job.request, AdapterLoad | AdapterDrop):
+            super().submit(job)
+        elif self.adapters is None:
+            raise UnsupportedOption("This model's adapters are those of --lora-paths.")
+        else:
+            self.adapters.submit(job)
 
     def _open(self, job: Job) -> ImageJob:
         request = job.request
@@ -121,6 +140,14 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
         """Release the job's images, with the next plan."""
         self._state.remove(opened)
         self._send_positions()
+        self._advance_adapters()
+
+    def _on_step_end(self, now_s: float) -> None:
+        self._advance_adapters()
+
+    def _advance_adapters(self) -> None:
+        if self.adapters is not None:
+            self.adapters.advance()
 
     def _num_waiting(self) -> int:
         return sum(1 for _ in self._state.queued_jobs)

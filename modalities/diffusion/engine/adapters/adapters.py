@@ -44,9 +44,14 @@ def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
     total = 0
     for name, file in _open_files(config):
         with prefix_errors(f"adapter {name}"), file:
-            values = sum(math.prod(info.shape) for info in file.tensors.values())
-            total += values * dtype(file.dtype).itemsize
+            total += file_bytes(file, dtype)
     return total
+
+
+def file_bytes(file: Checkpoint, dtype: DtypeOf) -> int:
+    """Bytes that an adapter takes on the device. Reads only the header."""
+    values = sum(math.prod(info.shape) for info in file.tensors.values())
+    return values * dtype(file.dtype).itemsize
 
 
 def _open_files(config: Config) -> Iterator[tuple[str, Checkpoint]]:
@@ -60,21 +65,22 @@ def _open_files(config: Config) -> Iterator[tuple[str, Checkpoint]]:
 
 
 class Adapters:
-    """The adapters of one loaded model, by name. They hook into the model's layers."""
+    """The adapters of one loaded model, by name. They hook into the model's layers.
+
+    Adapters may be added and removed by another thread than that of the steps.
+    """
 
     def __init__(
         self, parts: Mapping[str, Any], pairs: Mapping[str, Sequence[LowRank]], max_in_run: int
     ) -> None:
-        branches: dict[str, dict[Layer, AdapterBranch]] = {}
-        for name, found in pairs.items():
-            with prefix_errors(f"adapter {name}"):
-                branches[name] = dict(_bind(pair, parts) for pair in found)
-        _stack(branches.values())
-        self._branches: Mapping[str, Branches] = branches
+        self._parts = parts
+        self._branches: Mapping[str, Branches] = {}
+        self._groups: dict[str, int] = {}
+        self._num_added = 0
         self._max_in_run = max_in_run
-        denoiser = denoiser_of(parts)
-        self._device = next(denoiser.parameters()).device
-        self._can_mix = _keeps_rows_apart(denoiser, self._branches.values())
+        self._denoiser = denoiser_of(parts)
+        self.device = next(self._denoiser.parameters()).device
+        self.add(pairs)
 
     @classmethod
     def open(cls, config: Config, components: Components) -> Adapters:
@@ -83,16 +89,30 @@ class Adapters:
         Raises `WeightsError` naming the adapter, its file and tensor if it is damaged, of an
         unsupported kind, or made for another model.
         """
-        parts = components.parts
-        denoiser = "unet" if "unet" in parts else "transformer"
         pairs = {}
         for name, file in _open_files(config):
             with prefix_errors(f"adapter {name}"), file:
-                pairs[name] = read_adapter(
-                    file, components.pipeline, denoiser, parts[denoiser].config
-                )
-                _check_rank(pairs[name], config.adapters.max_lora_rank)
-        return cls(parts, pairs, config.adapters.max_num_loras)
+                pairs[name] = pairs_of(file, components, config.adapters.max_lora_rank)
+        return cls(components.parts, pairs, config.adapters.max_num_loras)
+
+    def add(self, pairs: Mapping[str, Sequence[LowRank]]) -> None:
+        """Match adapters to the layers they change. Raises `WeightsError`; none is added then."""
+        added: dict[str, dict[Layer, AdapterBranch]] = {}
+        for name, found in pairs.items():
+            with prefix_errors(f"adapter {name}"):
+                added[name] = dict(_bind(pair, self._parts) for pair in found)
+        _stack(added.values())
+        for name in sorted(added):
+            self._groups[name] = self._num_added // self._max_in_run
+            self._num_added += 1
+        branches = {**self._branches, **added}
+        self._can_mix = _keeps_rows_apart(self._denoiser, branches.values())
+        self._branches = branches  # at once, for the thread of the steps
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter that no row uses."""
+        self._branches = {own: each for own, each in self._branches.items() if own != name}
+        del self._groups[name]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,12 +144,9 @@ class Adapters:
         """
         if not self._can_mix:
             return uses
-        if len(self._branches) <= self._max_in_run:
+        if self._num_added <= self._max_in_run:
             return ()
-        order = sorted(self._branches)
-        return frozenset(order.index(use.name) // self._max_in_run for use in uses) or frozenset(
-            {0}
-        )
+        return frozenset(self._groups[use.name] for use in uses) or frozenset({0})
 
     @contextmanager
     def applied(self, rows: Sequence[Uses]) -> Iterator[None]:
@@ -141,11 +158,20 @@ class Adapters:
         names = dict.fromkeys(use.name for uses in rows for use in uses)
         scales = [{use.name: use.scale for use in uses} for uses in rows]
         shares = [
-            (self._branches[name], make_share([row.get(name, 0.0) for row in scales], self._device))
+            (self._branches[name], make_share([row.get(name, 0.0) for row in scales], self.device))
             for name in names
         ]
         with apply_branches(shares):
             yield
+
+
+def pairs_of(file: Checkpoint, components: Components, max_rank: int) -> list[LowRank]:
+    """The changes that a file makes to a model. Raises `WeightsError`."""
+    parts = components.parts
+    denoiser = "unet" if "unet" in parts else "transformer"
+    pairs = read_adapter(file, components.pipeline, denoiser, parts[denoiser].config)
+    _check_rank(pairs, max_rank)
+    return pairs
 
 
 def _stack(adapters: Collection[dict[Layer, AdapterBranch]]) -> None:
