@@ -31,6 +31,7 @@ from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.body import IGNORED_HEADER
 from triptych.core.http.browsers import GuardSites
+from triptych.core.http.crash_dump import KeptRequests
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
@@ -51,6 +52,7 @@ from triptych.core.http.models import (
 from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_error
 from triptych.core.http.recent_requests import RecentRequests, RecordRequests
+from triptych.core.http.request_log import RequestLog
 from triptych.core.http.sleep import sleep_router
 from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
@@ -58,6 +60,7 @@ from triptych.core.kv.tiers.salt import kept_salt
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.options.config import Config, ServerOptions
 from triptych.core.options.served_names import ServedNames
+from triptych.core.options.table import Resolved, describe
 from triptych.core.options.tier_plan import TierPlan
 
 
@@ -105,10 +108,11 @@ def create_app(
 
     `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
-    `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `served`, `tasks`, `models_by_task`, `accepted_names`, `further_names`,
-    `routes`, `tracing`, empty `more_models` and `user_files` and no `runtime_models`.
-    Raises `ConfigError` for API keys, or a folder of cached pages, that cannot be read.
+    `app.state` holds `options`, `body_observers`, `kept_requests`, `dialects`, `metrics`,
+    `in_flight`, `gate`, `keyring`, `upload_budget`, `served`, `tasks`, `models_by_task`,
+    `accepted_names`, `further_names`, `routes`, `tracing`, empty `more_models` and `user_files` and
+    no `runtime_models`. Raises `ConfigError` for API keys, a folder of cached pages, or one for
+    crash dumps that cannot be used.
     """
     served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
     observers = _Observers.of(config.server, client, served)
@@ -141,6 +145,7 @@ def create_app(
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
     _set_uploads(app.state, config.server)
+    _set_observers(app.state, config)
     _set_names(app.state, config, served, [task.name for task in tasks])
     metrics.watch(client.status, lambda: len(in_flight))
     own = (
@@ -160,6 +165,19 @@ def _set_uploads(state: State, options: ServerOptions) -> None:
     state.options = options
     state.user_files = UserFiles(None)
     state.upload_budget = UploadBudget(MAX_FORMS_HELD * options.max_upload_bytes)
+
+
+def _set_observers(state: State, config: Config) -> None:
+    """Set what sees the bodies of requests: the log, and the requests kept for crash dumps."""
+    server = config.server
+    state.kept_requests = None
+    if server.crash_dump_folder:
+        options = describe(Resolved.of(config))
+        changed = {each.name: value for each, value, _ in options if value != each.default}
+        facts = {"version": version("triptych"), "options": changed}
+        state.kept_requests = KeptRequests(server.crash_dump_folder, facts)
+    log = RequestLog(server.log_requests_level) if server.log_requests else None
+    state.body_observers = tuple(each for each in (log, state.kept_requests) if each is not None)
 
 
 def _set_names(
@@ -199,7 +217,7 @@ class _Observers:
             Access,
             metrics=self.metrics,
             dialects=dialects,
-            is_logged=options.access_log,
+            is_logged=options.access_log or options.log_requests,
         )
         if self.tracing is None:
             return [access]

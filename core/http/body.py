@@ -82,6 +82,7 @@ class StrictRoute(APIRoute):
     def _fields(self, request: Request, raw: bytes) -> Any:
         """Parse the body, add a missing model name, and note ignored fields for the header."""
         value = with_model(request, self._kind, self.parse(request, raw))
+        observe_body(request, raw, value)
         note_ignored(request, *ignored_in(self._kind, value))
         return value
 
@@ -110,6 +111,12 @@ class StrictRoute(APIRoute):
     def parse(self, request: Request, raw: bytes) -> Any:
         """Parse the body. Raises `InvalidRequest`."""
         return parse_json(raw)
+
+
+def observe_body(request: Request, raw: bytes, value: Any) -> None:
+    """Pass a body, and its parsed `value`, to the log and the crash dumps, if there are any."""
+    for observe in request.app.state.body_observers:
+        observe(request, raw, value)
 
 
 def note_ignored(request: Request, *names: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
 from multipart import (
     MultipartError,
     MultipartSegment,
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from triptych.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, UnsupportedMedia
-from triptych.core.http.body import check_not_compressed, receive_body
+from triptych.core.http.body import check_not_compressed, observe_body, receive_body
 from triptych.core.http.models import with_model
 from triptych.core.http.validation import invalid_body
 from triptych.core.limits import (
@@ -120,7 +121,9 @@ class Form:
 
 def parsed_form(request: Request, form: Form, kind: type[_Model]) -> _Model:
     """Validate the fields of a form with `kind`, after `with_model`. Raises as both do."""
-    return replace(form, fields=with_model(request, kind, form.fields)).parsed(kind)
+    named = replace(form, fields=with_model(request, kind, form.fields))
+    observe_body(request, msgspec.json.encode(named.fields), named.fields)
+    return named.parsed(kind)
 
 
 async def read_form(request: Request) -> Form:

@@ -216,6 +216,27 @@ class ServerOptions:
         is_for_server=True,
     )
     log_format: str = option("text", "Format of log lines.", choices=("text", "json"))
+    log_requests: bool = option(
+        False,
+        "Write a log line for each request with a body as it arrives, and one at its end, with the"
+        " details of --log-requests-level.",
+        aliases=("--enable-log-requests",),
+        is_for_server=True,
+    )
+    log_requests_level: int = option(
+        2,
+        "Details of --log-requests. 0: route and size; 1: also numbers and switches of the request,"
+        " without its texts; 2: also the first 2,048 characters of texts and answers; 3: all of"
+        " them.",
+        within=Range(low=0, high=3),
+        is_for_server=True,
+    )
+    crash_dump_folder: str = option(
+        "",
+        "Folder to which the requests of the last five minutes, prompts included, are written when"
+        " the engine crashes; empty: nothing is written.",
+        is_for_server=True,
+    )
     log_prompts: bool = option(
         False,
         "Write prompts and answers to the log.",

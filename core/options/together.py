@@ -32,6 +32,7 @@ def check_together(config: Config) -> None:
     module_levels(server.log_module_level)
     ServedNames.read(models)
     _check_tls(server)
+    _check_dumps(config)
     if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
         raise ConfigError(
             f"--root-path {server.root_path}: begin it with a slash and end it without, as in /llm."
@@ -50,6 +51,15 @@ def _check_chunks(schedule: ScheduleOptions) -> None:
         raise ConfigError(
             f"{flags} {'limit' if idle[1:] else 'limits'} prompt chunks, of which"
             " --no-enable-chunked-prefill makes none: leave one of them out."
+        )
+
+
+def _check_dumps(config: Config) -> None:
+    replicas = config.replicas
+    if config.server.crash_dump_folder and (replicas.replicas != "1" or replicas.ray_address):
+        raise ConfigError(
+            "--crash-dump-folder is for one engine on this machine, not for --replicas or"
+            " --ray-address: leave one of them out."
         )
 
 

@@ -75,6 +75,8 @@ class RemoteClient:
     """`EngineClient` over a socket. Created, used and closed on one asyncio loop."""
 
     def __init__(self, folder: Path, codec: MessageCodec, *, stream_timeout_s: float) -> None:
+        self.on_crash: Callable[[str], None] = lambda reason: None
+        """Called with the reason after the engine has crashed, before its jobs end."""
         self._codec = codec
         self._loop = asyncio.get_running_loop()
         self._streams = StreamTable(
@@ -249,7 +251,9 @@ class RemoteClient:
     def _take(self, sender: bytes, message: FromEngine) -> None:
         if isinstance(message, EngineGone):
             if sender == SUPERVISOR:
-                self._retire(message.at_ns, f"the engine {message.reason}", message.restart_in_s)
+                reason = f"the engine {message.reason}"
+                self.on_crash(reason)
+                self._retire(message.at_ns, reason, message.restart_in_s)
             return
         epoch_ns = _parse_epoch(sender)
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
@@ -297,6 +301,7 @@ class RemoteClient:
         if epoch_ns <= max(self._dead_until_ns, self._epoch_ns or 0):
             return False
         if self._epoch_ns is not None:
+            self.on_crash("the engine was replaced")
             self._retire(self._epoch_ns, "the engine was replaced", 0.0)
         self._epoch_ns = epoch_ns
         self._num_engines += 1

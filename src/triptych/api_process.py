@@ -52,6 +52,8 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
     )
     client.keep(setup.changes)
     app = build_app(setup.kept_config, (*setup.kept_models, *setup.added), client)
+    if app.state.kept_requests is not None:
+        client.on_crash = app.state.kept_requests.dump
     app.state.runtime_models.on_change = partial(_note_models, line, setup.models)
     await app.state.start()
 

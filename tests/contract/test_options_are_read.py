@@ -173,7 +173,7 @@ async def _ask(role: Role, case: Case, folder: Path, reads: Reads) -> None:
         models=ModelOptions(model=(_place(case, folder),), served_model_name=(NAME,)),
         device=DeviceOptions(threads=1),
         adapters=AdapterOptions(lora_paths=paths),
-        server=ServerOptions(api_key=("key",)),
+        server=ServerOptions(api_key=("key",), log_requests=True),
     )
     models = resolve_models(Resolved.of(config), SilentProgress())
     assert [role_of(model) for model in models] == [role]

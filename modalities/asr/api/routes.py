@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
+from triptych.core.http.request_log import answer_chars
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, parsed_form, read_form
 from triptych.core.media.audio.decode import ClipReader
@@ -147,7 +148,7 @@ async def _begin(
 async def _observed(
     service: AsrService, call: TranscribeCall, pcm_S: Pcm, context: Context
 ) -> AsyncGenerator[TranscriptDelta, None]:
-    """Pass deltas through; time them, and log their text if `log_prompts` is set."""
+    """Pass deltas through; time them, and log their text where the operator enables it."""
     clock = context.metrics.token_clock(call.model, context.arrived_s)
     context.record.model, context.record.completion_tokens = call.model, 0
     pieces: list[str] = []
@@ -158,8 +159,8 @@ async def _observed(
             context.record.completion_tokens += num_tokens
             pieces.append(delta.text)
             yield delta
-    if context.options.log_prompts:
-        _logger.info("transcript", extra=fields(**context.log_ids, text="".join(pieces)))
+    if (most := answer_chars(context.options)) != 0:
+        _logger.info("transcript", extra=fields(**context.log_ids, text="".join(pieces)[:most]))
 
 
 async def _answer(deltas: AsyncGenerator[TranscriptDelta, None], body: Body) -> Response:

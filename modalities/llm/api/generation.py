@@ -26,6 +26,7 @@ from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
 from triptych.core.http.files.reading import StoredFiles
+from triptych.core.http.request_log import answer_chars
 from triptych.core.media.fetch import Fetched
 from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
@@ -183,15 +184,15 @@ async def _observe(
     """Pass deltas through; count and time them, and log texts where the operator enables it."""
     clock = context.metrics.token_clock(body.model, context.arrived_s)
     texts: defaultdict[int, str] = defaultdict(str)
-    is_logged = context.options.log_prompts
-    if is_logged:
+    most = answer_chars(context.options)
+    if context.options.log_prompts:
         _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
     try:
         async with aclosing(deltas) as stream:
             async for delta in stream:
                 usage.add(delta)
                 clock.tick(delta.index, len(delta.token_ids))
-                if is_logged:
+                if most != 0:
                     texts[delta.index] += delta.text
                 yield delta
     finally:  # also for a client that left
@@ -199,8 +200,8 @@ async def _observe(
         if total.prompt_tokens:  # it was admitted
             context.record.prompt_tokens = total.prompt_tokens
             context.record.completion_tokens = total.completion_tokens
-    if is_logged:
-        _log_text("answer", context, texts.values())
+    if most != 0:
+        _log_text("answer", context, [text[:most] for text in texts.values()])
 
 
 def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:

@@ -285,6 +285,8 @@ async def test_readiness_follows_the_models(world):
 
 async def test_a_dead_engine_fails_its_jobs_and_the_next_one_makes_ready(world):
     await world.engine()
+    crashes: list[str] = []
+    world.client.on_crash = crashes.append
     stream = world.client.submit("m", REQUEST, job_id="a")
     supervisor = world.peer(SUPERVISOR)
     await supervisor.send(
@@ -294,6 +296,7 @@ async def test_a_dead_engine_fails_its_jobs_and_the_next_one_makes_ready(world):
         async with asyncio.timeout(1):
             await collect(stream)
     assert caught.value.retry_after_s == pytest.approx(1.0 + remote.USUAL_START_S, abs=1.0)
+    assert crashes == ["the engine was killed"]
     assert not world.client.status().is_ready
     await world.engine()
     await world.until(lambda status: status.is_ready)
