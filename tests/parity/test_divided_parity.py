@@ -22,7 +22,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.native import NativeBlueprint
-from triptych.core.runtime.decoders.tensor_names import ProjectionTarget
+from triptych.core.runtime.decoders.projection_targets import ProjectionTarget
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.packed_linear import Int4Weight
 from triptych.core.runtime.layers.linear import Linear

@@ -22,6 +22,7 @@ from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
@@ -119,6 +120,19 @@ SHAPES = {
         ),
         query_scaling=QueryScaling(beta=0.3, length=20),
         logit_cap=8.0,
+    ),
+    "several-streams": decoder_config(
+        72,
+        (4, 2, 24),
+        100,
+        layers=({**OWN, "window": 12, "uses_local_rope": True}, {**OWN, "reads_layer": 0}),
+        activation="gelu_tanh",
+        has_post_norms=True,
+        layer_inputs=LayerInputConfig(
+            hidden_size=72, size=20, num_layers=2, vocab_size=150, norm_eps=1e-5
+        ),
+        altup=AltUpConfig(hidden_size=72, num_streams=3, laurel_rank=84, norm_eps=1e-5),
+        gate_deviations=(0.5, 0.0),
     ),
     "parallel-layer-norms": decoder_config(
         72,

@@ -25,6 +25,7 @@ from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.altup_layer import AltUpLayer
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
@@ -55,6 +56,9 @@ def random_decoder(
     for layer in decoder.layers:
         fill(layer.scale_1, 0.8, 0.1)
         fill(getattr(layer.attention, "sinks_H", None), 0.0, 1.0)
+        if isinstance(layer, AltUpLayer):
+            for tensor in (layer.altup.predict_SN, layer.altup.correct_NN, layer.altup.scale_C):
+                fill(tensor, 0.0, 0.5)
     if decoder.layer_inputs is not None:
         fill(decoder.layer_inputs.table.weight_OI, 0.0, 1.0)
     if not config.has_tied_embeddings:
@@ -69,6 +73,8 @@ def _norms(decoder: Decoder) -> Iterator[torch.Tensor | None]:
         norms.append(decoder.layer_inputs.norm)
     for layer in decoder.layers:
         norms += layer.norms
+        if isinstance(layer, AltUpLayer):
+            norms += [layer.altup.router_norm, layer.altup.laurel.norm]
         if (heads := getattr(layer.attention, "norm", None)) is not None:
             yield from (heads.query, heads.key)
     for norm in norms:

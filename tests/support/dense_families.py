@@ -38,6 +38,19 @@ _GEMMA4 = {
     "use_double_wide_mlp": True,
     "final_logit_softcapping": 20.0,
 }
+_GEMMA3N = {
+    "head_dim": 16,
+    "intermediate_size": [80, 80, 80, 80, 96],
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 5,
+    "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+    "vocab_size_per_layer_input": 199,
+    "hidden_size_per_layer_input": 20,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 12,
+    "altup_num_inputs": 3,
+    "activation_sparsity_pattern": [0.7, 0.0, 0.95, 0.0, 0.6],
+}
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {}),
     "gemma2": (
@@ -56,6 +69,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             "num_kv_shared_layers": 0,
         },
     ),
+    "gemma3n": ("Gemma3nText", _GEMMA3N),
     "phi3": (
         "Phi3",
         {

@@ -22,7 +22,8 @@ from support.decoder_rig import CPU, Rig
 from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.native import NativeBlueprint
-from triptych.core.runtime.decoders.tensor_names import AS_STORED, decoder_targets
+from triptych.core.runtime.decoders.projection_targets import AS_STORED
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.engine.rank_sampler import FollowingSampler, LeadingSampler
 from triptych.core.runtime.engine.ranks import LeadingRunner

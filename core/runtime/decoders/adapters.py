@@ -18,7 +18,8 @@ from typing import Self
 import torch
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.decoders.tensor_names import ProjectionTarget, decoder_targets
+from triptych.core.runtime.decoders.projection_targets import ProjectionTarget
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.native.arguments import packed_shape
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.adapters import (

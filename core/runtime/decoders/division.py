@@ -40,6 +40,11 @@ def divide(
             "--tensor-parallel-size: this model's norms read the queries of all heads, so that"
             " heads cannot be divided; leave it out."
         )
+    if any(config.gate_deviations):
+        raise ConfigError(
+            "--tensor-parallel-size: this model's sparse activations read all features of an MLP,"
+            " so that features cannot be divided; leave it out."
+        )
     most = min(
         config.intermediate_size,
         config.vocab_size,

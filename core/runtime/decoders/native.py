@@ -23,12 +23,11 @@ from triptych.core.runtime.decoders.causal_model import CausalModel, logits_byte
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
+from triptych.core.runtime.decoders.projection_targets import AS_STORED, ProjectionTarget
 from triptych.core.runtime.decoders.tensor_names import (
-    AS_STORED,
     BARE,
     WHOLE,
     DecoderTensors,
-    ProjectionTarget,
     decoder_targets,
     embedding_target,
     is_surplus,
@@ -213,6 +212,8 @@ def position_values(config: DecoderConfig) -> int:
         widest = max(widest, moe.routing.num_chosen * of_expert + of_shared)
     if (inputs := config.layer_inputs) is not None:
         widest += 3 * inputs.num_layers * inputs.size
+    if (altup := config.altup) is not None:  # streams, some of them in float32
+        widest += 6 * altup.num_streams * config.hidden_size
     return 4 * config.hidden_size + widest
 
 

@@ -11,28 +11,29 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
-
-from triptych.core.block_formats import BlockFormat
-from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.expert_names import ExpertNames, names_of
 from triptych.core.runtime.decoders.layer_names import LAYER_NAMES, LayerNames
+from triptych.core.runtime.decoders.projection_targets import (
+    AS_STORED,
+    PartTarget,
+    ProjectionTarget,
+    fused_targets,
+    norm_targets,
+)
 from triptych.core.runtime.decoders.recurrent_names import recurrent_names
-from triptych.core.runtime.kernels.packed_linear import HeldWeight
+from triptych.core.runtime.decoders.stream_names import layer_stream_targets, stream_targets
 from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, Mlp
 from triptych.core.runtime.layers.latent_attention import LatentAttention
-from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.mixers import MixerPart, mixer_parts, parts_of
 from triptych.core.runtime.layers.moe import Expert, MoeMlp
 from triptych.core.runtime.layers.norm import Norm
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
 from triptych.core.runtime.layers.shards import HeadShards, Shard
-from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
-from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 
 _EMBEDDING = f"{LAYER_NAMES[''].embedding}.weight"
@@ -69,112 +70,9 @@ class DecoderTensors:
         return LAYER_NAMES[decoder.config.naming].body if self.body is None else self.body
 
 
-AS_STORED = WeightEncoding()
 PLAIN = WeightEncoding("bfloat16")
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectionTarget:
-    """Rows of a projection, from `first` on; in blocks of integers as `encoding` says.
-
-    `rows` and `inputs` are the rows and columns of the tensor that this rank has, if not all. Only
-    that part of the file is read.
-    """
-
-    name: str
-    linear: Linear
-    first: int
-    rows: Shard
-    encoding: WeightEncoding
-    inputs: Shard | None = None
-    is_vocabulary: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that the tensor must have."""
-        return self.rows.total, self._inputs.total
-
-    @property
-    def into(self) -> torch.Tensor:
-        """The destination rows as plain numbers."""
-        return self.linear.weight_OI[self.first : self.first + self.rows.length]
-
-    @property
-    def _inputs(self) -> Shard:
-        return self.inputs or Shard.whole(self.linear.num_inputs)
-
-    @property
-    def format(self) -> BlockFormat | None:
-        """The blocks that the rows are held in, on all ranks; `None`: plain numbers."""
-        num_inputs = self._inputs.total
-        return self.encoding.format_of(self.name, num_inputs, is_vocabulary=self.is_vocabulary)
-
-    def check_blocks(self) -> None:
-        """Raise `ConfigError` where a block would be split between two ranks."""
-        form, inputs = self.format, self._inputs
-        if form is not None and not (form.holds(inputs.first) and form.holds(inputs.length)):
-            raise ConfigError(
-                f"--tensor-parallel-size: {self.name} is held in blocks of {form.num_inputs} inputs"
-                f" ({form.name}), some of which would be on two ranks; give another number, or"
-                " --quantization-encoding bfloat16."
-            )
-
-    def fill(self, source: TensorSource) -> None:
-        """Put the tensor into the projection."""
-        form, part = self.format, (self.rows.slice, self._inputs.slice)
-        if form is None:
-            self.into.copy_(source.read(self.name)[part])
-            return
-        self.check_blocks()
-        held = self._read_held(source)
-        if held is None:
-            held = quantize_blocks(source.read(self.name)[part], form)
-        elif self.shape != (self.rows.length, self.linear.num_inputs):
-            held = self._part_of(held)
-        self.linear.hold(self.first, held)
-
-    def _part_of(self, held: HeldWeight) -> HeldWeight:
-        try:
-            return held.part(self.rows.slice, self._inputs.slice)
-        except WeightsError as error:
-            raise WeightsError(f"{self.name}: {error.message}") from error
-
-    def _read_held(self, source: TensorSource) -> HeldWeight | None:
-        """The rows in quantized form, if any; those of a vocabulary are read only as blocks."""
-        if not isinstance(source, Checkpoint):
-            return None
-        is_stored = self.linear.takes_stored and not self.is_vocabulary
-        stored = source.read_stored(self.name) if is_stored else None
-        return stored or source.read_packed(self.name)
-
-    def num_bytes(self, item_bytes: int) -> int:
-        """The most bytes in memory, with `item_bytes` for each plain number."""
-        form, num_inputs = self.format, self.linear.num_inputs
-        return self.rows.length * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class PartTarget:
-    """The part `shard` of a tensor, such as a bias, along its first axis."""
-
-    name: str
-    into: torch.Tensor
-    shard: Shard
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that the tensor must have."""
-        return (self.shard.total, *self.into.shape[1:])
-
-    def fill(self, source: TensorSource) -> None:
-        """Copy the part into place."""
-        self.into.copy_(source.read(self.name)[self.shard.slice])
-
-    def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, with `item_bytes` for each number."""
-        return self.into.numel() * item_bytes
 
 
 def decoder_targets(
@@ -209,8 +107,7 @@ def stack_targets(
     names, expert_names = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe)
     module = names.mlp or expert_names.module
     yield from norm_targets(f"{_below(prefix)}{names.final_norm}", stack.norm)
-    if stack.layer_inputs is not None:
-        yield from _layer_input_targets(_below(prefix), stack.layer_inputs, encoding)
+    yield from stream_targets(_below(prefix), stack, encoding)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
         for norm_name, norm in _norms(layer, names):
@@ -221,20 +118,11 @@ def stack_targets(
             yield from _moe_targets(name, layer.mlp, encoding, expert_names)
         elif layer.mlp is not None:
             yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
-        if layer.input_gate is not None:
-            yield from _input_gate_targets(name, layer.input_gate, encoding)
-        if layer.scale_1 is not None:
-            yield TensorTarget(f"{name}.layer_scalar", layer.scale_1)
+        yield from layer_stream_targets(name, layer, encoding)
 
 
 def _below(prefix: str) -> str:
     return f"{prefix}." if prefix else ""
-
-
-def norm_targets(name: str, norm: Norm) -> Iterator[Target]:
-    """The destinations of a norm's weight and bias, if it has them."""
-    for last, tensor in norm.parameters.items():
-        yield TensorTarget(f"{name}.{last}", tensor)
 
 
 def _norms(layer: DecoderLayer, names: LayerNames) -> Iterator[tuple[str, Norm]]:
@@ -247,25 +135,6 @@ def _norms(layer: DecoderLayer, names: LayerNames) -> Iterator[tuple[str, Norm]]
     yield names.mlp_norm, layer.mlp_norm
     yield names.attention_post_norm, after_attention
     yield names.mlp_post_norm, after_mlp
-
-
-def _layer_input_targets(
-    prefix: str, inputs: LayerInputs, encoding: WeightEncoding
-) -> Iterator[Target]:
-    whole = Shard.whole(inputs.table.num_outputs)
-    table = f"{prefix}embed_tokens_per_layer.weight"
-    yield ProjectionTarget(table, inputs.table, 0, whole, encoding, is_vocabulary=True)
-    rows = [("per_layer_model_projection", Shard.whole(inputs.projection.num_outputs))]
-    yield from _fused_targets(prefix.rstrip("."), inputs.projection, rows, encoding)
-    yield from norm_targets(f"{prefix}per_layer_projection_norm", inputs.norm)
-
-
-def _input_gate_targets(name: str, gate: InputGate, encoding: WeightEncoding) -> Iterator[Target]:
-    rows = [("per_layer_input_gate", Shard.whole(gate.gate.num_outputs))]
-    yield from _fused_targets(name, gate.gate, rows, encoding)
-    rows = [("per_layer_projection", Shard.whole(gate.projection.num_outputs))]
-    yield from _fused_targets(name, gate.projection, rows, encoding)
-    yield from norm_targets(f"{name}.post_per_layer_input_norm", gate.norm)
 
 
 def is_unused(name: str) -> bool:
@@ -324,9 +193,9 @@ def _attention_targets(
     rows += gates
     if names.qkv:
         rows = _within(names.qkv, [shard for _, shard in rows])
-    yield from _fused_targets(prefix, attention.qkv, rows, encoding)
+    yield from fused_targets(prefix, attention.qkv, rows, encoding)
     outputs = [(names.out, Shard.whole(config.hidden_size))]
-    yield from _fused_targets(prefix, attention.out, outputs, encoding, queries)
+    yield from fused_targets(prefix, attention.out, outputs, encoding, queries)
     if attention.norm is not None:
         yield from _head_norm_targets(prefix, attention.norm, shards, names)
     if attention.sinks_H is not None:
@@ -354,9 +223,9 @@ def _recurrent_targets(
     """The destinations of a recurrent layer."""
     names = recurrent_names(layer, naming)
     place = f"{prefix}.{names.module}"
-    yield from _fused_targets(place, layer.into, names.into, encoding)
+    yield from fused_targets(place, layer.into, names.into, encoding)
     outputs = [(names.out, Shard.whole(layer.out.num_outputs))]
-    yield from _fused_targets(place, layer.out, outputs, encoding)
+    yield from fused_targets(place, layer.out, outputs, encoding)
     yield TensorTarget(f"{place}.{names.convolution}.weight", layer.convolution_X1K)
     if layer.convolution_bias_X is not None:
         yield TensorTarget(f"{place}.{names.convolution}.bias", layer.convolution_bias_X)
@@ -394,19 +263,19 @@ def _latent_targets(
     queries, is_direct = heads.times(config.key_dim), attention.q_up is None
     row = ("kv_a_proj_with_mqa", Shard.whole(config.row_dim))
     first = ("q_proj", queries) if is_direct else ("q_a_proj", Shard.whole(config.query_inputs))
-    for target in _fused_targets(prefix, attention.down, (first, row), encoding):
+    for target in fused_targets(prefix, attention.down, (first, row), encoding):
         if target.name != f"{prefix}.q_proj.bias":
             yield target
     if attention.q_up is not None and attention.q_norm is not None:
         yield TensorTarget(f"{prefix}.q_a_layernorm.weight", attention.q_norm.weight_C)
-        yield from _fused_targets(prefix, attention.q_up, [("q_b_proj", queries)], encoding)
+        yield from fused_targets(prefix, attention.q_up, [("q_b_proj", queries)], encoding)
     yield TensorTarget(f"{prefix}.kv_a_layernorm.weight", attention.kv_norm.weight_C)
     assert attention.kv_up is not None, "it is loaded before `prepare`"
     made = [("kv_b_proj", heads.times(config.nope_dim + config.value_dim))]
-    yield from _fused_targets(prefix, attention.kv_up, made, PLAIN)
+    yield from fused_targets(prefix, attention.kv_up, made, PLAIN)
     outputs = [("o_proj", Shard.whole(config.hidden_size))]
     inputs = heads.times(config.value_dim)
-    yield from _fused_targets(prefix, attention.out, outputs, encoding, inputs)
+    yield from fused_targets(prefix, attention.out, outputs, encoding, inputs)
 
 
 def mlp_targets(
@@ -420,9 +289,9 @@ def mlp_targets(
     rows.append((names.up, mlp.features))
     if names.gate_up:
         rows = _within(names.gate_up, [shard for _, shard in rows])
-    yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
+    yield from fused_targets(prefix, mlp.gate_up, rows, encoding)
     rows = [(names.down, Shard.whole(mlp.down.num_outputs))]
-    yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
+    yield from fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
     for name, tensor in {} if mlp.xielu is None else mlp.xielu.tensors.items():
         yield TensorTarget(f"{prefix}.act_fn.{name}", tensor)
 
@@ -450,14 +319,14 @@ def _moe_targets(
     for number, expert in enumerate(moe.experts, moe.shard.first):
         place, shard = f"{layer}.{names.module}.experts.{number}", moe.features
         rows = [(names.gate, shard), (names.up, shard)][not moe.config.has_gate :]
-        yield from _fused_targets(place, expert.gate_up, rows, encoding)
+        yield from fused_targets(place, expert.gate_up, rows, encoding)
         yield from _down_targets(place, names.down, expert, shard, encoding)
     if moe.shared is not None:
         place, shard = f"{layer}.{names.shared}", moe.shared_features
         rows = [("gate_proj", shard), ("up_proj", shard)][not moe.config.has_gate :]
         if names.shared_gate_up:
             rows = _within(names.shared_gate_up, [shard, shard])
-        yield from _fused_targets(place, moe.shared.gate_up, rows, encoding)
+        yield from fused_targets(place, moe.shared.gate_up, rows, encoding)
         yield from _down_targets(place, names.shared_down, moe.shared, shard, encoding)
     if moe.shared_gate is not None:
         yield TensorTarget(f"{layer}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
@@ -467,22 +336,4 @@ def _down_targets(
     prefix: str, name: str, expert: Expert, features: Shard, encoding: WeightEncoding
 ) -> Iterator[Target]:
     rows = [(name, Shard.whole(expert.down.num_outputs))]
-    return _fused_targets(prefix, expert.down, rows, encoding, features)
-
-
-def _fused_targets(
-    prefix: str,
-    linear: Linear,
-    rows: Sequence[tuple[str, Shard]],
-    encoding: WeightEncoding,
-    inputs: Shard | None = None,
-) -> Iterator[Target]:
-    """The destinations of projections whose rows lie one after the other in `linear`."""
-    first = 0
-    for name, shard in rows:
-        weight = f"{prefix}.{name}.weight"
-        yield ProjectionTarget(weight, linear, first, shard, encoding, inputs)
-        if linear.bias_O is not None:
-            bias = linear.bias_O[first : first + shard.length]
-            yield PartTarget(f"{prefix}.{name}.bias", bias, shard)
-        first += shard.length
+    return fused_targets(prefix, expert.down, rows, encoding, features)

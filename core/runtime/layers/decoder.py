@@ -16,6 +16,8 @@ import torch
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.adapters import AdapterRows, VocabularyAdapters
+from triptych.core.runtime.layers.altup import Streams
+from triptych.core.runtime.layers.altup_layer import AltUpLayer
 from triptych.core.runtime.layers.attention import PagedStep, StepPositions
 from triptych.core.runtime.layers.decoder_layer import (
     DecoderConfig,
@@ -25,7 +27,7 @@ from triptych.core.runtime.layers.decoder_layer import (
 )
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
-from triptych.core.runtime.layers.native_layers import NativeLayers, can_fuse
+from triptych.core.runtime.layers.native_layers import NativeLayers, StackEnds, can_fuse
 from triptych.core.runtime.layers.parallel import vocab_parallel
 from triptych.core.runtime.layers.rotary import Rotary
 from triptych.core.runtime.layers.shards import Shard
@@ -51,14 +53,18 @@ class DecoderStack:
     ) -> None:
         self.config = config
         self.dtype = dtype
+        make_layer = DecoderLayer if config.altup is None else AltUpLayer
         self.layers = [
-            DecoderLayer(config, layer=layer, dtype=dtype, device=device, group=group)
+            make_layer(config, layer=layer, dtype=dtype, device=device, group=group)
             for layer in range(len(config.attention))
         ]
         self.norm = new_norm(config, dtype=dtype, device=device)
         self.layer_inputs: LayerInputs | None = None
         if config.layer_inputs is not None:
             self.layer_inputs = LayerInputs(config.layer_inputs, dtype=dtype, device=device)
+        self.streams: Streams | None = None
+        if config.altup is not None:
+            self.streams = Streams(config.altup, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, device)
         local = config.local_rope
         self._local_rotary = None if local is None else Rotary(local, device)
@@ -75,20 +81,20 @@ class DecoderStack:
         for layer in self.layers:
             layer.prepare(native)
         self.norm.prepare()
-        if self.layer_inputs is not None:
-            self.layer_inputs.prepare(native)
+        for part in (self.layer_inputs, self.streams):
+            if part is not None:
+                part.prepare(native)
         if native is not None and not self._is_divided and can_fuse(self.config, self.layers):
-            self._fused = NativeLayers(
-                *(self.config, self.layers, self.norm, native, self.layer_inputs),
-                adapter_rows=self.adapter_rows,
-            )
+            ends = StackEnds(self.norm, self.layer_inputs, self.streams)
+            self._fused = NativeLayers(self.config, self.layers, ends, native, self.adapter_rows)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over all projections."""
         for layer in self.layers:
             yield from layer.linears()
-        if self.layer_inputs is not None:
-            yield from self.layer_inputs.linears()
+        for part in (self.layer_inputs, self.streams):
+            if part is not None:
+                yield from part.linears()
 
     def place(self, positions: torch.Tensor) -> StepPositions:
         """A step's positions as the layers use them."""
@@ -121,10 +127,14 @@ class DecoderStack:
             assert rows_TLP is not None
             inputs = list(self.layer_inputs(x_TC, rows_TLP).unbind(1))
         pending_TC: torch.Tensor | None = None
+        if self.streams is not None:
+            x_TC = self.streams.open(x_TC)
         for index, layer in enumerate(self.layers):
             x_TC, pending_TC = layer(x_TC, pending_TC, places, step, inputs[index])
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
+        if self.streams is not None:
+            x_TC = self.streams.close(x_TC)
         return self.norm.of_sum(x_TC, pending_TC)[0]
 
 

@@ -16,6 +16,8 @@ import torch
 
 from triptych.core.runtime.kernels.gated import Activation, activation_of, gate_of
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.row_moments import relu_above
+from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import (
     AttentionConfig,
     KvLayout,
@@ -71,8 +73,9 @@ class DecoderConfig:
     between its two projections, which may be xIELU; `mlp_scales` are its factors. `mlp_sizes` are
     the intermediate sizes of all layers where they differ; 0: no MLP. With `moe` most MLPs are
     mixtures of experts. `layer_inputs` are additional inputs of each layer, and `has_layer_scales`:
-    a layer's result is multiplied by a weight. Checkpoints have `num_draft_layers` more, which are
-    not used.
+    a layer's result is multiplied by a weight. With `altup` there are several residual streams.
+    Gates of sparse layers count from `gate_deviations` standard deviations over their mean on; 0:
+    all of them count. Checkpoints have `num_draft_layers` more, which are not used.
 
     In a model that is divided over ranks, `intermediate_size`, `mlp_sizes` and the heads are this
     rank's: `features`, of each layer, and `vocabulary` say which part of the whole it has. `naming`
@@ -108,6 +111,8 @@ class DecoderConfig:
     num_draft_layers: int = 0
     layer_inputs: LayerInputConfig | None = None
     has_layer_scales: bool = False
+    altup: AltUpConfig | None = None
+    gate_deviations: tuple[float, ...] = ()
     features: tuple[Shard, ...] = ()
     vocabulary: Shard | None = None
     naming: str = ""
@@ -167,6 +172,7 @@ class Mlp:
         own = (gate_of if self.has_gate else activation_of)(config.activation)
         self._activate = own if self.xielu is None else self.xielu
         self._scales = config.mlp_scales
+        self.deviations = config.gate_deviations[layer] if config.gate_deviations else 0.0
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -184,6 +190,8 @@ class Mlp:
         hidden_TF, scales = self.gate_up(x_TC), self._scales
         if scales.gate != 1.0:
             hidden_TF[:, : self.features.length] *= scales.gate
+        if self.deviations:
+            relu_above(hidden_TF[:, : self.features.length], self.deviations)
         hidden_TF = self._activate(hidden_TF)
         if scales.product != 1.0:
             hidden_TF *= scales.product

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,8 @@ from triptych.core.runtime.kernels.native.arguments import (
 )
 from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
 from triptych.core.runtime.layers.adapters import AdapterRows
+from triptych.core.runtime.layers.altup import Streams
+from triptych.core.runtime.layers.altup_layer import AltUpLayer
 from triptych.core.runtime.layers.attention import (
     KvCache,
     PagedStep,
@@ -40,6 +43,7 @@ from triptych.core.runtime.layers.decoder_layer import (
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
+from triptych.core.runtime.layers.native_altup import NativeAltUp
 from triptych.core.runtime.layers.native_attention import (
     native_mixer,
     norm_pointers,
@@ -65,13 +69,22 @@ def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
 
 def _projections(layer: DecoderLayer) -> list[Linear]:
     """The projections of a layer, except those of a mixture."""
-    parts = [layer.attention, layer.mlp, layer.input_gate]
+    laurel = layer.altup.laurel if isinstance(layer, AltUpLayer) else None
+    parts = [layer.attention, layer.mlp, layer.input_gate, laurel]
     return [
         linear
         for part in parts
         if part is not None and not isinstance(part, MoeMlp)
         for linear in part.linears()
     ]
+
+
+class StackEnds(NamedTuple):
+    """What a stack has before and after its layers."""
+
+    norm: Norm
+    inputs: LayerInputs | None = None
+    streams: Streams | None = None
 
 
 class NativeLayers:
@@ -81,13 +94,15 @@ class NativeLayers:
         self,
         config: DecoderConfig,
         layers: Sequence[DecoderLayer],
-        norm: Norm,
+        ends: StackEnds,
         native: NativeKernels,
-        inputs: LayerInputs | None = None,
         adapter_rows: AdapterRows | None = None,
     ) -> None:
+        norm, inputs, streams = ends
         self._native, self._config, self._norm, self._inputs = native, config, norm, inputs
-        self._adapter_rows = adapter_rows
+        self._adapter_rows, self._streams = adapter_rows, streams
+        gather = [] if streams is None else [projection(each) for each in streams.gather]
+        self._gather = (ProjectionPointers * len(gather))(*gather)
         assert norm.weight_C is not None
         self._norm_dtype = norm.weight_C.dtype
         self._owners = tuple(layers)  # the pointers live no longer than these
@@ -96,7 +111,8 @@ class NativeLayers:
         self._layers = (LayerPointers * len(self._owners))(*pointers)
         self._kv: KvCache | None = None
         linears = list(chain.from_iterable(map(_projections, layers)))
-        linears += [] if inputs is None else inputs.linears()
+        for part in (inputs, streams):
+            linears += [] if part is None else part.linears()
         blocks = [linear.num_inputs for linear in linears if linear.has_blocks]
         self._widest_blocks = max(blocks, default=0)
         self._widths = _widths(config, self._parts)
@@ -125,14 +141,26 @@ class NativeLayers:
             assert rows_TLP.is_contiguous()
             step.layer_inputs = rows_TLP.data_ptr()
             step.input_projection = projection(self._inputs.projection)
+        streams_TNC = self._point_to_streams(step, x_TC)
         num_late = 0 if late is None else len(late.values_LFC)
         for index in range(num_late):
             self._run(step, index, index + 1)
             assert late is not None
             x_TC.index_add_(0, late.index_F, late.values_LFC[index])
         self._run(step, num_late, len(self._layers), self._norm)
-        del kept_alive
+        del kept_alive, streams_TNC
         return x_TC
+
+    def _point_to_streams(self, step: StepArguments, x_TC: torch.Tensor) -> torch.Tensor | None:
+        """Memory for the residual streams of a model that has several."""
+        if self._streams is None:
+            return None
+        num_streams = self._streams.config.num_streams
+        streams_TNC = x_TC.new_empty(len(x_TC), num_streams, x_TC.shape[1])
+        step.streams, step.num_streams = streams_TNC.data_ptr(), num_streams
+        step.spread = projection(self._streams.spread)
+        step.gather = self._gather
+        return streams_TNC
 
     def _bind(self, kv: KvCache) -> None:
         """Point the layers at a cache; usually it stays the same."""
@@ -148,7 +176,7 @@ class NativeLayers:
         step.num_layers = end - first
         step.final_norm = norm_pointers(norm)
         if first:
-            step.input_projection = ProjectionPointers()
+            step.input_projection = step.spread = ProjectionPointers()
         self._native.decoder_step(step)
 
     def _arguments(
@@ -213,6 +241,9 @@ def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, in
         "gate_up": (1 + config.has_gate) * size,
         "gated": gated,
     }
+    if (altup := config.altup) is not None:  # the low-rank path lies there before heads do
+        found["qkv"] = max(found["qkv"], config.hidden_size)
+        found["gated"] = max(gated, altup.laurel_rank)
     if inputs is not None:  # their projection lies where those of layers will lie
         missing = inputs.num_layers * inputs.size + config.hidden_size - sum(found.values())
         found["gated"] += max(missing, 0)
@@ -230,6 +261,7 @@ class _LayerParts:
         xielu = None if self._mlp is None else self._mlp.xielu
         self._gate = None if xielu is None else xielu.arguments()
         self.mixture = layer.mlp.fused if isinstance(layer.mlp, MoeMlp) else None
+        self._altup = NativeAltUp(layer.altup) if isinstance(layer, AltUpLayer) else None
 
     def pointers(self, number: int) -> LayerPointers:
         """The structure of the layer; pages are added for each cache."""
@@ -248,7 +280,9 @@ class _LayerParts:
             mlp_norm=norm_pointers(layer.mlp_norm),
             mlp_post_norm=norm_pointers(after_mlp),
             input_post_norm=norm_pointers(None if gate is None else gate.norm),
+            altup=None if self._altup is None else ctypes.pointer(self._altup.pointers),
             number=number,
             intermediate=self.num_features,
+            gate_deviations=0.0 if mlp is None else mlp.deviations,
             scale_of_result=1.0 if layer.scale_1 is None else float(layer.scale_1),
         )

@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import (
 
 from triptych.core.runtime.decoders.families.table import is_native as is_native_decoder
 from triptych.core.runtime.decoders.native import NativeBlueprint
-from triptych.core.runtime.decoders.tensor_names import AS_STORED, DecoderTensors
+from triptych.core.runtime.decoders.projection_targets import AS_STORED
+from triptych.core.runtime.decoders.tensor_names import DecoderTensors
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.block_layers import BlockDevice, block_places, hold_blocks
 from triptych.core.runtime.layers.divided_layers import divide_layers

@@ -1,11 +1,12 @@
-"""Gemma 1 to 4."""
+"""Gemma 1 to 4, and 3n."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -24,11 +25,16 @@ from triptych.core.runtime.decoders.hf_config import (
     rope_of,
     sliding_except,
 )
+from triptych.core.runtime.layers.altup import MAX_STREAMS, AltUpConfig
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
+Sparsity = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+N = TypeVar("N", int, float)
 
 
 class _GemmaConfig(CausalLmConfig, frozen=True, kw_only=True):
@@ -67,20 +73,39 @@ class _LayerFields(msgspec.Struct, frozen=True):
     num_key_value_heads: Count | None = None
 
 
-class _Gemma4Config(_GemmaConfig, frozen=True, kw_only=True):
-    num_key_value_heads: Count | None = 4
-    max_position_embeddings: Count = 131_072
+class _InputsConfig(_GemmaConfig, frozen=True, kw_only=True):
+    """The fields of models whose layers have their own inputs and may share keys and values."""
+
     sliding_window: Count | None = 512
     rope_theta: Positive = 1_000_000.0
+    num_kv_shared_layers: Size = 0
+    hidden_size_per_layer_input: Size = 256
+    vocab_size_per_layer_input: Count = 262_144
+
+
+class _Gemma3nConfig(_InputsConfig, frozen=True, kw_only=True):
+    num_key_value_heads: Count | None = 2
+    max_position_embeddings: Count = 32_768
+    final_logit_softcapping: Positive | None = 30.0
+    num_kv_shared_layers: Size = 15
+    altup_active_idx: int = 0
+    altup_correct_scale: bool = True
+    altup_num_inputs: Annotated[int, msgspec.Meta(ge=2, le=MAX_STREAMS)] = 4
+    laurel_rank: Count = 64
+    activation_sparsity_pattern: tuple[Sparsity, ...] | None = None
+    mlp_sizes: tuple[Count, ...] | None = None
+    """`intermediate_size` where a file has it by layer."""
+
+
+class _Gemma4Config(_InputsConfig, frozen=True, kw_only=True):
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Count = 131_072
     global_head_dim: Count | None = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, _LayerFields] | None = None
     attention_k_eq_v: bool = False
-    num_kv_shared_layers: Size = 0
     use_double_wide_mlp: bool = False
     enable_moe_block: bool = False
-    hidden_size_per_layer_input: Size = 256
-    vocab_size_per_layer_input: Count = 262_144
 
     def of_full_layer(self) -> _LayerFields:
         """The sizes of layers without a window: all the same."""
@@ -159,6 +184,71 @@ def _with_bases(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"rope_local_base_freq": 10_000.0, **config}
 
 
+def _gemma3n(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Gemma 3 with inputs of layers, several residual streams and sparse activations."""
+    named = dict(_with_bases(_named(config)))
+    if isinstance(sizes := named.get("intermediate_size"), list) and sizes:
+        named |= {"intermediate_size": sizes[0], "mlp_sizes": sizes}
+    fields, local = parse_by_layer_type(named, _Gemma3nConfig)
+    if fields.altup_active_idx or not fields.altup_correct_scale:
+        raise NotNativeError(
+            "config.json: altup_active_idx must be 0 and altup_correct_scale true."
+        )
+    inputs = _layer_inputs(fields)
+    if inputs is None:
+        raise NotNativeError("config.json: hidden_size_per_layer_input 0 is not supported.")
+    return replace(
+        _gemma_of(fields, _gemma3n_attention(fields), max_length),
+        local_rope=rope_of(local, max_length),
+        has_post_norms=True,
+        intermediate_size=max(fields.mlp_sizes or (fields.intermediate_size,)),
+        mlp_sizes=() if fields.mlp_sizes is None else _of_layers(fields, fields.mlp_sizes),
+        layer_inputs=inputs,
+        altup=AltUpConfig(
+            hidden_size=fields.hidden_size,
+            num_streams=fields.altup_num_inputs,
+            laurel_rank=fields.laurel_rank,
+            norm_eps=fields.rms_norm_eps,
+        ),
+        gate_deviations=_gate_deviations(fields),
+    )
+
+
+def _of_layers(fields: _Gemma3nConfig, values: tuple[N, ...]) -> tuple[N, ...]:
+    """One value for each layer."""
+    if len(values) != fields.num_hidden_layers:
+        raise WeightsError(
+            f"config.json: {len(values)} values of layers for {fields.num_hidden_layers} layers."
+        )
+    return values
+
+
+def _gate_deviations(fields: _Gemma3nConfig) -> tuple[float, ...]:
+    """The limits of gates by layer; by default the first ten of more layers are sparse."""
+    shares = fields.activation_sparsity_pattern
+    if shares is None:
+        num_sparse = 10 if fields.num_hidden_layers > 10 else 0
+        shares = (0.95,) * num_sparse + (0.0,) * (fields.num_hidden_layers - num_sparse)
+    normal = NormalDist()
+    return tuple(normal.inv_cdf(share) if share else 0.0 for share in _of_layers(fields, shares))
+
+
+def _gemma3n_attention(fields: _Gemma3nConfig) -> tuple[AttentionConfig, ...]:
+    windows = layer_windows(fields, sliding_except(fields, 5))
+    base = _with_head_norms(fields)
+    return tuple(
+        replace(base, window=window, uses_local_rope=window is not None, reads_layer=owner)
+        for window, owner in zip(windows, _owners(windows, fields), strict=True)
+    )
+
+
+def _with_head_norms(fields: _InputsConfig) -> AttentionConfig:
+    """Attention whose queries, keys and values are normalized, and whose scores are not scaled."""
+    eps = fields.rms_norm_eps
+    norm = HeadNormConfig(eps=eps)
+    return replace(attention_of(fields), head_norm=norm, value_norm_eps=eps, scale=1.0)
+
+
 def _gemma4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Gemma 3 with plain norms, larger heads in layers without a window, and inputs of layers.
 
@@ -186,7 +276,7 @@ def _gemma4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     )
 
 
-def _layer_inputs(fields: _Gemma4Config) -> LayerInputConfig | None:
+def _layer_inputs(fields: _InputsConfig) -> LayerInputConfig | None:
     if not fields.hidden_size_per_layer_input:
         return None
     return LayerInputConfig(
@@ -199,13 +289,7 @@ def _layer_inputs(fields: _Gemma4Config) -> LayerInputConfig | None:
 
 
 def _gemma4_attention(fields: _Gemma4Config) -> tuple[AttentionConfig, ...]:
-    eps, full = fields.rms_norm_eps, fields.of_full_layer()
-    base = replace(
-        attention_of(fields),
-        head_norm=HeadNormConfig(eps=eps),
-        value_norm_eps=eps,
-        scale=1.0,
-    )
+    base, full = _with_head_norms(fields), fields.of_full_layer()
     wide = replace(
         base,
         head_dim=full.head_dim or base.head_dim,
@@ -224,7 +308,7 @@ def _gemma4_attention(fields: _Gemma4Config) -> tuple[AttentionConfig, ...]:
     )
 
 
-def _owners(windows: tuple[int | None, ...], fields: _Gemma4Config) -> tuple[int | None, ...]:
+def _owners(windows: tuple[int | None, ...], fields: _InputsConfig) -> tuple[int | None, ...]:
     """The layer whose cells a layer reads: the last of its kind among those that have their own."""
     num_own = fields.num_hidden_layers - fields.num_kv_shared_layers
     last = {window: layer for layer, window in enumerate(windows[: max(num_own, 0)])}
@@ -252,6 +336,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "Gemma2Model": _gemma2,
         "Gemma3ForCausalLM": _causal(_gemma3),
         "Gemma3TextModel": _gemma3,
+        "Gemma3nForCausalLM": _causal(_gemma3n),
+        "Gemma3nTextModel": _gemma3n,
         "Gemma4ForCausalLM": _causal(_gemma4),
         "Gemma4TextModel": _gemma4,
     }

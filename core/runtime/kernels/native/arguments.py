@@ -265,6 +265,17 @@ class LatentPointers(ctypes.Structure):
     )
 
 
+class AltUpPointers(ctypes.Structure):
+    """The structure `AltUp` in kernels.h."""
+
+    _fields_ = (
+        *((name, ProjectionPointers) for name in ("laurel_left", "laurel_right")),
+        ("laurel_norm", NormPointers),
+        *((name, ctypes.c_void_p) for name in ("router", "predict", "correct", "scale")),
+        ("laurel_rank", ctypes.c_int64),
+    )
+
+
 class LayerPointers(ctypes.Structure):
     """The structure `Layer` in kernels.h: the places of one decoder layer's weights and pages."""
 
@@ -280,10 +291,12 @@ class LayerPointers(ctypes.Structure):
         ("gate", ctypes.POINTER(GateArguments)),
         ("latents", ctypes.POINTER(LatentPointers)),
         ("recurrent", ctypes.POINTER(RecurrentArguments)),
+        ("altup", ctypes.POINTER(AltUpPointers)),
         *((name, ctypes.c_int32) for name in ("number", "num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("window", "rotation", "intermediate", "flags")),
         *((name, ctypes.c_float) for name in ("scale", "attention_scale", "soft_cap")),
         *((name, ctypes.c_float) for name in ("head_eps", "value_eps", "scale_of_result")),
+        ("gate_deviations", ctypes.c_float),
     )
 
 
@@ -293,16 +306,17 @@ class StepArguments(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
         *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantized")),
-        *((name, ctypes.c_void_p) for name in ("mixture_scratch", "layer_inputs")),
+        *((name, ctypes.c_void_p) for name in ("mixture_scratch", "layer_inputs", "streams")),
         *((name, NormPointers) for name in ("final_norm", "inputs_norm")),
-        ("input_projection", ProjectionPointers),
+        *((name, ProjectionPointers) for name in ("input_projection", "spread")),
+        ("gather", ctypes.POINTER(ProjectionPointers)),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("query_scales", "write_slots")),
         ("state_rows", ctypes.POINTER(StateRowArguments)),
         ("adapted_rows", ctypes.POINTER(AdaptedRowPointers)),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),
         ("num_rotated", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int64) for name in ("num_inputs", "input_size")),
+        *((name, ctypes.c_int64) for name in ("num_inputs", "input_size", "num_streams")),
         *((name, ctypes.c_int64) for name in ("qkv_width", "mixed_width", "gate_up_width")),
         ("gate", GateArguments),
         *((name, ctypes.c_int32) for name in ("norm_kind", "norm_dtype", "has_gate")),

@@ -1,5 +1,5 @@
 /* Layers of a decoder in one call: the order of its products, with the glue between them. */
-#include "glue.h"
+#include "altup.h"
 #include "pool.h"
 
 #define TOKENS 8 /* of a task of the glue */
@@ -86,8 +86,8 @@ void multiply(const Step *s, const Linear *l, Projection by) {
     if (s->adapted_rows && by.adapters) add_low_rank(l, by.adapters, s->adapted_rows);
 }
 
-static void project(const Step *s, const void *x, int64_t num_inputs, Projection by,
-                    const void *residual, void *y, int64_t num_outputs) {
+void project(const Step *s, const void *x, int64_t num_inputs, Projection by, const void *residual,
+             void *y, int64_t num_outputs) {
     Linear l = product_of(s, x, num_inputs, by, y, num_outputs);
     l.residual = residual;
     multiply(s, &l, by);
@@ -145,12 +145,13 @@ static int attend_layer(const Glue *g) {
     Glue heads = *g;
     heads.attention = &a;
     const void *x = layer->recurrent ? t->normed : open_half(&heads, &layer->input_norm, open_token);
+    if (layer->altup) add_laurel(g);
     project(s, x, s->hidden, layer->qkv, NULL, t->qkv, a.q_stride);
     for_tokens(&heads, NULL, prepare_heads);
     if (paged_attention(&a)) return 1;
     if (layer->flags & GATED_OUTPUT) for_tokens(&heads, NULL, gate_output_token);
     project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out,
-                 &layer->attention_post_norm, 1.0f);
+                 &layer->attention_post_norm, layer->altup ? LAUREL_SCALE : 1.0f);
     return 0;
 }
 
@@ -205,8 +206,13 @@ static void take_input(const Glue *g) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
     void *gated = g->scratch->gated;
-    project(s, s->x, s->hidden, layer->input_gate, NULL, gated, s->input_size);
+    const void *x = layer->altup ? correct_streams(g) : s->x;
+    project(s, x, s->hidden, layer->input_gate, NULL, gated, s->input_size);
     for_tokens(g, NULL, gate_input_token);
+    if (layer->altup) {
+        add_input_to_streams(g);
+        return;
+    }
     project_back(g, gated, s->input_size, layer->input_projection, &layer->input_post_norm,
                  layer->scale_of_result);
 }
@@ -228,14 +234,17 @@ int decoder_step(const Step *s) {
     t.gated = token_of(s, t.gate_up, num_tokens, s->gate_up_width);
     Glue g = {.step = s, .scratch = &t};
     if (s->input_projection.weights) make_inputs(&g);
+    if (s->spread.weights) open_streams(&g);
     for (int64_t index = 0; index < s->num_layers; index++) {
         g.layer = &s->layers[index];
         int attends = g.layer->qkv.weights || g.layer->latents;
+        if (g.layer->altup) predict_streams(&g);
         if (g.layer->recurrent) go_on_layer(&g);
         if (attends && attend_layer(&g)) return 1;
         transform_layer(&g);
         if (g.layer->input_gate.weights) take_input(&g);
     }
+    if (s->final_norm.weight && s->streams) close_streams(&g);
     if (s->final_norm.weight) for_tokens(&g, &s->final_norm, finish_token);
     return 0;
 }

@@ -99,7 +99,7 @@ static void norm_heads(const Glue *g, char *x, int64_t first, int64_t num_heads)
         norm_row(g->step, x, (Norm){weight, NULL}, x, width, layer->head_eps, kind);
 }
 
-static void scale_values(const Step *s, void *x, int64_t size, float scale) {
+void scale_values(const Step *s, void *x, int64_t size, float scale) {
     for (int64_t i = 0; i < size; i++)
         write_as(x, i, read_as(x, i, dtype_of(s)) * scale, dtype_of(s));
 }
@@ -157,14 +157,45 @@ void scale_mixed_token(const Glue *g, int64_t token) {
     scale_values(s, token_of(s, g->scratch->mixed, token, size), size, s->residual_scale);
 }
 
+void add_values(const Step *s, const void *x, void *y, int64_t size) {
+    int dtype = dtype_of(s);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        store_as(y, i, load_as(y, i, dtype) + load_as(x, i, dtype), dtype);
+    for (; i < size; i++) write_as(y, i, read_as(y, i, dtype) + read_as(x, i, dtype), dtype);
+}
+
 /* ---- activations ------------------------------------------------------------------------------- */
+
+/* Keep how far values are above so many standard deviations over their mean, or 0. */
+INLINE void relu_above(void *x, int64_t size, float num_deviations, const int dtype) {
+    float mean = mean_of(x, size, dtype);
+    float limit = mean + sqrtf(mean_square(x, size, mean, dtype)) * num_deviations;
+    vec zeros = splat(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        store_as(x, i, max_vec(load_as(x, i, dtype) - limit, zeros), dtype);
+    for (; i < size; i++) {
+        float above = read_as(x, i, dtype) - limit;
+        write_as(x, i, above > 0.0f ? above : 0.0f, dtype);
+    }
+}
+
+static void make_sparse(const Glue *g, void *x, int64_t size) {
+    float num_deviations = g->layer->gate_deviations;
+    if (dtype_of(g->step) == FLOAT32)
+        relu_above(x, size, num_deviations, FLOAT32);
+    else
+        relu_above(x, size, num_deviations, BFLOAT16);
+}
 
 void gate_token(const Glue *g, int64_t token) {
     const Step *s = g->step;
     int64_t size = g->layer->intermediate;
-    const void *x = token_of(s, g->scratch->gate_up, token, (1 + s->has_gate) * size);
+    void *x = token_of(s, g->scratch->gate_up, token, (1 + s->has_gate) * size);
     const void *up = s->has_gate ? token_of(s, x, 1, size) : NULL;
     void *y = token_of(s, g->scratch->gated, token, size);
+    if (g->layer->gate_deviations != 0.0f) make_sparse(g, x, size);
     const Gate *gate = g->layer->gate ? g->layer->gate : &s->gate;
     gate_values(x, up, y, size, gate, s->residual_scale, dtype_of(s));
 }

@@ -37,29 +37,39 @@ INLINE void *token_of(const Step *s, const void *values, int64_t token, int64_t 
     else                                       \
         RUN(BFLOAT16, BFLOAT16);
 
-/* y = norm(x) over `size` values, or (y + norm(x)) * scale where it `adds`; see
- * core/runtime/kernels/rms_norm.py. */
-INLINE void norm(const void *x, Norm by, void *y, int64_t size, float eps, float scale,
-                 const int dtype, const int weight_dtype, const int kind, const int adds) {
-    vec sums = splat(0.0f), squares = splat(0.0f);
-    float mean = 0.0f, sum = 0.0f;
-    int64_t whole = size / LANES * LANES, i;
-    if (kind == LAYER_NORM) {
-        for (i = 0; i < whole; i += LANES) sums += load_as(x, i, dtype);
-        mean = sum_lanes(sums);
-        for (; i < size; i++) mean += read_as(x, i, dtype);
-        mean /= (float)size;
-    }
-    for (i = 0; i < whole; i += LANES) {
+/* The mean of `size` values. */
+INLINE float mean_of(const void *x, int64_t size, const int dtype) {
+    vec sums = splat(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += load_as(x, i, dtype);
+    float sum = sum_lanes(sums);
+    for (; i < size; i++) sum += read_as(x, i, dtype);
+    return sum / (float)size;
+}
+
+/* The mean square of their distances from `mean`. */
+INLINE float mean_square(const void *x, int64_t size, float mean, const int dtype) {
+    vec squares = splat(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
         vec value = load_as(x, i, dtype) - mean;
         squares += value * value;
     }
-    sum = sum_lanes(squares);
+    float sum = sum_lanes(squares);
     for (; i < size; i++) {
         float value = read_as(x, i, dtype) - mean;
         sum += value * value;
     }
-    float factor = 1.0f / sqrtf(sum / (float)size + eps);
+    return sum / (float)size;
+}
+
+/* y = norm(x) over `size` values, or (y + norm(x)) * scale where it `adds`; see
+ * core/runtime/kernels/rms_norm.py. */
+INLINE void norm(const void *x, Norm by, void *y, int64_t size, float eps, float scale,
+                 const int dtype, const int weight_dtype, const int kind, const int adds) {
+    float mean = kind == LAYER_NORM ? mean_of(x, size, dtype) : 0.0f;
+    float factor = 1.0f / sqrtf(mean_square(x, size, mean, dtype) + eps);
+    int64_t whole = size / LANES * LANES, i;
     for (i = 0; i < whole; i += LANES) {
         vec normed = (load_as(x, i, dtype) - mean) * factor * load_as(by.weight, i, weight_dtype);
         if (kind == LAYER_NORM && by.bias) normed += load_as(by.bias, i, weight_dtype);
@@ -78,6 +88,12 @@ void norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, floa
 /* y = (y + norm(x)) * scale. */
 void add_norm_row(const Step *s, const void *x, Norm by, void *y, int64_t size, float eps,
                   float scale, int kind);
+
+/* Multiply values by a factor, in place. */
+void scale_values(const Step *s, void *x, int64_t size, float scale);
+
+/* y += x. */
+void add_values(const Step *s, const void *x, void *y, int64_t size);
 
 /* Rotate one head, or the part of it that is rotated, in place. */
 void rotate_head(const Glue *g, int64_t token, void *x);
@@ -112,6 +128,10 @@ Linear product_of(const Step *s, const void *x, int64_t num_inputs, Projection b
 
 /* Compute a product, and add the changes by the rows' adapters. */
 void multiply(const Step *s, const Linear *l, Projection by);
+
+/* y = x times a projection, plus the residual if there is one. */
+void project(const Step *s, const void *x, int64_t num_inputs, Projection by, const void *residual,
+             void *y, int64_t num_outputs);
 
 /* Add a part of a layer to the residual stream: directly, or after its own norm and then scaled. */
 void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,

@@ -223,12 +223,25 @@ typedef struct {
     float eps;
 } Latents;
 
+#define MOST_STREAMS 8
+
+/* What a layer of several residual streams has (core/runtime/layers/altup.py). `router` has a row for
+ * each stream, with the norm's weights and the scale of its product in it; `predict` has the weights of
+ * each pair of streams, `correct` of each stream; `scale` is that of the gate's input. */
+typedef struct {
+    Projection laurel_left, laurel_right;
+    Norm laurel_norm;
+    const float *router, *predict, *correct, *scale;
+    int64_t laurel_rank;
+} AltUp;
+
 /* One layer of a decoder, the `number`-th; absent parts NULL. A layer has attention, or a recurrent
  * part between `recurrent_in` and `recurrent_out`, or both, which read the same normed input, or
  * neither; and it may have no MLP. The result of attention is multiplied by `attention_scale`. `head_norms` has a row of weights for
  * each query and key head, `value_norm` one for all values. Rotations are rows of the step's first or
  * second table, or none: `rotation` is 0, 1 or -1. `scale_of_result` multiplies the residual stream
- * after the layer's last norm. */
+ * after the layer's last norm. Gates of an MLP count from `gate_deviations` standard deviations over
+ * their mean on, unless it is 0. */
 typedef struct {
     Projection qkv, out, recurrent_in, recurrent_out, gate_up, down, input_gate, input_projection;
     Norm input_norm, attention_post_norm, mlp_norm, mlp_post_norm, input_post_norm;
@@ -240,8 +253,9 @@ typedef struct {
     const Gate *gate; /* in the place of the step's */
     const Latents *latents; /* in the place of `qkv`; `head_dim` is that of rows */
     const Recurrent *recurrent;
+    const AltUp *altup;
     int32_t number, num_heads, num_kv_heads, head_dim, window, rotation, intermediate, flags;
-    float scale, attention_scale, soft_cap, head_eps, value_eps, scale_of_result;
+    float scale, attention_scale, soft_cap, head_eps, value_eps, scale_of_result, gate_deviations;
 } Layer;
 
 /* A step through some layers. `attention` holds the arguments that all layers share; its
@@ -253,20 +267,25 @@ typedef struct {
  * A model with layer inputs has them as [num_tokens][num_inputs][input_size]; with an
  * `input_projection` they are rows of a table to which that of `x` is added first.
  *
+ * A model of several residual streams has them as [num_tokens][num_streams][hidden]. With a `spread` they
+ * are made of `x` first; with a final norm they end in `x`, each but the first through its projection of
+ * `gather`.
+ *
  * `scratch` holds a token's normed, qkv, attended, gate-up and gated values, of the widest layer, for
  * every token, and `quantized` its quantized inputs of the widest projection. `mixture_scratch` has
  * the most `mixture_bytes` of any layer. */
 typedef struct {
     const Layer *layers;
-    void *x, *scratch, *quantized, *mixture_scratch, *layer_inputs;
+    void *x, *scratch, *quantized, *mixture_scratch, *layer_inputs, *streams;
     Norm final_norm, inputs_norm;
-    Projection input_projection;
+    Projection input_projection, spread;
+    const Projection *gather;
     const void *cos[2], *sin[2];
     const float *query_scales;
     const int64_t *write_slots;
     const StateRows *state_rows; /* of a model with recurrent layers */
     const AdaptedRows *adapted_rows; /* NULL where no row has an adapter */
-    int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size;
+    int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size, num_streams;
     int64_t qkv_width, mixed_width, gate_up_width;
     Gate gate;
     int32_t norm_kind, norm_dtype, has_gate, is_parallel;

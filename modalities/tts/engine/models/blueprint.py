@@ -22,7 +22,7 @@ from triptych.core.engine_api.frames import END_FRAME_ID, frame_id
 from triptych.core.options.config import SpeechOptions
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.native import position_values
-from triptych.core.runtime.decoders.tensor_names import AS_STORED
+from triptych.core.runtime.decoders.projection_targets import AS_STORED
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig

@@ -32,11 +32,8 @@ from triptych.core.runtime.decoders.hf_config import (
     decoder_of,
     parse,
 )
-from triptych.core.runtime.decoders.tensor_names import (
-    mlp_targets,
-    norm_targets,
-    stack_targets,
-)
+from triptych.core.runtime.decoders.projection_targets import norm_targets
+from triptych.core.runtime.decoders.tensor_names import mlp_targets, stack_targets
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import DecoderStack

@@ -14,6 +14,7 @@ from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.kernels.triton import add_rms_norm, latent_write, rope_write
+from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import (
     AttentionConfig,
     HeadNormConfig,
@@ -89,6 +90,21 @@ WITHOUT_KERNELS = {
             hidden_size=32, size=8, num_layers=3, vocab_size=30, norm_eps=1e-6
         ),
         logit_cap=5.0,
+    ),
+    "gemma 3n": replace(
+        LLAMA,
+        attention=(
+            replace(OWN, window=3, uses_local_rope=True),
+            replace(OWN, reads_layer=0),
+        ),
+        local_rope=ROPE,
+        activation="gelu_tanh",
+        has_post_norms=True,
+        layer_inputs=LayerInputConfig(
+            hidden_size=32, size=8, num_layers=2, vocab_size=30, norm_eps=1e-6
+        ),
+        altup=AltUpConfig(hidden_size=32, num_streams=3, laurel_rank=8, norm_eps=1e-6),
+        gate_deviations=(0.0, 0.5),
     ),
     "norms after, of all heads or after rotation": replace(
         LLAMA,
@@ -182,6 +198,7 @@ def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         decoder = decoder_of((CONFIGS | WITHOUT_KERNELS)[name], device)
         ids_T, positions_T, step = step_of(decoder, device)
         late = LateInputs(torch.tensor([1, 4], device=device), late_1NC.to(device))
+        late = None if decoder.streams is not None else late
         rows_TLP = decoder.layer_inputs and decoder.layer_inputs.look_up(ids_T)
         hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late, rows_TLP)
         results.append([tensor.cpu() for tensor in (hidden_TC, *step.kv.tensors)])

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.engine_api.frames import StepCodes
-from triptych.core.runtime.decoders.tensor_names import AS_STORED, stack_targets
+from triptych.core.runtime.decoders.projection_targets import AS_STORED
+from triptych.core.runtime.decoders.tensor_names import stack_targets
 from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep

@@ -157,6 +157,27 @@ def test_layers_of_one_half_are_read_from_letters() -> None:
     assert not is_native(latent)
 
 
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"intermediate_size": [64, 80, 80]}, "3 values"),
+        ({"intermediate_size": [64, "80"]}, "mlp_sizes"),
+        ({"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern"),
+        ({"altup_num_inputs": 9}, "altup_num_inputs"),
+        ({"altup_active_idx": 1}, "altup_active_idx"),
+        ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
+        ({}, None),
+    ],
+)
+def test_streams_of_other_kinds_are_refused(fields: dict[str, Any], error: str | None) -> None:
+    given = config("Gemma3nForCausalLM", num_kv_shared_layers=0, head_dim=8, **fields)
+    if error is None:
+        assert read_decoder_config(given).gate_deviations == (0.0,) * 4
+        return
+    with pytest.raises(WeightsError, match=error):
+        read_decoder_config(given)
+
+
 def sections_of(architecture: str) -> list[int]:
     """Qwen3 has heads of 128 dims, the others here of 8."""
     return [24, 20, 20] if architecture.startswith("Qwen3") else [2, 1, 1]
@@ -171,7 +192,7 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
         fields["layer_types"] = ["mamba", "attention", "mamba", "attention"]
         fields["attn_layer_indices"] = [1, 3]
     fields["mlp_bias"] = architecture != "NemotronHForCausalLM"  # its experts have none
-    fields["mamba_d_ssm"] = None
+    fields |= {"mamba_d_ssm": None, "num_kv_shared_layers": 0}
     decoder = Decoder(
         read_decoder_config(config(architecture, **fields)),
         dtype=torch.float32,
@@ -191,8 +212,12 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
         xielu = getattr(layer.mlp, "xielu", None)
         holders += [] if xielu is None else [SimpleNamespace(**xielu.tensors)]
         holders += [x for part in mixer_parts(layer.attention) for x in vars(part).values()]
+        if (altup := getattr(layer, "altup", None)) is not None:
+            holders += [altup, altup.router_norm, altup.laurel.norm]
     if (inputs := decoder.layer_inputs) is not None:
         holders += [inputs.table, inputs.projection, inputs.norm]
+    if decoder.streams is not None:
+        holders += decoder.streams.linears()
     storages = {}
     for holder in holders:
         for name in names_of(holder):
