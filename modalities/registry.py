@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from triptych.modalities.asr.modality import ASR
 from triptych.modalities.diffusion.modality import IMAGES
 from triptych.modalities.embedding.modality import EMBEDDING
@@ -18,7 +20,7 @@ from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.vlm.modality import VISION
 
 if TYPE_CHECKING:
-    from triptych.core.options.config import ModelOptions
+    from triptych.core.options.config import Config, ModelOptions
     from triptych.core.options.declaration import Role
     from triptych.core.options.table import Resolved
     from triptych.core.weights.progress import Progress
@@ -71,7 +73,24 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
     options = resolved.config.models
     models = resolve_all(options, progress, sources=known_sources(), defaults=default_models())
     check_relevance(resolved, set(_roles(models)))
-    return models
+    return _with_draft(models, resolved.config, progress)
+
+
+def _with_draft(
+    models: tuple[ResolvedModel, ...], config: Config, progress: Progress
+) -> tuple[ResolvedModel, ...]:
+    """`models`, the text models among them with the one that drafts, fetched if there is any."""
+    from triptych.core.weights.resolve import resolve
+
+    if not (reference := config.speculation.draft_model_path):
+        return models
+    found = resolve(
+        reference, name=None, options=config.models, progress=progress, sources=known_sources()
+    )
+    return tuple(
+        structs.replace(model, draft=found.folder) if kind_of(model) == "chat" else model
+        for model in models
+    )
 
 
 def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:

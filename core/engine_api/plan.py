@@ -109,6 +109,19 @@ class TokenPlan(Plan):
         return sum(row.num_tokens for row in self.rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan(Plan):
+    """A step of the model that drafts for another one.
+
+    Its rows bring the tokens that it has not seen yet; then it samples `num_drafts` tokens of each,
+    none where 0. Slots are those of the other model, pages its own. A row's result has as many
+    tokens, or fewer where its values are not finite.
+    """
+
+    rows: tuple[TokenRow, ...]
+    num_drafts: tuple[int, ...]
+
+
 class PendingStep(Protocol):
     """Device work in flight.
 

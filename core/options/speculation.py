@@ -1,6 +1,6 @@
 """Options of speculative decoding.
 
-Owns the declarations; `schedulers.tokens.prompt_lookup` acts on them.
+Owns the declarations; `schedulers.tokens.prompt_lookup` and `draft_model` act on them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from triptych.core.options.declaration import COUNT, Role, option
 
-NGRAM = "ngram"
+NGRAM, STANDALONE = "ngram", "standalone"
 _GENERATED: tuple[Role, ...] = ("chat", "vision")
 
 
@@ -23,17 +23,32 @@ class SpeculationOptions:
     speculative_algorithm: str = option(
         "none",
         "Draft the next tokens of an answer, and verify them in one step. `ngram`: drafts are what"
-        " followed the same tokens before, in the prompt or the answer; for edits and summaries.",
-        choices=("none", NGRAM),
+        " followed the same tokens before, in the prompt or the answer; for edits and summaries."
+        " `standalone`: a smaller model of the same vocabulary drafts (--draft-model-path).",
+        choices=("none", NGRAM, STANDALONE),
         aliases=("--speculative-method",),
         roles=_GENERATED,
     )
     num_speculative_tokens: int = option(
         7,
         "Most tokens of a draft; its length follows from the time that drafts save.",
-        aliases=("--speculative-num-draft-tokens", "--spec-tokens"),
+        aliases=("--speculative-num-draft-tokens", "--speculative-num-steps", "--spec-tokens"),
         within=COUNT,
         roles=_GENERATED,
+    )
+    draft_model_path: str = option(
+        "",
+        "Model that drafts with --speculative-algorithm standalone: a folder, hub id, GGUF file or"
+        " package, with the vocabulary of the model that it drafts for.",
+        aliases=(
+            "--speculative-draft-model-path",
+            "--speculative-draft-model",
+            "--draft-model",
+            "--model-draft",
+            "--spec-model",
+            "-md",
+        ),
+        roles=("chat",),
     )
     speculative_ngram_min_match_window_size: int = option(
         3,

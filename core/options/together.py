@@ -10,7 +10,7 @@ import re
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.options.served_names import ServedNames
-from triptych.core.options.speculation import SpeculationOptions
+from triptych.core.options.speculation import STANDALONE, SpeculationOptions
 from triptych.core.process.logs import module_levels
 
 _ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
@@ -40,6 +40,7 @@ def check_together(config: Config) -> None:
     _check_caches(config.images)
     _check_chunks(config.schedule)
     _check_matches(config.speculation)
+    _check_draft_model(config.speculation)
 
 
 def _check_chunks(schedule: ScheduleOptions) -> None:
@@ -95,4 +96,18 @@ def _check_matches(speculation: SpeculationOptions) -> None:
         raise ConfigError(
             f"--speculative-ngram-min-match-window-size {least} is above"
             f" --speculative-ngram-max-match-window-size {most}: lower the one, or raise the other."
+        )
+
+
+def _check_draft_model(speculation: SpeculationOptions) -> None:
+    """Check that a model that drafts is named where one is to draft, and only there."""
+    is_wanted = speculation.speculative_algorithm == STANDALONE
+    if is_wanted and not speculation.draft_model_path:
+        raise ConfigError(
+            f"--speculative-algorithm {STANDALONE} needs --draft-model-path, the model that drafts."
+        )
+    if speculation.draft_model_path and not is_wanted:
+        raise ConfigError(
+            f"--draft-model-path takes effect with --speculative-algorithm {STANDALONE} only: add"
+            " this, or leave the model out."
         )

@@ -27,7 +27,9 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.budget import StepBudget
+from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece
 from triptych.schedulers.tokens.draft_pace import Price, no_price
+from triptych.schedulers.tokens.drafted_row import DraftedRow
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
@@ -82,6 +84,8 @@ class TokenBatch:
         """How rows find drafts in their own text; set before the first sequence, if they do."""
         self.draft_price: Price = no_price
         """The price of drafts."""
+        self.drafter: DraftModel | None = None
+        """The model that drafts; set before the first sequence, if there is one."""
         self.adapters: AdapterPool | None = None
         """The adapters of rows; set before the first sequence, if there may be any."""
         self.vocab_size = 0
@@ -114,17 +118,28 @@ class TokenBatch:
             grammar=GrammarState(request) if has_grammar else None,
             reasoning=reasoning,
             lookup=self._lookup(request),
+            drafted=self._drafted(request),
         )
 
     def _lookup(self, request: TokenRequest) -> PromptLookup | None:
-        """The search for drafts of a row, where its next token depends on nothing else.
+        """The search for drafts in a row's own text, if there may be any."""
+        if self.lookup_rule is None or not self._may_draft(request):
+            return None
+        return PromptLookup(self.lookup_rule)
+
+    def _drafted(self, request: TokenRequest) -> DraftedRow | None:
+        """The row of the drafting model, which knows no images, if there may be drafts."""
+        if self.drafter is None or request.contents or not self._may_draft(request):
+            return None
+        return self.drafter.open()
+
+    def _may_draft(self, request: TokenRequest) -> bool:
+        """Whether the next token depends on nothing but its text.
 
         Masks change with each token, and states of recurrent layers cannot go back.
         """
         is_bound = request.grammar or request.sampling.returns_state
-        if self.lookup_rule is None or is_bound or self.pool.snapshots is not None:
-            return None
-        return PromptLookup(self.lookup_rule)
+        return not is_bound and self.pool.snapshots is None
 
     def prompt_keys(self, row: SequenceState) -> list[bytes]:
         """The keys of the full pages of a prompt; none where pages are not shared."""
@@ -162,7 +177,7 @@ class TokenBatch:
             self.adapters.leave(row)
         if row in self.state.leaving:
             self.state.leaving.remove(row)
-            self.state.release(row)
+            self._give_back(row)
         elif row.is_spoiled:
             self._preempt(row)
 
@@ -352,8 +367,8 @@ class TokenBatch:
             self.grammar_starts.append(row)
         if len(row.output_ids) >= row.max_outputs:
             return self.delta(row, result, finish_reason="length")
-        if row.lookup is not None:
-            self._find_drafts(row, row.lookup, len(piece.drafts), num_accepted)
+        if row.lookup is not None or row.drafted is not None:
+            self._find_drafts(row, len(piece.drafts), num_accepted, len(taken))
         return self.delta(row, result)
 
     @staticmethod
@@ -363,17 +378,23 @@ class TokenBatch:
         return len(row.output_ids) >= row.request.sampling.min_tokens and not is_open
 
     def _find_drafts(
-        self, row: SequenceState, lookup: PromptLookup, num_drafts: int, num_accepted: int
+        self, row: SequenceState, num_drafts: int, num_accepted: int, num_taken: int
     ) -> None:
-        """Draft the next tokens of a row, after a step that verified `num_drafts`."""
-        if num_drafts:
-            lookup.settle(num_drafts, num_accepted)
-        lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
+        """Find or await the next drafts of a row, after a step that verified `num_drafts`."""
         num_rows = max(1, len(self.state.running))
         most = min(row.max_outputs - len(row.output_ids) - 1, _MAX_VERIFIED // num_rows - 1)
         if row.reasoning is not None:
             most = min(most, row.reasoning.num_unconstrained - 1)
-        row.drafts = lookup.find(most, num_rows, self.draft_price)
+        if (lookup := row.lookup) is not None:
+            if num_drafts:
+                lookup.settle(num_drafts, num_accepted)
+            lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
+            row.drafts = lookup.find(most, num_rows, self.draft_price)
+        elif (drafter := self.drafter) is not None and row.drafted is not None:
+            if num_drafts:
+                drafter.settle(row, num_drafts, num_accepted)
+            row.drafted.pace.go_on(num_taken)
+            drafter.want(row, most, num_rows)
 
     def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
         """Record a row's next token mask, and the tokens that its grammar forces.
@@ -471,8 +492,10 @@ class TokenBatch:
         self.pool.check()
         if self.adapters is not None:
             self.adapters.check()
-        pieces = [row for row in rows if isinstance(row, ScheduledRow)]
+        pieces: list[Any] = [row for row in rows if isinstance(row, ScheduledRow | DraftPiece)]
         self.state.check(pieces)
+        if self.drafter is not None:
+            self.drafter.check(self.state)
         saved = [snapshot for piece in pieces for _, snapshot in piece.saves]
         num_pending = 0 if self.pool.snapshots is None else self.pool.snapshots.num_pending
         assert len(saved) == num_pending, "a snapshot is lost"
@@ -489,6 +512,12 @@ class TokenBatch:
         self._counters["preemptions_total"] += 1
         row.num_preemptions += 1
         self.state.running.remove(row)
-        self.state.release(row)
+        self._give_back(row)
         self.state.enqueue(row)
         row.prompt_logprobs.clear()
+
+    def _give_back(self, row: SequenceState) -> None:
+        """Take back all pages and slots of a row."""
+        self.state.release(row)
+        if self.drafter is not None:
+            self.drafter.release(row)

@@ -22,13 +22,17 @@ _MOST = 4.0
 _GUESS = ((1, 0.3), (7, 1.0))
 """Drafts and their price in a step of one row, before any were measured."""
 
+_FOLLOW_PART, _LEAST_FOLLOWED = 0.2, 32
+"""The price of a token that a drafting model follows, in its tokens, before it was measured: in
+steps of at least so many tokens."""
+
 
 class _Line:
     """A price by the number of drafts: a line through the measurements, which fade."""
 
-    def __init__(self) -> None:
+    def __init__(self, guess: Sequence[tuple[float, float]] = _GUESS) -> None:
         self._sums = [0.0] * 5  # of 1, x, x * x, y and x * y
-        for num_drafts, price in _GUESS:
+        for num_drafts, price in guess:
             self.add(num_drafts, price)
 
     def add(self, x: float, y: float) -> None:
@@ -45,12 +49,18 @@ class _Line:
 
 
 class DraftCosts:
-    """Learns from the steps of one model."""
+    """Learns from the steps of one model, and of one that drafts for it.
 
-    def __init__(self) -> None:
+    `relative_size` is the size of that one in sizes of the first.
+    """
+
+    def __init__(self, relative_size: float = 0.0) -> None:
         self._plain_s: dict[int, float] = {}
         self._lines: defaultdict[int, _Line] = defaultdict(_Line)
         self._waits_s: dict[int, float] = {}
+        guess = ((1, relative_size), (7, 7 * relative_size))
+        self._model_lines: defaultdict[int, _Line] = defaultdict(lambda: _Line(guess))
+        self._follow_price = _FOLLOW_PART * relative_size
         self._last_end_s = 0.0
         self._had_drafts = False
 
@@ -92,6 +102,40 @@ class DraftCosts:
         seconds = elapsed_s + num_waits * min(wait_s, plain_s)
         part = min(seconds / plain_s, _MOST) - 1
         self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a step without drafts was timed."""
+        return bool(self._plain_s)
+
+    def observe_model(
+        self, num_rows: int, num_tokens: int, drafts: Sequence[int], result: StepResult
+    ) -> None:
+        """Learn from a step of the drafting model, for rows that share steps with `num_rows`.
+
+        It followed `num_tokens` tokens, and drafted as many as `drafts` has for each row.
+        """
+        plain_s = self._plain_s.get(num_rows) or next(iter(self._plain_s.values()), None)
+        if result.ended_s is None or result.elapsed_s <= 0 or plain_s is None:
+            return
+        wait_s = max(0.0, result.ended_s - result.elapsed_s - self._last_end_s)
+        part = min((result.elapsed_s + min(wait_s, plain_s)) / plain_s, _MOST)
+        if num_tokens >= _LEAST_FOLLOWED:
+            price = result.elapsed_s / plain_s / num_tokens
+            self._follow_price += _WEIGHT * (price - self._follow_price)
+        elif drafts:
+            line = self._model_lines[_size_of(num_rows)]
+            line.add(max(drafts), num_rows * part / len(drafts))
+        self._last_end_s, self._had_drafts = result.ended_s, True
+
+    def model_price(self, num_rows: int, num_drafts: int) -> float:
+        """The price of a row's drafts by the drafting model, and of verifying them."""
+        drafting = self._model_lines[_size_of(num_rows)].at(num_drafts)
+        return drafting + self.price(num_rows, num_drafts)
+
+    def follow_price(self, num_tokens: int) -> float:
+        """The price of so many tokens that the drafting model has not seen."""
+        return num_tokens * self._follow_price
 
     def price(self, num_rows: int, num_drafts: int) -> float:
         """The price of a step's drafts: the tokens that its rows would sample in that time."""

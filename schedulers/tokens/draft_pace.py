@@ -35,9 +35,10 @@ def no_price(num_rows: int, num_drafts: int) -> float:
 
 
 class DraftPace:
-    """One row's drafts."""
+    """One row's drafts. `expected` parts of them are accepted after short and long matches."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: tuple[float, float] = _EXPECTED) -> None:
+        self._expected = expected
         self._credit = _FIRST_CREDIT
         self._tried, self._accepted = [0.0, 0.0], [0.0, 0.0]
         self._kind, self._price = 0, 0.0
@@ -48,7 +49,8 @@ class DraftPace:
         It gives the batch of `num_rows` the most tokens for its time.
         """
         kind = int(match >= _LONG_MATCH)
-        expected = (_EXPECTED[kind] * _TRUST + self._accepted[kind]) / (_TRUST + self._tried[kind])
+        expected = self._expected[kind] * _TRUST + self._accepted[kind]
+        expected /= _TRUST + self._tried[kind]
         best, best_speed, gain, part = 0, 1.0, 0.0, 1.0
         for num_drafts in range(1, most + 1):
             part *= expected

@@ -29,6 +29,7 @@ from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.draft_costs import DraftCosts
+from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece, DraftStep
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
@@ -82,6 +83,10 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._step_shares = StepShares(self.costs)
         self._draft_costs = DraftCosts()
         self.tokens.draft_price = self._draft_costs.price
+
+    def draft_with(self, drafter: DraftModel) -> None:
+        """Let a smaller model draft; before jobs come."""
+        self.tokens.drafter, self._draft_costs = drafter, drafter.costs
 
     def connect(self, post: Post) -> None:
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""
@@ -211,6 +216,19 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     # Steps.
 
     def _choose_step(self, now_s: float) -> TokenStep | None:
+        drafter = self.tokens.drafter
+        step = None if drafter is None else drafter.choose(self._state)
+        if drafter is None or step is None:
+            return self._choose_own_step(now_s)
+        if drafter.yields and (own := self._choose_own_step(now_s)) is not None:
+            return own
+        if self._steps:  # its rows are verified together
+            return None
+        step.due_s = self._due_s(step.rows)
+        return step
+
+    def _choose_own_step(self, now_s: float) -> TokenStep | None:
+        """The next step of the model itself."""
         limits, turn = self.limits, None
         options = self._options
         budget_s = min(self._step_budget_s, _STEP_PART * options.target_first_token_s)
@@ -266,6 +284,10 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return [row for row in self._state.running if row.is_answering and not row.is_paused]
 
     def _book_step(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        if (drafter := self.tokens.drafter) is not None:
+            drafter.yields = False
+            if isinstance(step, DraftStep):
+                return drafter.book(step, self._model, step_id), step.rows
         if self._state.shares.is_contended:
             answering = (piece.unit for piece in step.rows if piece.unit.is_answering)
             self._step_shares.book(step.turn, answering)
@@ -287,7 +309,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _learn(self, step: TokenStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
-        if self.tokens.lookup_rule is not None and "decode_rows" in step.work:
+        drafter = self.tokens.drafter
+        if drafter is not None and isinstance(step, DraftStep):
+            drafter.learn(step, len(self._state.running), result)
+            return
+        is_drafting = self.tokens.lookup_rule is not None or drafter is not None
+        if is_drafting and "decode_rows" in step.work:
             self._draft_costs.observe(step.rows, result)
         if kind == "decode":
             self._step_shares.observe(len(step.rows), result.elapsed_s)
@@ -298,8 +325,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _is_void(self, row: Any) -> bool:
         return bool(row.is_stale or row.unit.is_over)
 
-    def _accept(self, step: TokenStep, row: ScheduledRow, found: Any, now_s: float) -> None:
+    def _accept(self, step: TokenStep, row: Any, found: Any, now_s: float) -> None:
         """Send the token that a step sampled, or the end of the answer."""
+        if isinstance(row, DraftPiece):
+            assert self.tokens.drafter is not None, "it made the step"
+            self.tokens.drafter.accept(row, found)
+            return
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
             self._end(opened, JobState.FAILED, error=delta)
@@ -343,12 +374,16 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
                 self._send_delta(opened, delta)
 
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
-        if step.is_retry:
+        if step.is_retry or isinstance(step, DraftStep):
             return False
         self.tokens.retry(live, later)
         return True
 
     def _fail_row(self, row: Any, error: TriptychError) -> None:
+        if isinstance(row, DraftPiece):  # the answer goes on without
+            assert self.tokens.drafter is not None, "it made the step"
+            self.tokens.drafter.give_up(row.unit)
+            return
         self._fail_opened(row.unit, error)
 
     def _fail_opened(self, opened: SequenceState, error: TriptychError) -> None:

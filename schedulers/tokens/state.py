@@ -22,6 +22,7 @@ from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.shares import ServiceShares
+from triptych.schedulers.tokens.drafted_row import DraftedRow
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.prompt_lookup import PromptLookup
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
@@ -40,7 +41,8 @@ class SequenceState(Unit):
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
     were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
-    next tokens; while it `is_verifying`, such a step is in flight. Its adapter, if any, has a slot
+    next tokens; while it `is_verifying`, such a step is in flight. With `drafted` a smaller model
+    makes the drafts. Its adapter, if any, has a slot
     unless it still `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
@@ -84,6 +86,7 @@ class SequenceState(Unit):
     progress_page: int = 0
     is_spoiled: bool = False
     lookup: PromptLookup | None = None
+    drafted: DraftedRow | None = None
     drafts: tuple[int, ...] = ()
     is_verifying: bool = False
     adapter_slot: int = -1
@@ -128,7 +131,7 @@ class SequenceState(Unit):
         """
         return (
             not (self.is_paused or self.is_spoiled or self.awaits_adapter)
-            and not (self.num_unknown and self.is_drafting)
+            and not (self.is_drafting and (self.num_unknown or self.awaits_drafts))
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
             and (self.grammar is None or self.grammar.is_ready)
@@ -137,8 +140,14 @@ class SequenceState(Unit):
 
     @property
     def is_drafting(self) -> bool:
-        """Whether it is or was booked with drafts, unless it is paused."""
-        return bool(self.drafts) or self.is_verifying
+        """Whether it has, awaits or was booked with drafts, unless it is paused."""
+        is_due = self.drafted is not None and self.drafted.is_due
+        return bool(self.drafts) or self.is_verifying or is_due or self.awaits_drafts
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the smaller model is to draft its next tokens."""
+        return self.drafted is not None and self.drafted.num_wanted > 0
 
     def _is_free(self, reasoning: ReasoningCounter) -> bool:
         """Whether no mask can apply to the next token, whatever those in flight are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -10,33 +12,46 @@ import torch
 from property.test_batch_invariance import SAMPLING, decoder_config
 
 from support.batch_driver import MAX_LENGTH, BatchDriver, random_decoder
-from support.token_driver import drive, random_drafting_world
+from support.token_driver import (
+    drive,
+    random_drafting_world,
+    random_model_drafting_world,
+)
+from support.token_world import World
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
 
+MakeWorld = Callable[[random.Random], World]
 RULE = LookupRule(min_match=1, max_match=4, max_drafts=7)
 LOOP = (5, 6, 7, 8)
 
 
+WORLDS = (random_drafting_world, random_model_drafting_world)
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("seed", range(24))
-def test_answers_are_right_and_nothing_is_lost(seed: int) -> None:
+def test_answers_are_right_and_nothing_is_lost(seed: int, world: MakeWorld) -> None:
     """The shadow model: right and wrong drafts beside cancelled, preempted and paused jobs."""
-    drive(seed, 400, random_drafting_world)
+    drive(seed, 400, world)
 
 
-def test_the_worlds_accept_and_reject_drafts() -> None:
-    totals = [
-        drive(seed, 400, random_drafting_world).scheduler.stats().counters for seed in range(9)
-    ]
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_worlds_accept_and_reject_drafts(world: MakeWorld) -> None:
+    totals = [drive(seed, 400, world).scheduler.stats().counters for seed in range(9)]
     drafted = sum(each["draft_tokens_total"] for each in totals)
     accepted = sum(each["accepted_draft_tokens_total"] for each in totals)
     assert 0 < accepted < drafted
 
 
 def answers(
-    decoder: Decoder, native: NativeKernels, depth: int, rule: LookupRule | None
+    decoder: Decoder,
+    native: NativeKernels,
+    depth: int,
+    rule: LookupRule | None = None,
+    draft: Decoder | None = None,
 ) -> tuple[list[TokenDelta], float]:
     """All deltas of jobs with every kind of sampling, and the tokens that were accepted."""
     layout = decoder.config.kv_layout(4, torch.bfloat16)
@@ -47,6 +62,7 @@ def answers(
         num_pages=-(-MAX_LENGTH // 4) + 20,
         depth=depth,
         lookup_rule=rule,
+        draft=draft,
         max_batch_size=8,
         max_batch_input_tokens=40,
     )
@@ -59,20 +75,33 @@ def answers(
     return found, driver.scheduler.stats().counters["accepted_draft_tokens_total"]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_tokens_and_scores_are_those_of_plain_decoding(kernels: NativeKernels, depth: int) -> None:
+def whole(deltas: list[TokenDelta]) -> list[object]:
+    """The tokens, scores and ends of jobs, however they were divided."""
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    scores = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
+    ends = [(d.finish_reason, d.stop_token_id) for d in deltas if d.finish_reason]
+    return [tokens, scores, ends]
+
+
+@pytest.mark.parametrize(
+    ("depth", "drafts"),
+    [(1, "lookup"), (2, "lookup"), (1, "the model itself"), (2, "another model")],
+)
+def test_tokens_and_scores_are_those_of_plain_decoding(
+    kernels: NativeKernels, depth: int, drafts: str
+) -> None:
     """Greedy and seeded rows, with log-probabilities, penalties and stop tokens."""
     config = decoder_config(64, (4, 2, 32), 112, vocab_size=101)
-    decoder = random_decoder(replace(config, has_tied_embeddings=True), torch.bfloat16, kernels)
-    plain, _ = answers(decoder, kernels, depth, None)
-    drafted, num_accepted = answers(decoder, kernels, depth, RULE)
-
-    def whole(deltas: list[TokenDelta]) -> list[object]:
-        tokens = [token for delta in deltas for token in delta.token_ids]
-        scores = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
-        ends = [(d.finish_reason, d.stop_token_id) for d in deltas if d.finish_reason]
-        return [tokens, scores, ends]
-
+    config = replace(config, has_tied_embeddings=True)
+    decoder = random_decoder(config, torch.bfloat16, kernels)
+    others = {
+        "lookup": None,
+        "the model itself": decoder,
+        "another model": random_decoder(config, torch.float32, None),
+    }
+    rule = RULE if drafts == "lookup" else None
+    plain, _ = answers(decoder, kernels, depth)
+    drafted, num_accepted = answers(decoder, kernels, depth, rule, others[drafts])
     assert whole(drafted) == whole(plain)
     assert num_accepted > 0
     assert len(drafted) < len(plain)

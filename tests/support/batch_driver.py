@@ -16,11 +16,13 @@ import torch
 
 from support.driver import SchedulerDriver
 from support.schedules import schedule_of
-from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
+from support.shadow_drafts import draft_model
+from triptych.core.engine_api.plan import DraftPlan, Plan, StepResult, TokenPlan
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import TriptychError
 from triptych.core.kv.pages import PagePool
 from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.graphs.decode import DecodeGraphs
@@ -30,6 +32,7 @@ from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
+from triptych.schedulers.tokens.draft_model import DraftModel
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -120,6 +123,7 @@ class BatchDriver(SchedulerDriver):
         max_length: int = MAX_LENGTH,
         num_snapshots: int = 12,
         lookup_rule: LookupRule | None = None,
+        draft: CausalModel | None = None,
         **options: Any,
     ) -> None:
         schedule = schedule_of(**options)
@@ -134,6 +138,7 @@ class BatchDriver(SchedulerDriver):
             model=MODEL, pool=self.pool, options=schedule, max_length=max_length, namespace=b"w"
         )
         scheduler.tokens.lookup_rule = lookup_rule
+        self.drafter: DraftModel | None = None
         num_more = int(graphs is not None)  # for padding
         kv = KvCache(
             *(layout, num_pages + num_more, CPU, native),
@@ -155,15 +160,34 @@ class BatchDriver(SchedulerDriver):
             device=CPU,
             graphs=graphs,
         )
-        super().__init__(scheduler, runner, model=MODEL, depth=depth)
+        whole: Any = runner
+        if draft is not None:
+            self.drafter = draft_model(
+                num_pages, layout.page_size, model.vocab_size, max_length=max_length
+            )
+            scheduler.draft_with(self.drafter)
+            sampler = Sampler(
+                vocab_size=draft.vocab_size, max_batch_size=num_slots, device=CPU, native=native
+            )
+            drafting = TokenRunner(
+                TextHead(draft, sampler, max_batch_size=num_slots, device=CPU),
+                KvCache(layout, num_pages, CPU, native),
+                max_batch_size=num_slots,
+                max_length=max_length,
+                device=CPU,
+            )
+            whole = DraftingRunner(runner, drafting)
+        super().__init__(scheduler, whole, model=MODEL, depth=depth)
         self.num_mixed_steps = 0  # parts of prompts beside answers
         self.logits: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
 
     def launch(self, plan: Plan) -> StepResult | TriptychError:
-        assert isinstance(plan, TokenPlan)
         self.clock.advance(0.01)
         outcome = super().launch(plan)
         assert isinstance(outcome, StepResult)
+        if isinstance(plan, DraftPlan):
+            return outcome
+        assert isinstance(plan, TokenPlan)
         self.num_mixed_steps += {bool(row.token_ids) for row in plan.rows} == {True, False}
         job_ids = {row.slot: row.job_id for row in plan.rows}
         for slot, position, logits_V in self._sampler.take():

@@ -62,6 +62,12 @@ def random_drafting_world(rng: random.Random) -> World:
     return random_world(rng, drafts=lambda request: StoryDrafts(request, rng, error))
 
 
+def random_model_drafting_world(rng: random.Random) -> World:
+    """A small server whose answers a smaller model drafts, with pages that are often too few."""
+    pages = rng.choice((4, 12, 40))
+    return random_world(rng, draft_pages=pages, draft_error=rng.choice((0.0, 0.2, 0.9)))
+
+
 @dataclass
 class Driver:
     """Acts on a world at random. `check` runs after every action."""

@@ -8,7 +8,6 @@ output is known beforehand. `World` drives a scheduler and this runner like the 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,11 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.schedules import schedule_of
+from support.shadow_drafts import ShadowDrafts, draft_model
 from support.shadow_states import ShadowStates
+from support.shadow_story import VOCAB_SIZE, ExpectedTokens
 from triptych.core.engine_api.plan import (
+    DraftPlan,
     Plan,
     StepResult,
     TokenPlan,
@@ -27,10 +29,10 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.kv.pages import PagePool
+from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
-VOCAB_SIZE = 50
 MODEL = "shadow"
 NAMESPACE = b"weights"
 
@@ -51,38 +53,6 @@ def token_request(
         tenant=tenant,
         adapter=adapter,
     )
-
-
-@dataclass
-class ExpectedTokens:
-    """All a job's tokens, and the shadow cache at each position; computed as far as asked.
-
-    A position's digest covers who may share and every token up to it; the token that follows is a
-    function of the digest.
-    """
-
-    request: TokenRequest
-    token_ids: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-
-    def extend(self, num_tokens: int) -> None:
-        """Go on until `num_tokens` positions are known, and the token that follows them."""
-        request = self.request
-        owner = f"{len(request.tenant)}:{request.tenant}{request.adapter}".encode()
-        for position in range(len(self.digests), num_tokens):
-            if position < len(request.prompt_ids):
-                token_id = request.prompt_ids[position]
-            else:
-                token_id = self.digests[-1][0] % VOCAB_SIZE
-            self.token_ids.append(token_id)
-            parent = self.digests[-1] if self.digests else owner
-            content = parent + token_id.to_bytes(8, "little")
-            self.digests.append(hashlib.blake2b(content, digest_size=12).digest())
-
-    def sampled_after(self, num_tokens: int) -> int:
-        """The token that the shadow model samples at position `num_tokens`."""
-        self.extend(num_tokens)
-        return self.digests[num_tokens - 1][0] % VOCAB_SIZE
 
 
 def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, ...], str]:
@@ -289,6 +259,8 @@ class World(SchedulerDriver):
         pool: PagePool | None = None,
         num_snapshots: int | None = None,
         drafts: Callable[[TokenRequest], StoryDrafts] | None = None,
+        draft_pages: int = 0,
+        draft_error: float = 0.0,
         **options: object,
     ) -> None:
         self.pool = pool or PagePool(
@@ -311,6 +283,12 @@ class World(SchedulerDriver):
             page_size=self.pool.page_size,
             requests=self.requests,
         )
+        if draft_pages:
+            scheduler.draft_with(draft_model(draft_pages, self.pool.page_size, VOCAB_SIZE))
+        self.drafts = ShadowDrafts(
+            *(draft_pages, self.pool.page_size, self.requests),
+            *(random.Random(num_pages), draft_error),
+        )
         self.runner.has_states = self.pool.snapshots is not None
         self.cached_since: dict[tuple[int, bytes], int] = {}
         self._follow = self.pool.extend_cached
@@ -330,11 +308,15 @@ class World(SchedulerDriver):
         return plan
 
     def launch(self, plan: Plan) -> StepResult:
+        if isinstance(plan, DraftPlan):
+            return DraftingRunner(self.drafts, self.drafts).launch(plan).result()
         assert isinstance(plan, TokenPlan)
         self._check_plan(plan)
         return self.runner.run(plan)
 
     def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
+        if isinstance(plan, DraftPlan):
+            return
         assert isinstance(plan, TokenPlan)
         self.runner.finish(plan)
         if isinstance(outcome, TriptychError):

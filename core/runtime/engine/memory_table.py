@@ -11,6 +11,7 @@ _CACHES = frozenset(
     (
         "kv",
         "kv-host",
+        "draft-kv",
         "states",
         "vision-cache",
         "prompts",
@@ -39,6 +40,6 @@ def memory_table(reserved: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 def _column(purpose: str) -> str:
     """The column of a purpose: everything except caches and activations is weights."""
-    if purpose == "activations":
-        return purpose
+    if purpose in ("activations", "draft-activations"):
+        return "activations"
     return "caches" if purpose in _CACHES else "weights"

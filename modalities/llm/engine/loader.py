@@ -46,6 +46,7 @@ from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine.adapter_room import make_room
+from triptych.modalities.llm.engine.draft_loader import DraftLoader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
@@ -111,6 +112,8 @@ class LlmLoader(TokenLoader):
                 *(memory, layout, max_length, blueprint.activation_bytes),
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
+            draft = self._draft(stack)
+            drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
             size = memory.reserve_cache(layout, max_length)
             self._reserve_tiers(memory, layout, size)
             memory.show()
@@ -130,9 +133,13 @@ class LlmLoader(TokenLoader):
             scheduler = TokenScheduler(**self._schedule(layout, size, max_length))
             scheduler.tokens.adapters = self._adapters(blueprint, stack)
             self._exchange(scheduler, runner.kv, blueprint, stack)
+            whole: Runner = runner if ranks is None else ranks.leading_runner(runner)
+            if draft is not None and drafter is not None:
+                scheduler.draft_with(drafter)
+                whole = draft.join(runner)
             return self._loaded(
                 scheduler,
-                runner if ranks is None else ranks.leading_runner(runner),
+                whole,
                 blueprint.vocab_size,
                 stack,
                 ranks,
@@ -254,9 +261,10 @@ class LlmLoader(TokenLoader):
         """Raise `ConfigError` for what the states of recurrent layers rule out."""
         if not layout.states:
             return
-        if self._lookup_rule() is not None:
+        algorithm = self._config.speculation.speculative_algorithm
+        if self.generates and algorithm != "none":
             raise ConfigError(
-                f"--speculative-algorithm {NGRAM}: the states of {self.name}'s recurrent layers"
+                f"--speculative-algorithm {algorithm}: the states of {self.name}'s recurrent layers"
                 " cannot go back to before a wrong draft; leave it out for this model."
             )
         plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
@@ -329,6 +337,23 @@ class LlmLoader(TokenLoader):
         store = AdapterStore(blueprint.adapters, self._config.models, reserve)
         stack.callback(store.close)
         return AdapterPool(store, policy=self._config.adapters.lora_eviction_policy)
+
+    def _draft(self, stack: ExitStack) -> DraftLoader | None:
+        """The loader of the model that drafts, if there is one."""
+        if not (self.generates and self._config.speculation.draft_model_path):
+            return None
+        if not self._resolved.draft:  # it was loaded at run time
+            return None
+        if self._num_ranks > 1:
+            raise ConfigError(
+                f"--draft-model-path: {self.name} is divided (--tensor-parallel-size), and a model"
+                " that drafts runs on one device; leave one of them out."
+            )
+
+        def open_memory(resolved: ResolvedModel, config: Config) -> ModelMemory:
+            return ModelMemory(resolved, config, self._device, self._ledger, stack)
+
+        return DraftLoader(self._resolved, self._config, self._device, open_memory)
 
     def _lookup_rule(self) -> LookupRule | None:
         """How answers find drafts in their own text, if they do."""
