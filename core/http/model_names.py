@@ -16,7 +16,10 @@ _OPENAI: Mapping[str, re.Pattern[str]] = MappingProxyType(
         "chat": re.compile(rf"{_OTHER_KINDS}(?:gpt-\d|chatgpt-|o\d|codex-)[\w.-]*"),
         "embedding": re.compile(r"text-embedding-[\w.-]+"),
         "speech": re.compile(r"tts-1(?:-hd)?|gpt-[\w.]+(?:-mini)?-tts[\w.-]*"),
-        "transcription": re.compile(r"whisper-1|gpt-[\w.]+(?:-mini)?-transcribe[\w.-]*"),
+        "transcription": re.compile(
+            r"whisper-1|gpt-[\w.]+(?:-mini)?-transcribe[\w.-]*|gpt-realtime-whisper"
+        ),
+        "realtime": re.compile(r"gpt-[\w.-]*realtime[\w.-]*|gpt-audio[\w.-]*"),
         "image": re.compile(r"dall-e-\d|gpt-image-[\w.-]+|chatgpt-image-[\w.-]+"),
     }
 )

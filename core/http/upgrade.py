@@ -18,7 +18,7 @@ _HEAD = b"HTTP/1.1 101 Switching Protocols"
 
 
 class ByteSink(Protocol):
-    """What receives the bytes of a connection after the switch."""
+    """The receiver of a connection's bytes after the switch."""
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""

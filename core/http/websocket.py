@@ -9,6 +9,7 @@ the route writes the last message of a socket that fails. Messages are not compr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -36,6 +37,8 @@ from triptych.core.http.errors import to_public
 from triptych.core.http.sse import log_broken
 from triptych.core.http.upgrade import Upgrade, Wire
 
+_frames_log = logging.getLogger(f"{__name__}.frames")
+_frames_log.setLevel(logging.WARNING)  # below, it has the content of messages
 _CLOSE_S = 2.0  # for the client to answer a closing frame
 _WRITE_BYTES = 2**20  # unread bytes from which the writer waits
 _UNREAD_BYTES = 2**24  # of answers to pings, too, for which nobody waits
@@ -72,6 +75,7 @@ class WebSocket:
         protocols = [Subprotocol(subprotocol)] if subprotocol else None
         self._conn = ServerProtocol(
             max_size=limits.message_bytes,
+            logger=_frames_log,
             subprotocols=protocols,
             select_subprotocol=lambda _, offered: (
                 protocols[0] if protocols and protocols[0] in offered else None

@@ -139,6 +139,18 @@ class ServerOptions:
         within=BOUND,
         roles=("speech",),
     )
+    max_realtime_sessions_per_key: int = option(
+        64,
+        "Maximum number of `/v1/realtime` sessions that one API key may have open.",
+        within=BOUND,
+        is_for_server=True,
+    )
+    realtime_idle_timeout_s: float = option(
+        600.0,
+        "Longest time between two events of a client in a `/v1/realtime` session.",
+        within=DURATION,
+        is_for_server=True,
+    )
     max_voices: int = option(
         1024, "Maximum number of voices from recordings in total.", within=BOUND, roles=("speech",)
     )

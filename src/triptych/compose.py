@@ -149,6 +149,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.page import PagesRouter, read_pages
     from triptych.core.media.child import DecodePool
     from triptych.core.options.served_names import ServedNames
+    from triptych.modalities.talk.composition import talk_routers
     from triptych.schedulers.admission import Admission
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
@@ -169,6 +170,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     routers = [router for part in parts for router in part.routers]
+    routers += talk_routers(config, parts)
     kinds = reversed(registry.MODALITIES)
     tasks = [Task(*task) for each in kinds for task in (each.task, *each.more_tasks)]
     dialects = [dialect for part in parts for dialect in part.dialects]

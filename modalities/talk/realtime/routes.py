@@ -1,0 +1,135 @@
+"""`/v1/realtime`: the WebSocket of spoken conversations and of live transcription.
+
+Owns the limit of sessions per key, and the composition of a session. What a session does is
+`session`'s; keys, ids and limits of messages are `core.http`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from triptych.core.errors import InvalidRequest, RateLimited, TriptychError, UpgradeRequired
+from triptych.core.http.context import Context
+from triptych.core.http.websocket import SocketLimits, WebSocket, WebSocketResponse
+from triptych.core.options.config import ServerOptions
+from triptych.modalities.talk.ports import Hearing, SpokenAnswer
+from triptych.modalities.talk.realtime.answering import SessionAnswers
+from triptych.modalities.talk.realtime.conductor import Conductor
+from triptych.modalities.talk.realtime.events import error_fields
+from triptych.modalities.talk.realtime.models import SessionModels
+from triptych.modalities.talk.realtime.session import Session, error_event
+from triptych.modalities.talk.services import TalkServices
+
+ROUTE = "/v1/realtime"
+SUBPROTOCOL = "realtime"
+_QUERIES = frozenset({"model", "intent"})
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """The parts that sessions are made of. `open_hearing` blocks, since it may fetch weights."""
+
+    services: TalkServices
+    speaker: SpokenAnswer
+    open_hearing: Callable[[], Hearing]
+
+
+@dataclass(slots=True)
+class SessionCount:
+    """The open sessions of each key: at most `most` for one."""
+
+    most: int
+    _num_open: Counter[str] = field(default_factory=Counter)
+
+    def check(self, key: str) -> None:
+        """Raise `RateLimited` if the key may open no more."""
+        if self._num_open[key] >= self.most:
+            raise RateLimited(
+                f"This key has {self.most} sessions open (--max-realtime-sessions-per-key):"
+                " close one.",
+                retry_after_s=5,
+            )
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Count a session while it is open. Raises as `check` does."""
+        self.check(key)
+        self._num_open[key] += 1
+        try:
+            yield
+        finally:
+            self._num_open[key] -= 1
+
+
+def realtime_router(parts: SessionParts, options: ServerOptions) -> APIRouter:
+    """Create the route. It is no part of the OpenAPI document, which has no WebSockets."""
+    router = APIRouter()
+    count = SessionCount(options.max_realtime_sessions_per_key)
+    limits = SocketLimits(
+        message_bytes=options.max_request_bytes,
+        stall_s=options.stream_timeout_s,
+        idle_s=options.realtime_idle_timeout_s,
+    )
+
+    @router.get(ROUTE, include_in_schema=False)
+    async def realtime(request: Request) -> Response:
+        """Open a session."""
+        if not hasattr(request.state, "upgrade"):
+            raise UpgradeRequired(f"{ROUTE} is a WebSocket: open it with ws:// or wss://.")
+        context = Context.of(request)
+        count.check(context.principal.key)
+        models = _models(request, parts.services)
+        hearing = await asyncio.to_thread(parts.open_hearing)
+        draining: asyncio.Event = request.app.state.in_flight.draining
+        context.record.model = models.chat or models.recognition
+
+        async def serve(socket: WebSocket) -> None:
+            session = Session(models.settings(), new_id, models.check)
+            answers = SessionAnswers(
+                parts.services.chat, parts.speaker, models.chat, models.speech, context
+            )
+            ears = models.ears(hearing, context.caller)
+            with count.hold(context.principal.key):
+                await Conductor(socket, session, answers, ears, new_id).run(draining)
+
+        return WebSocketResponse(serve, limits, _last_words, SUBPROTOCOL)
+
+    return router
+
+
+def _models(request: Request, services: TalkServices) -> SessionModels:
+    """Return the models of a session, from its query. Raises `RequestError`s."""
+    query = request.query_params
+    if unknown := sorted(query.keys() - _QUERIES):
+        raise InvalidRequest(
+            f"Unknown parameter: {unknown[0][:80]!a}; there are model and intent.",
+            param=unknown[0][:80],
+        )
+    intent = query.get("intent", "")
+    if intent not in ("", "transcription"):
+        raise InvalidRequest("intent is transcription, or left out.", param="intent")
+    return SessionModels.choose(
+        services,
+        request.app.state,
+        given=query.get("model", ""),
+        is_dictation=intent == "transcription",
+    )
+
+
+def new_id(kind: str) -> str:
+    """Return a new id, as OpenAI writes them."""
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+def _last_words(error: TriptychError) -> str:
+    event = error_event(error_fields(error))
+    return json.dumps({**event, "event_id": new_id("event")})

@@ -1,0 +1,475 @@
+"""The state of a session: events of the client and of its parts in, events and effects out.
+
+Owns all rules of a session: turns, responses, what interrupts what, and the order of events. Pure:
+it has no clock, no ids of its own and no sockets, and keeps no sound; `conductor` acts for it. An
+error of an event leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from triptych.core.errors import Conflict, InvalidRequest, NotFound, UnsupportedOption
+from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
+from triptych.modalities.talk.realtime import events as client
+from triptych.modalities.talk.realtime.inputs import (
+    AnswerCall,
+    AnswerEnded,
+    AnswerFailed,
+    AnswerSound,
+    AnswerText,
+    BeginTurn,
+    CancelAnswer,
+    DropTurn,
+    Effect,
+    EndTurn,
+    Learned,
+    Listen,
+    RestDetector,
+    StartAnswer,
+    TranscribeItem,
+    TranscriptEnded,
+    TranscriptFailed,
+    TranscriptPiece,
+)
+from triptych.modalities.talk.realtime.items import ConversationItem, Items, Part, messages_of
+from triptych.modalities.talk.realtime.playback import SpeechPlayback
+from triptych.modalities.talk.realtime.responding import Ending, Event, NewId, Responding
+from triptych.modalities.talk.realtime.settings import (
+    Conversation,
+    Settings,
+    shown,
+    updated,
+    with_overrides,
+)
+
+MIN_COMMIT_MS = 100
+MAX_TURN_MS = 600_000
+MAX_RESPONSES = 8
+"""Responses at once, of which one is part of the conversation."""
+Out: TypeAlias = Event | Effect
+
+
+def _accept(settings: Settings) -> None:
+    """Accept all settings."""
+
+
+class Session:
+    """One session. `take` and `learn` return what follows, in order.
+
+    `check` raises `RequestError`s for settings whose names no model knows.
+    """
+
+    def __init__(
+        self, settings: Settings, new_id: NewId, check: Callable[[Settings], None] = _accept
+    ) -> None:
+        self.settings = settings
+        self._check = check
+        self.id = new_id("sess")
+        self._new_id = new_id
+        self._conversation_id = new_id("conv")
+        self._items = Items()
+        self._playback = SpeechPlayback()
+        self._responses: dict[str, Responding] = {}
+        self._turn_id: str | None = None  # of the item that the present speech will be
+        self._answered: set[str] = set()  # items whose transcript an answer waits for
+        self._unsettled: dict[str, ConversationItem] = {}  # items without their transcript
+        self._buffered_ms = self._heard_ms = 0.0
+        self._has_spoken = False
+        self._owes_answer = False  # to a turn after which the user went on speaking
+
+    def open(self) -> list[Out]:
+        """Return the first events."""
+        return [{"type": "session.created", "session": self._shown()}, self._listen()]
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a response is in progress."""
+        return bool(self._responses)
+
+    def hear(self, sound_ms: float) -> list[Out]:
+        """Count sound of the user that was appended; it begins a turn if none are detected.
+
+        Raises `InvalidRequest` for a turn that is too long; one that was detected ends then.
+        """
+        is_manual = self.settings.audio.input.turn_detection is None
+        is_full = self._turn_id is not None and self._buffered_ms + sound_ms > MAX_TURN_MS
+        if is_full and is_manual:
+            raise InvalidRequest(
+                f"A turn has at most {MAX_TURN_MS // 1000} s of sound: commit or clear it.",
+                param="audio",
+            )
+        self._buffered_ms += sound_ms
+        self._heard_ms += sound_ms
+        if is_full:
+            return self._end_speech(int(self._heard_ms))
+        if is_manual and self._turn_id is None:
+            self._turn_id = self._new_id("item")
+            return [BeginTurn(self._turn_id, None)]
+        return []
+
+    # -- the client ------------------------------------------------------------------------------
+
+    def take(self, event: client.ClientEvent, now_ms: float) -> list[Out]:
+        """Answer an event of the client, except appended sound. Raises `RequestError`s."""
+        match event:
+            case client.CreateItem():
+                return self._create_item(event)
+            case client.RetrieveItem():
+                entry = self._items.find(event.item_id)
+                return [{"type": "conversation.item.retrieved", "item": entry.shown()}]
+            case client.DeleteItem():
+                self._items.remove(event.item_id)
+                return [{"type": "conversation.item.deleted", "item_id": event.item_id}]
+            case client.TruncateItem():
+                return self._truncate_by_client(event, now_ms)
+            case client.SessionUpdate():
+                return self._update(event.session)
+            case _:
+                return self._take_signal(event, now_ms)
+
+    def _take_signal(self, event: client.ClientEvent, now_ms: float) -> list[Out]:
+        match event:
+            case client.CommitSound():
+                return self._commit_by_client()
+            case client.ClearSound():
+                return self._clear()
+            case client.CreateResponse():
+                return self._create_response(event.response or client.ResponseFields())
+            case client.CancelResponse():
+                return self._cancel_by_client(event.response_id, now_ms)
+            case client.ClearOutput():
+                return self._clear_output(now_ms)
+            case _:
+                raise AssertionError("the conductor decodes sound, and calls hear")
+
+    def _update(self, given: dict[str, Any]) -> list[Out]:
+        new = updated(self.settings, given)
+        old = self.settings
+        if isinstance(old, Conversation) and isinstance(new, Conversation):
+            if new.model != old.model:
+                raise InvalidRequest("The model of a session cannot change.", param="model")
+            if self._has_spoken and new.audio.output.voice != old.audio.output.voice:
+                raise InvalidRequest(
+                    "The voice of a session cannot change once it has been heard.", param="voice"
+                )
+        self._check(new)
+        has_new_turns = new.audio.input.turn_detection != old.audio.input.turn_detection
+        self.settings = new
+        outs: list[Out] = [{"type": "session.updated", "session": self._shown()}]
+        return [*outs, *self._forget_turn(), self._listen()] if has_new_turns else outs
+
+    def _forget_turn(self) -> list[Out]:
+        self._buffered_ms, self._turn_id = 0.0, None
+        return [DropTurn()]
+
+    def _shown(self) -> Event:
+        is_talk = isinstance(self.settings, Conversation)
+        kind = "realtime.session" if is_talk else "realtime.transcription_session"
+        return {"id": self.id, "object": kind, **shown(self.settings)}
+
+    def _listen(self) -> Listen:
+        turns = self.settings.audio.input.turn_detection
+        return Listen(None if turns is None else turns.options)
+
+    def _create_item(self, event: client.CreateItem) -> list[Out]:
+        item_id = event.item.id or self._new_id("item")
+        entry = ConversationItem.of(event.item, item_id, self._new_id("call"))
+        self._items.check_room(entry.num_chars)
+        effects = self._sounds_of(event.item, entry)
+        previous = self._items.add(entry, event.previous_item_id)
+        self._unsettled |= {entry.id: entry} if entry.is_pending else {}
+        head: Event = {"previous_item_id": previous, "item": entry.shown()}
+        added = {"type": "conversation.item.added", **head}
+        return [added, {"type": "conversation.item.done", **head}, *effects]
+
+    def _sounds_of(self, item: client.Item, entry: ConversationItem) -> list[TranscribeItem]:
+        if not isinstance(item, client.ClientMessage):
+            return []
+        sounds = [
+            part
+            for part in item.content
+            if isinstance(part, client.InputAudio) and part.transcript is None
+        ]
+        if len(sounds) > 1:
+            raise UnsupportedOption("An item has at most one sound; send several items.")
+        if any(part.audio is None for part in sounds):
+            raise InvalidRequest("A part of type input_audio needs audio.", param="item.content")
+        return [TranscribeItem(entry.id, client.decoded(part.audio or "")) for part in sounds]
+
+    def _truncate_by_client(self, event: client.TruncateItem, now_ms: float) -> list[Out]:
+        entry = self._items.find(event.item_id)
+        spoken = entry.parts[0].spoken if entry.parts and event.content_index == 0 else None
+        if spoken is None:
+            raise InvalidRequest("Only what was said can be truncated.", param="item_id")
+        if event.audio_end_ms > spoken.sound_ms:
+            raise InvalidRequest(
+                f"The sound of this item is {int(spoken.sound_ms)} ms long, shorter than"
+                f" {event.audio_end_ms} ms.",
+                param="audio_end_ms",
+            )
+        if entry is self._playback.entry:  # the client has stopped playing it
+            self._playback.interrupt(now_ms)
+        return [self._truncate(entry, event.audio_end_ms)]
+
+    def _truncate(self, entry: ConversationItem, end_ms: int) -> Event:
+        part = entry.parts[0]
+        assert part.spoken is not None
+        part.text = part.spoken.until(end_ms)
+        return {
+            "type": "conversation.item.truncated",
+            "item_id": entry.id,
+            "content_index": 0,
+            "audio_end_ms": end_ms,
+        }
+
+    # -- turns of the user -----------------------------------------------------------------------
+
+    def _commit_by_client(self) -> list[Out]:
+        if self._buffered_ms < MIN_COMMIT_MS:
+            raise InvalidRequest(
+                f"The buffer has {int(self._buffered_ms)} ms of sound; a turn needs at least"
+                f" {MIN_COMMIT_MS} ms."
+            )
+        self._items.check_room()
+        item_id, self._turn_id = self._turn_id or self._new_id("item"), None
+        return self._commit(item_id)
+
+    def _commit(self, item_id: str) -> list[Out]:
+        self._buffered_ms = 0.0
+        part = Part(type="input_audio", is_pending=True)
+        entry = ConversationItem(id=item_id, type="message", role="user", parts=[part])
+        previous = self._items.add(entry)
+        self._unsettled[item_id] = entry
+        head: Event = {"previous_item_id": previous, "item": entry.shown()}
+        return [
+            {
+                "type": "input_audio_buffer.committed",
+                "previous_item_id": previous,
+                "item_id": item_id,
+            },
+            {"type": "conversation.item.added", **head},
+            {"type": "conversation.item.done", **head},
+            EndTurn(item_id),
+        ]
+
+    def _clear(self) -> list[Out]:
+        return [*self._forget_turn(), {"type": "input_audio_buffer.cleared"}]
+
+    def _begin_speech(self, at_ms: int, now_ms: float) -> list[Out]:
+        self._turn_id = self._new_id("item")
+        self._buffered_ms = 0.0
+        started = {
+            "type": "input_audio_buffer.speech_started",
+            "audio_start_ms": at_ms,
+            "item_id": self._turn_id,
+        }
+        turns = self.settings.audio.input.turn_detection
+        interrupts = turns is not None and turns.interrupt_response
+        outs: list[Out] = [started, BeginTurn(self._turn_id, at_ms)]
+        return [*outs, *(self._interrupt(now_ms) if interrupts else [])]
+
+    def _end_speech(self, at_ms: int) -> list[Out]:
+        if self._turn_id is None:  # the client has committed or cleared it
+            return []
+        item_id, self._turn_id = self._turn_id, None
+        stopped = {
+            "type": "input_audio_buffer.speech_stopped",
+            "audio_end_ms": at_ms,
+            "item_id": item_id,
+        }
+        turns = self.settings.audio.input.turn_detection
+        if isinstance(self.settings, Conversation) and turns is not None and turns.create_response:
+            self._answered.add(item_id)
+        return [stopped, *self._commit(item_id)]
+
+    def _time_out(self, event: IdleTimedOut) -> list[Out]:
+        if self.is_answering or self._turn_id is not None:
+            return []
+        item_id = self._new_id("item")
+        triggered = {
+            "type": "input_audio_buffer.timeout_triggered",
+            "audio_start_ms": event.start_ms,
+            "audio_end_ms": event.end_ms,
+            "item_id": item_id,
+        }
+        outs: list[Out] = [triggered, BeginTurn(item_id, event.end_ms), *self._commit(item_id)]
+        if isinstance(self.settings, Conversation):
+            outs += self._create_response(client.ResponseFields())
+        return outs
+
+    def _interrupt(self, now_ms: float) -> list[Out]:
+        """The user speaks: end the answer, and keep of it what was heard."""
+        outs: list[Out] = []
+        for response in list(self._responses.values()):
+            if response.items is not None:
+                outs += self._end(response, Ending(status="cancelled", reason="turn_detected"))
+        return [*outs, *self._cut_playback(now_ms)]
+
+    def _cut_playback(self, now_ms: float) -> list[Out]:
+        heard_ms = self._playback.interrupt(now_ms)
+        entry = self._playback.entry
+        if heard_ms is None or entry is None:
+            return []
+        return [self._truncate(entry, heard_ms)]
+
+    # -- responses -------------------------------------------------------------------------------
+
+    def _create_response(self, given: client.ResponseFields) -> list[Out]:
+        if not isinstance(self.settings, Conversation):
+            raise InvalidRequest("A transcription session has no responses.", param="type")
+        is_part = given.conversation == "auto"
+        if is_part and any(each.items is not None for each in self._responses.values()):
+            raise Conflict("A response is in progress: cancel it, or wait for response.done.")
+        if len(self._responses) >= MAX_RESPONSES:
+            raise Conflict(f"There are {MAX_RESPONSES} responses in progress; wait for one.")
+        settings = with_overrides(self.settings, given.overrides())
+        self._check(settings)
+        response = Responding(
+            self._new_id,
+            settings,
+            items=self._items if is_part else None,
+            conversation_id=self._conversation_id,
+            metadata=given.metadata,
+        )
+        if given.input is not None:
+            response.input = [self._input_entry(item) for item in given.input]
+        self._responses[response.id] = response
+        return [*response.created(), *self._start_ready()]
+
+    def _input_entry(self, item: Any) -> ConversationItem:
+        if isinstance(item, client.InputReference):
+            return self._items.find(item.id)
+        entry = ConversationItem.of(item, item.id or self._new_id("item"), self._new_id("call"))
+        if entry.is_pending:
+            raise UnsupportedOption(
+                "Sound in the input of a response is not heard: add it as an item before.",
+                param="response.input",
+            )
+        return entry
+
+    def _start_ready(self) -> list[Out]:
+        """Start the responses whose conversation has all its transcripts."""
+        outs: list[Out] = []
+        for response in self._responses.values():
+            entries = list(self._items if response.input is None else response.input)
+            if response.is_started or any(entry.is_pending for entry in entries):
+                continue
+            response.is_started = True
+            messages = messages_of(entries, response.settings.instructions)
+            outs.append(StartAnswer(response.id, response.settings, messages))
+        return outs
+
+    def _cancel_by_client(self, response_id: str | None, now_ms: float) -> list[Out]:
+        mine = [each for each in self._responses.values() if each.items is not None]
+        found = self._responses.get(response_id) if response_id else next(iter(mine), None)
+        if found is None:
+            raise NotFound("No response is in progress.", param="response_id")
+        outs = self._end(found, Ending(status="cancelled", reason="client_cancelled"))
+        return outs if found.items is None else [*outs, *self._rest(now_ms)]
+
+    def _clear_output(self, now_ms: float) -> list[Out]:
+        cut = self._cut_playback(now_ms)
+        cleared = {"type": "output_audio_buffer.cleared", "response_id": self._playback.response_id}
+        return [*cut, cleared]
+
+    def _end(self, response: Responding, ending: Ending) -> list[Out]:
+        del self._responses[response.id]
+        return [*response.end(ending), CancelAnswer(response.id)]
+
+    def _rest(self, now_ms: float) -> list[Out]:
+        return [RestDetector(max(0.0, self._playback.until_ms - now_ms))]
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def learn(self, news: Learned, now_ms: float) -> list[Out]:
+        """Return what follows from the parts of the session."""
+        match news:
+            case SpeechStarted(at_ms):
+                return self._begin_speech(at_ms, now_ms)
+            case SpeechStopped(at_ms):
+                return self._end_speech(at_ms)
+            case IdleTimedOut():
+                return self._time_out(news)
+            case TranscriptPiece() | TranscriptEnded() | TranscriptFailed():
+                return self._learn_transcript(news)
+            case _:
+                return self._learn_answer(news, now_ms)
+
+    def _learn_transcript(
+        self, news: TranscriptPiece | TranscriptEnded | TranscriptFailed
+    ) -> list[Out]:
+        kind = "conversation.item.input_audio_transcription"
+        head: Event = {"item_id": news.item_id, "content_index": 0}
+        is_told = self.settings.audio.input.transcription is not None
+        is_told |= not isinstance(self.settings, Conversation)
+        told: list[Event]
+        match news:
+            case TranscriptPiece(text=text):
+                told = [{"type": f"{kind}.delta", **head, "delta": text}]
+                return [*told] if is_told else []
+            case TranscriptEnded(text=text, seconds=seconds):
+                usage = {"type": "duration", "seconds": seconds}
+                told = [{"type": f"{kind}.completed", **head, "transcript": text, "usage": usage}]
+            case TranscriptFailed(error=error):
+                text, is_told = "", True
+                told = [{"type": f"{kind}.failed", **head, "error": dict(error)}]
+        return [*(told if is_told else []), *self._settle(news.item_id, text)]
+
+    def _settle(self, item_id: str, text: str) -> list[Out]:
+        """An item has its text: what waits for it goes on. A turn without words is no question."""
+        entry = self._unsettled.pop(item_id, None)
+        for part in entry.parts if entry is not None else ():
+            if part.is_pending:
+                part.text, part.is_pending = text, False
+        outs = self._start_ready()
+        if item_id in self._answered:
+            self._answered.discard(item_id)
+            self._owes_answer |= bool(text.strip())
+            if self._owes_answer and self._turn_id is None and not self._answered:
+                outs += self._answer_turn()
+        return outs
+
+    def _answer_turn(self) -> list[Out]:
+        self._owes_answer = False
+        if any(each.items is not None for each in self._responses.values()):
+            message = "A response is in progress, so that none was created for this turn."
+            return [error_event(client.error_fields(Conflict(message)))]
+        return self._create_response(client.ResponseFields())
+
+    def _learn_answer(
+        self,
+        news: AnswerText | AnswerSound | AnswerCall | AnswerEnded | AnswerFailed,
+        now_ms: float,
+    ) -> list[Out]:
+        response = self._responses.get(news.response_id)
+        if response is None:  # it was cancelled
+            return []
+        match news:
+            case AnswerText(text=text):
+                return [*response.text(text)]
+            case AnswerSound(text=text, data=data, sound_ms=sound_ms):
+                self._has_spoken = True
+                events = response.sound(text, data, sound_ms)
+                entry = response.spoken_item
+                if entry is not None and response.items is not None:
+                    self._playback.add(response.id, entry, now_ms, sound_ms)
+                return [*events]
+            case AnswerCall(name=name, arguments=arguments):
+                return [*response.call(name), *response.arguments(arguments)]
+            case AnswerFailed(error=error):
+                ending = Ending(status="failed", error=error)
+            case AnswerEnded(is_cut=is_cut, usage=usage):
+                ending = Ending(
+                    status="incomplete" if is_cut else "completed",
+                    reason="max_output_tokens" if is_cut else None,
+                    usage=usage,
+                )
+        del self._responses[response.id]
+        return [*response.end(ending), *self._rest(now_ms)]
+
+
+def error_event(fields: dict[str, Any], event_id: str | None = None) -> Event:
+    """Return the event of an error that the session outlives; `event_id` is the client's."""
+    return {"type": "error", "error": {**fields, "event_id": event_id}}
