@@ -309,4 +309,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | float:
 
 def brief(error: BaseException) -> str:
     """The error in one short line, safe to show."""
-    return str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[0][:120].rstrip(".: ") if lines else type(error).__name__

@@ -49,7 +49,18 @@ def is_embedding_model(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether a folder's model makes vectors or scores, and does not chat."""
     if is_encoder(config) or is_cross_encoder(config) or is_judge(folder, config):
         return True
-    return config.get("model_type") in CLASS_ENCODERS or (folder / MODULES).is_file()
+    return _has_encoder_class(config) or (folder / MODULES).is_file()
+
+
+def _has_encoder_class(config: Mapping[str, Any]) -> bool:
+    """Whether a class of transformers encodes texts; some types also have one that continues them.
+
+    That of ModernBERT's decoders is such a class.
+    """
+    if config.get("model_type") not in CLASS_ENCODERS:
+        return False
+    architectures = config.get("architectures") or ()
+    return not any(str(name).endswith("ForCausalLM") for name in architectures)
 
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> ModelKind:

@@ -144,6 +144,14 @@ def test_the_implementation_of_a_configuration(config: Any, implementation: str)
     assert implementation_of(config().to_dict()) == implementation
 
 
-def test_a_class_that_takes_no_features_is_refused() -> None:
-    with pytest.raises(WeightsError, match="takes no features"):
-        implementation_of(transformers.Kosmos2Config().to_dict())
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (transformers.Kosmos2Config, "takes no features"),
+        (transformers.Blip2Config, "no image_token_id"),
+        (transformers.Gemma3nConfig, "requires the timm library"),
+    ],
+)
+def test_what_is_missing_is_named(config: Any, reason: str) -> None:
+    with pytest.raises(WeightsError, match=reason):
+        implementation_of(config().to_dict())

@@ -27,7 +27,8 @@ def judge() -> Iterator[Any]:
 @pytest.mark.parametrize("name", [*SERVED, *REFUSED])
 def test_a_type_answers_as_its_class_or_is_refused(judge: Any, name: str) -> None:
     verdict = judge.judge_chat(name)
-    assert (verdict.runs == "refused") == bool(verdict.reason) == (name in REFUSED), verdict
+    answers = verdict.runs in {"native", "transformers", "row by row"}
+    assert (answers, bool(verdict.reason)) == (name in SERVED, name in REFUSED), verdict
 
 
 def test_the_page_has_what_is_said_of_each_pipeline(judge: Any) -> None:

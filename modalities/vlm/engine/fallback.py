@@ -121,6 +121,8 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
     ) -> None:
         config = read_config(checkpoint.config)
         kind = _kind_of(config.model_type)
+        if not isinstance(getattr(config, "image_token_id", None), int):
+            raise WeightsError("config.json has no image_token_id, which stands for images.")
         super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
         sizes = {"max_length": max_length, "dtype": dtype, "device": device}
         self.text = LanguagePart(kind, config, **sizes, encoding=encoding)

@@ -19,7 +19,12 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
-from triptych.modalities.embedding.kinds import CLASS_ENCODERS, ModelKind, kind_of
+from triptych.modalities.embedding.kinds import (
+    CLASS_ENCODERS,
+    ModelKind,
+    is_embedding_model,
+    kind_of,
+)
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.schedulers.engine import EngineCore
 from triptych.schedulers.local import LocalClient
@@ -129,6 +134,15 @@ def test_every_type_has_a_class() -> None:
     tables = transformers.models.auto.modeling_auto
     known = {**tables.MODEL_MAPPING_NAMES, **tables.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES}
     assert known.keys() >= CLASS_ENCODERS
+
+
+@pytest.mark.parametrize(("name", "embeds"), [("Model", True), ("ForCausalLM", False)])
+def test_a_decoder_of_a_type_that_also_encodes_chats(
+    name: str, embeds: bool, tmp_path: Path
+) -> None:
+    architectures = [f"ModernBertDecoder{name}"]
+    config = {"model_type": "modernbert-decoder", "architectures": architectures}
+    assert is_embedding_model(tmp_path, config) == embeds
 
 
 def test_colbert_is_refused_by_name(tmp_path: Path) -> None:
