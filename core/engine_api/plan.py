@@ -54,7 +54,9 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
     is empty for a decode row, whose input is the token last sampled for this slot. `new_page_ids`
-    extend the slot's page table. A row with `is_sampled` yields a token; a prompt chunk that does
+    extend the slot's page table. Where layers with a window have pages of their own,
+    `new_window_ids` extend the table of those; none of its pages before `first_window` is read any
+    more, and at a start it begins there. A row with `is_sampled` yields a token; a prompt chunk that does
     not reach the end of its prompt does not. `allowed` is the token mask of the row's grammar, one
     bit per token in little-endian 32-bit words, lowest first; empty without a grammar.
 
@@ -79,6 +81,8 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     new_page_ids: tuple[int, ...] = ()
+    new_window_ids: tuple[int, ...] = ()
+    first_window: int = 0
     is_sampled: bool = True
     num_drafts: int = 0
     allowed: bytes = b""

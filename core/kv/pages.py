@@ -3,7 +3,9 @@
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
 jobs: a page is a number, its content a key (`core.kv.keys`). For a model with recurrent layers, it
 also holds the snapshots of their states (`core.kv.snapshots`): pages are found up to the last one
-with a snapshot at its end.
+with a snapshot at its end. The pages of layers with a window are parts of these pages
+(`core.kv.windows`): pages are found up to the last one before which the parts are known that the
+next token sees.
 
 Every page is in exactly one place: free (holds nothing), cached (full, indexed, in no lease; the
 least recently used is evicted first) or leased (held by one lease or shared by several). A page is
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.core.kv.snapshots import SnapshotIndex
+from triptych.core.kv.windows import WindowPages, WindowSize
 
 
 @dataclass(slots=True, eq=False)
@@ -26,14 +29,24 @@ class Lease:
 
     The first `num_published` are full, and were found or published; they are read, never written.
     `snapshot` has the state after the pages that were found; -1 without one.
+
+    Where layers with a window have pages of their own, `window_ids` are those of the first pages,
+    in token order. The lease holds them from the page `first_window` on.
     """
 
     page_ids: list[int] = field(default_factory=list)
     num_published: int = 0
     snapshot: int = -1
+    num_found: int = 0
+    window_ids: list[int] = field(default_factory=list)
+    first_window: int = 0
 
     def __len__(self) -> int:
         return len(self.page_ids)
+
+    def windows_from(self, page: int) -> tuple[int, ...]:
+        """Those of `window_ids` that are held, from a page on."""
+        return tuple(self.window_ids[max(page, self.first_window) :])
 
 
 @dataclass(slots=True)
@@ -60,6 +73,7 @@ class PagePool:
     """Pages `0 .. num_pages - 1` of `page_size` tokens each.
 
     `num_snapshots` is the number of states that can be kept; `None` for a model without states.
+    `windows` is given where layers with a window have pages of their own.
     """
 
     def __init__(
@@ -69,6 +83,7 @@ class PagePool:
         page_size: int,
         enable_prefix_caching: bool = True,
         num_snapshots: int | None = None,
+        windows: WindowSize | None = None,
     ) -> None:
         assert num_pages > 0, "a pool holds at least one page"
         assert page_size > 0, "a page holds at least one token"
@@ -79,6 +94,7 @@ class PagePool:
         self.journal: PageJournal | None = None
         """The changes of the index, where a lower tier follows them."""
         self.snapshots = None if num_snapshots is None else SnapshotIndex(num_snapshots)
+        self.windows = None if windows is None else WindowPages(windows, num_pages)
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._num_holders = [0] * num_pages
@@ -118,12 +134,23 @@ class PagePool:
     def peek(self, keys: Sequence[bytes]) -> list[int]:
         """The pages that `acquire(keys)` would find now, without pinning them."""
         found = self._indexed(keys)
-        if self.snapshots is not None:
-            del found[self.snapshots.depth(keys[: len(found)]) :]
+        if self.snapshots is not None or self.windows is not None:
+            del found[self._depth(keys, found) :]
         return found
 
+    def _depth(self, keys: Sequence[bytes], found: Sequence[int]) -> int:
+        """After how many of the indexed pages a row can go on in all kinds of layers."""
+        num_pages, last = len(found), -1
+        while num_pages != last:
+            last = num_pages
+            if self.windows is not None:
+                num_pages = self.windows.depth(found[:num_pages])
+            if self.snapshots is not None:
+                num_pages = self.snapshots.depth(keys[:num_pages])
+        return num_pages
+
     def num_indexed(self, keys: Sequence[bytes]) -> int:
-        """The number of leading pages that are indexed, whether or not a state is known there."""
+        """The number of leading pages that are indexed, whether or not a row can go on there."""
         return len(self._indexed(keys))
 
     def _indexed(self, keys: Sequence[bytes]) -> list[int]:
@@ -146,8 +173,16 @@ class PagePool:
         self.extend_cached(lease, keys)
         if self.snapshots is not None and len(lease):
             lease.snapshot = self.snapshots.find(keys[len(lease) - 1])
+        if self.windows is not None:
+            self._hold_windows(lease, self.windows)
         self.counters.num_hits += len(lease)
         return lease
+
+    def _hold_windows(self, lease: Lease, windows: WindowPages) -> None:
+        """Hold the parts of found pages that the next token sees."""
+        lease.num_found, lease.first_window = len(lease), max(0, len(lease) - windows.reach)
+        seen = lease.page_ids[lease.first_window :]
+        lease.window_ids = [-1] * lease.first_window + [windows.hold(page_id) for page_id in seen]
 
     def extend_cached(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Append the indexed pages of `keys` to `lease`, up to the first key without a page."""
@@ -168,11 +203,31 @@ class PagePool:
             self._num_holders[page_id] = 1
             lease.page_ids.append(page_id)
 
+    def extend_windows(self, lease: Lease, num_pages: int) -> None:
+        """Take the parts of the first `num_pages` pages of `lease` that the next step writes to."""
+        if self.windows is not None:
+            for page_id in lease.page_ids[len(lease.window_ids) : num_pages]:
+                lease.window_ids.append(self.windows.take(page_id))
+
+    def leave_windows(self, lease: Lease, num_tokens: int) -> None:
+        """Give up the parts that no token of `lease` sees after the first `num_tokens`.
+
+        Those that the first token of its current page sees are held: a later row may begin there.
+        """
+        if self.windows is None:
+            return
+        first = num_tokens // self.page_size - self.windows.reach
+        for page in range(lease.first_window, first):
+            page_id = lease.page_ids[page]
+            is_kept = self._keys[page_id] is not None
+            self.windows.drop(page_id, is_kept=is_kept, is_first=page >= lease.num_found)
+        lease.first_window = max(lease.first_window, first)
+
     def publish(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Index the next pages of `lease` under `keys`: they are full, and their step is over.
 
         If another page already has a key, that page stays indexed, and this one is freed with its
-        lease.
+        lease; unless only this one has its part in layers with a window.
         """
         assert lease in self._leases, "the lease has ended"
         assert lease.num_published + len(keys) <= len(lease), "more keys than pages"
@@ -181,12 +236,20 @@ class PagePool:
             lease.num_published += 1
             if not self.enable_prefix_caching:
                 continue
+            if self.windows is not None and self.windows.has(page_id):
+                self._replace(key, self.windows)
             if self._index.setdefault(key, page_id) == page_id:
                 self._keys[page_id] = key
                 if self.journal is not None:
                     self.journal.indexed.append(key)
             else:
                 self.counters.num_duplicates += 1
+
+    def _replace(self, key: bytes, windows: WindowPages) -> None:
+        """Remove the page of `key`, if there is one without its part, for one that has it."""
+        page_id = self._index.get(key)
+        if page_id is not None and not windows.has(page_id):
+            self._forget(page_id)
 
     def unpublish(self, lease: Lease, keys: Sequence[bytes] = ()) -> None:
         """Remove all pages of `lease`, and snapshots of its `keys`, from the index.
@@ -208,12 +271,15 @@ class PagePool:
             if self.snapshots is not None:
                 self.snapshots.drop(key)
             page_id = self._index.get(key)
-            if page_id is None:
-                continue
-            self._unindex(page_id)
-            if not self._num_holders[page_id]:
-                del self._cached[page_id]
-                self._free.append(page_id)
+            if page_id is not None:
+                self._forget(page_id)
+
+    def _forget(self, page_id: int) -> None:
+        """Remove an indexed page; it is free unless it is in a lease."""
+        self._unindex(page_id)
+        if not self._num_holders[page_id]:
+            del self._cached[page_id]
+            self._free.append(page_id)
 
     def forget_all(self) -> int:
         """Remove all pages from the index; returns how many there were."""
@@ -225,6 +291,9 @@ class PagePool:
         """End `lease`, once: pages it alone held become cached if indexed, else free."""
         assert lease in self._leases, "a lease is released exactly once"
         self._leases.remove(lease)
+        if self.windows is not None:
+            for page_id in reversed(lease.page_ids[lease.first_window : len(lease.window_ids)]):
+                self.windows.drop(page_id, is_kept=self._keys[page_id] is not None)
         # Last page first: a page is useless without its predecessors, so it is evicted sooner.
         for page_id in reversed(lease.page_ids):
             self._num_holders[page_id] -= 1
@@ -252,6 +321,13 @@ class PagePool:
         assert cached <= set(named.values()), "a cached page cannot be found"
         if self.snapshots is not None:
             self.snapshots.check()
+        if self.windows is not None:
+            held = [
+                page_id
+                for lease in self._leases
+                for page_id in lease.page_ids[lease.first_window : len(lease.window_ids)]
+            ]
+            self.windows.check(held, set(named.values()))
 
     def _evict(self) -> int:
         page_id, _ = self._cached.popitem(last=False)
@@ -264,3 +340,5 @@ class PagePool:
         if key is not None:
             del self._index[key]
             self._keys[page_id] = None
+            if self.windows is not None:
+                self.windows.forget(page_id)

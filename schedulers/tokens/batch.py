@@ -281,6 +281,9 @@ class TokenBatch:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
+        for piece in step.rows:
+            num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
+            self.pool.extend_windows(piece.unit.lease, num_pages)
         self._book_saves(step)
         self.state.charge(step.rows)
         return TokenPlan(
@@ -329,6 +332,7 @@ class TokenBatch:
             delta = self._answer(piece, result, num_accepted)
         if row.num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
+        self.pool.leave_windows(lease, row.num_committed)
         publish_saves(self.pool, piece)
         if self.state.retries.restarts:
             self.state.retries.settle(row)

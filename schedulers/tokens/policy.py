@@ -195,7 +195,11 @@ class _TokenPolicy:
                 num_free += page_size * max(0, budget.num_pages - len(rows))
                 drafts = drafts[: max(0, min(num_spare, num_free - num_tokens))]
                 num_tokens += len(drafts)
+            num_windows = budget.num_windows_for(row, start, num_tokens)
+            if num_windows > budget.num_windows:
+                continue  # until chunks in flight end
             if num_tokens <= num_held or self._preemption.find_pages(row, num_tokens):
+                budget.num_windows -= num_windows
                 piece = ScheduledRow(row, start, num_tokens, is_sampled, drafts)
                 (decodes if piece.is_decode else forced).append(piece)
                 num_spare -= num_tokens - 1
@@ -303,10 +307,15 @@ class _TokenPolicy:
         budget, was_sampled = self._budget, piece.is_sampled
         if budget.num_tokens > 0:
             budget.num_tokens += piece.num_tokens
+            budget.num_windows += self._num_windows_of(piece)
             piece.num_tokens = self._chunk_size(piece.unit, piece.start)
+            budget.num_windows -= self._num_windows_of(piece)
             piece.is_sampled = piece.start + piece.num_tokens == piece.unit.num_tokens
             self._num_partial -= piece.is_sampled - was_sampled
             budget.num_tokens -= piece.num_tokens
+
+    def _num_windows_of(self, piece: ScheduledRow) -> int:
+        return self._budget.num_windows_for(piece.unit, piece.start, piece.num_tokens)
 
     def _num_left(self, row: SequenceState) -> int:
         """The number of positions to compute for the next token of `row`."""
@@ -447,15 +456,15 @@ class _TokenPolicy:
     def _chunk_size(self, row: SequenceState, start: int) -> int:
         """How many tokens of `row` the step can take from `start` on; 0 if it has to wait."""
         num_remaining = row.num_tokens - start
-        room = num_remaining
+        room = window_room = min(num_remaining, self._budget.window_room(row, start))
         if self._options.enable_chunked_prefill:
             most = self._options.long_prefill_token_threshold or sys.maxsize
-            room = min(num_remaining, self._budget.num_tokens, most)
+            room = min(room, self._budget.num_tokens, most)
             if self._long_prompt is None and room > self._half:
                 room = max(1, self._half)
         num_tokens = self._limits.chunk_end(row, start, start + room) - start
         is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
-        return 0 if is_cut else num_tokens
+        return 0 if is_cut or num_tokens > window_room else num_tokens
 
     def _add_chunk(self, row: SequenceState, start: int) -> None:
         num_remaining, num_tokens = row.num_tokens - start, self._chunk_size(row, start)
@@ -463,6 +472,7 @@ class _TokenPolicy:
             return
         self._budget.num_tokens -= num_tokens
         self._num_prompts += 1
+        self._budget.num_windows -= self._budget.num_windows_for(row, start, num_tokens)
         self._budget.context_tokens += self._budget.rounded_context(row)
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
         self._num_partial += (row.lease is None) - piece.is_sampled

@@ -37,7 +37,8 @@ class SequenceState(Unit):
     Its tokens are the prompt, the committed output, and `num_unknown` more tokens that steps in
     flight sample. `num_booked` positions are computed or in flight, the first `num_committed` of
     them are computed. While it holds a `lease` it also holds a `slot`; a row that `is_bound` has
-    both at the runner, with `num_bound_pages` of its pages. A row that `is_over` may still be in
+    both at the runner, with `num_bound_pages` of its pages, and `num_bound_windows` of its pages of
+    window layers, counted with those before. A row that `is_over` may still be in
     flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
     computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
     were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
@@ -71,6 +72,7 @@ class SequenceState(Unit):
     is_bound: bool = False
     is_decoding: bool = False
     num_bound_pages: int = 0
+    num_bound_windows: int = 0
     num_booked: int = 0
     num_committed: int = 0
     num_unknown: int = 0
@@ -274,7 +276,8 @@ class ScheduledRow:
         end, num_pages = self.known_end, len(lease.page_ids)
         if not (row.is_decoding or row.is_answering):
             self.stage = "prefill"
-        has_new = num_pages > row.num_bound_pages
+        has_new, num_windows = num_pages > row.num_bound_pages, len(lease.window_ids)
+        has_windows = num_windows > row.num_bound_windows
         planned = TokenRow(
             job_id=row.name,
             slot=row.slot,
@@ -282,6 +285,8 @@ class ScheduledRow:
             num_tokens=self.num_tokens,
             token_ids=() if self.is_decode else (*row.token_ids(self.start, end), *self.drafts),
             new_page_ids=tuple(lease.page_ids[row.num_bound_pages :]) if has_new else (),
+            new_window_ids=lease.windows_from(row.num_bound_windows) if has_windows else (),
+            first_window=lease.first_window,
             is_sampled=self.is_sampled,
             num_drafts=len(self.drafts),
             allowed=row.allowed if self.is_sampled and row.has_masks else b"",
@@ -294,7 +299,7 @@ class ScheduledRow:
             row.num_forced = 0
             if row.grammar is not None:
                 row.grammar.is_ready = False  # until the sampled token is known
-        row.num_bound_pages = num_pages
+        row.num_bound_pages, row.num_bound_windows = num_pages, num_windows
         row.num_booked = end
         row.num_unknown += self.is_sampled
         row.is_bound = True
@@ -308,7 +313,7 @@ class ScheduledRow:
         row.num_booked = self.start
         row.num_unknown -= self.is_sampled
         row.is_bound = row.is_decoding = row.is_verifying = False
-        row.num_bound_pages = row.num_forced = 0
+        row.num_bound_pages = row.num_bound_windows = row.num_forced = 0
         if row.grammar is not None:
             row.grammar.is_ready = True
 
@@ -360,8 +365,13 @@ class TokenState:
 
     @property
     def max_rows(self) -> int:
-        """The bound of running rows: half a step's tokens, so that prompts get the rest."""
-        return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
+        """The bound of running rows: half a step's tokens, so that prompts get the rest.
+
+        There are pages for the windows of so many.
+        """
+        most = min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
+        windows = self.pool.windows
+        return most if windows is None else min(most, windows.size.num_rows)
 
     def is_coming(self, key: bytes) -> bool:
         """Whether a page is being computed, by this engine or another one."""
@@ -440,7 +450,8 @@ class TokenState:
         row.lease, row.slot = None, -1
         row.is_bound = row.is_decoding = row.is_spoiled = row.is_verifying = False
         row.drafts = ()
-        row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
+        row.num_booked = row.num_committed = row.num_forced = 0
+        row.num_bound_pages = row.num_bound_windows = 0
         row.progress_page = 0
 
     def leave(self, row: SequenceState) -> None:

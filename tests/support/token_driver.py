@@ -56,6 +56,20 @@ def random_stateful_world(rng: random.Random) -> World:
     return random_world(rng, num_snapshots=rng.choice((0, 1, 3, 8, 20)))
 
 
+def random_windowed_world(rng: random.Random) -> World:
+    """A small server whose window layers have pages of their own, with states or drafts."""
+    kind = rng.choice(("plain", "plain", "states", "drafts"))
+    error = rng.choice((0.0, 0.2, 0.9))
+    return random_world(
+        rng,
+        window=rng.choice((1, 2, 5, 8, 9, 16)),
+        num_window_rows=rng.choice((1, 2, 6)),
+        num_spare_windows=rng.choice((0, 0, 3, 30)),
+        num_snapshots=rng.choice((1, 3, 20)) if kind == "states" else None,
+        drafts=(lambda request: StoryDrafts(request, rng, error)) if kind == "drafts" else None,
+    )
+
+
 def random_drafting_world(rng: random.Random) -> World:
     """A small server whose answers are drafted, well or badly."""
     error = rng.choice((0.0, 0.2, 0.9))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from support.driver import SchedulerDriver
@@ -18,6 +18,7 @@ from support.schedules import schedule_of
 from support.shadow_drafts import ShadowDrafts, draft_model
 from support.shadow_states import ShadowStates
 from support.shadow_story import VOCAB_SIZE, ExpectedTokens
+from support.shadow_windows import ShadowWindows
 from triptych.core.engine_api.plan import (
     DraftPlan,
     Plan,
@@ -30,6 +31,7 @@ from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenReque
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.kv.pages import PagePool
 from triptych.core.runtime.engine.draft_runner import DraftingRunner
+from triptych.core.kv.windows import WindowSize
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
@@ -109,10 +111,12 @@ class Page:
 class ShadowRunner:
     """Runs plans at once, in order, as a device stream would.
 
-    A step of n rows takes `step_s(n)`. With `has_states` a row also has a recurrent state.
+    A step of n rows takes `step_s(n)`. With `has_states` a row also has a recurrent state, with
+    `windows` pages of window layers.
     """
 
     has_states = False
+    windows: ShadowWindows | None = None
 
     def __init__(
         self, *, num_pages: int, page_size: int, requests: dict[str, TokenRequest]
@@ -138,6 +142,8 @@ class ShadowRunner:
         ]
         if self.has_states:
             self.states.begin(plan, self.in_flight.keys())
+        if self.windows is not None:
+            self.windows.begin(plan)
         results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
         if self.has_states:
             self.states.end(plan, self.stories)
@@ -146,6 +152,8 @@ class ShadowRunner:
     def finish(self, plan: TokenPlan) -> None:
         """The engine has seen the end of the plan."""
         del self.in_flight[plan.step_id]
+        if self.windows is not None:
+            del self.windows.in_flight[plan.step_id]
 
     def spoil(self, plan: TokenPlan) -> None:
         """The plan raised: what it, and what came after it for its rows, wrote is garbage."""
@@ -156,6 +164,8 @@ class ShadowRunner:
                     if step_id >= plan.step_id:
                         page.digests[index] = b"garbage"
         self.states.spoil(plan)
+        if self.windows is not None:
+            self.windows.spoil(plan)
 
     def _bind(self, plan: TokenPlan) -> None:
         job_ids = {row.slot: row.job_id for row in plan.rows}
@@ -200,11 +210,13 @@ class ShadowRunner:
         if self.has_states:
             is_checked = row.job_id not in self.bad_jobs
             self.states.go_on(row, expected.digests, step_id, is_checked=is_checked)
+        written = [*expected.digests[row.start : row.start + num_right]]
+        written += [b"rejected"] * (row.num_tokens - num_right)
+        if self.windows is not None and row.job_id not in self.bad_jobs:
+            self.windows.go_on(row, written, expected.digests, step_id)
         for position in range(row.start, end):
             page = self.pages[slot.page_ids[position // self.page_size]]
-            is_right = position < row.start + num_right
-            digest = expected.digests[position] if is_right else b"rejected"
-            page.digests[position % self.page_size] = digest
+            page.digests[position % self.page_size] = written[position - row.start]
             page.step_ids[position % self.page_size] = step_id
             page.job_id = row.job_id
         self.num_computed_tokens += row.num_tokens
@@ -258,15 +270,25 @@ class World(SchedulerDriver):
         depth: int = 1,
         pool: PagePool | None = None,
         num_snapshots: int | None = None,
+        window: int = 0,
+        num_window_rows: int = 1,
+        num_spare_windows: int = 0,
         drafts: Callable[[TokenRequest], StoryDrafts] | None = None,
         draft_pages: int = 0,
         draft_error: float = 0.0,
         **options: object,
     ) -> None:
-        self.pool = pool or PagePool(
-            num_pages=num_pages, page_size=page_size, num_snapshots=num_snapshots
-        )
         self.options = schedule_of(**options)
+        size, most = None, self.options.max_batch_input_tokens
+        if window:
+            step_tokens = most if self.options.enable_chunked_prefill else max(most, max_length)
+            size = WindowSize.least(
+                window, page_size, num_rows=num_window_rows, step_tokens=step_tokens
+            )
+            size = replace(size, num_pages=size.num_pages + num_spare_windows)
+        self.pool = pool or PagePool(
+            num_pages=num_pages, page_size=page_size, num_snapshots=num_snapshots, windows=size
+        )
         self.max_length = max_length
         scheduler = TokenScheduler(
             model=MODEL,
@@ -290,6 +312,8 @@ class World(SchedulerDriver):
             *(random.Random(num_pages), draft_error),
         )
         self.runner.has_states = self.pool.snapshots is not None
+        if size is not None:
+            self.runner.windows = ShadowWindows(window, size.num_pages, page_size)
         self.cached_since: dict[tuple[int, bytes], int] = {}
         self._follow = self.pool.extend_cached
         self.pool.extend_cached = self._followed  # type: ignore[method-assign]
