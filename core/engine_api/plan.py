@@ -55,10 +55,10 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
     is empty for a decode row, whose input is the token last sampled for this slot. `new_page_ids`
     extend the slot's page table. Where layers with a window have pages of their own,
-    `new_window_ids` extend the table of those; none of its pages before `first_window` is read any
-    more, and at a start it begins there. A row with `is_sampled` yields a token; a prompt chunk that does
-    not reach the end of its prompt does not. `allowed` is the token mask of the row's grammar, one
-    bit per token in little-endian 32-bit words, lowest first; empty without a grammar.
+    `new_window_ids` extend the table of those; no page before the row's `first_window` is read from
+    now on, and at a start the table begins there. A row with `is_sampled` yields a token; a prompt
+    chunk that does not reach the end of its prompt does not. `allowed` is the token mask of the
+    row's grammar, one bit per token in little-endian 32-bit words, lowest first; empty without one.
 
     The last `num_drafts` of `token_ids` are guesses: a token is sampled at the position before each
     of them and at the last one, so that the row yields `1 + num_drafts` tokens.

@@ -45,7 +45,7 @@ class Lease:
         return len(self.page_ids)
 
     def windows_from(self, page: int) -> tuple[int, ...]:
-        """Those of `window_ids` that are held, from a page on."""
+        """The held ones of `window_ids`, from a page on."""
         return tuple(self.window_ids[max(page, self.first_window) :])
 
 

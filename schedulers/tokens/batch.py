@@ -281,16 +281,13 @@ class TokenBatch:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
-        for piece in step.rows:
-            num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
-            self.pool.extend_windows(piece.unit.lease, num_pages)
         self._book_saves(step)
         self.state.charge(step.rows)
         return TokenPlan(
             step_id=step_id,
             model=model,
             kind=step.kind,
-            rows=tuple([piece.book() for piece in step.rows]),
+            rows=tuple([piece.book(self.pool) for piece in step.rows]),
         )
 
     def _book_saves(self, step: TokenStep) -> None:

@@ -37,14 +37,13 @@ class SequenceState(Unit):
     Its tokens are the prompt, the committed output, and `num_unknown` more tokens that steps in
     flight sample. `num_booked` positions are computed or in flight, the first `num_committed` of
     them are computed. While it holds a `lease` it also holds a `slot`; a row that `is_bound` has
-    both at the runner, with `num_bound_pages` of its pages, and `num_bound_windows` of its pages of
-    window layers, counted with those before. A row that `is_over` may still be in
-    flight. The last `num_forced` tokens follow from its `grammar` without sampling and are to be
-    computed together. Its `reasoning` may precede the output of the grammar. `num_fetched_pages`
-    were computed by another engine. With `lookup` its next step verifies `drafts`, a guess of its
-    next tokens; while it `is_verifying`, such a step is in flight. With `drafted` a smaller model
-    makes the drafts. Its adapter, if any, has a slot
-    unless it still `awaits_adapter`.
+    both at the runner, with `num_bound_pages` of its pages, and `num_bound_windows` of those of
+    window layers. A row that `is_over` may still be in flight. The last `num_forced` tokens follow
+    from its `grammar` without sampling and are to be computed together. Its `reasoning` may precede
+    the output of the grammar. `num_fetched_pages` were computed by another engine. With `lookup`
+    its next step verifies `drafts`, a guess of its next tokens; while it `is_verifying`, such a
+    step is in flight. With `drafted` a smaller model makes the drafts. Its adapter, if any, has a
+    slot unless it still `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
     after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after
@@ -269,11 +268,12 @@ class ScheduledRow:
         pairs = zip(self.drafts, token_ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    def book(self) -> TokenRow:
-        """Book the row into a step, and return its part of the plan."""
+    def book(self, pool: PagePool) -> TokenRow:
+        """Book the row, with pages of window layers from `pool`; returns its part of the plan."""
         row, lease = self.unit, self.unit.lease
         assert lease is not None, "a running row holds a lease"
         end, num_pages = self.known_end, len(lease.page_ids)
+        pool.extend_windows(lease, pool.num_pages_for(self.start + self.num_tokens))
         if not (row.is_decoding or row.is_answering):
             self.stage = "prefill"
         has_new, num_windows = num_pages > row.num_bound_pages, len(lease.window_ids)
@@ -365,10 +365,7 @@ class TokenState:
 
     @property
     def max_rows(self) -> int:
-        """The bound of running rows: half a step's tokens, so that prompts get the rest.
-
-        There are pages for the windows of so many.
-        """
+        """The bound of running rows: half a step's tokens, so that prompts get the rest."""
         most = min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
         windows = self.pool.windows
         return most if windows is None else min(most, windows.size.num_rows)

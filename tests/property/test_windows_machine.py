@@ -17,7 +17,7 @@ from triptych.core.kv.windows import WindowPages
 
 def test_every_row_finds_its_windows() -> None:
     totals: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(40):
         world = drive(seed, 400, random_windowed_world)
         assert world.runner.windows is not None
         totals.update(world.scheduler.stats().counters)

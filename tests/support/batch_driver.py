@@ -21,7 +21,9 @@ from triptych.core.engine_api.plan import DraftPlan, Plan, StepResult, TokenPlan
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import TriptychError
 from triptych.core.kv.pages import PagePool
+from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
@@ -124,6 +126,7 @@ class BatchDriver(SchedulerDriver):
         num_snapshots: int = 12,
         lookup_rule: LookupRule | None = None,
         draft: CausalModel | None = None,
+        windows: WindowSize | None = None,
         **options: Any,
     ) -> None:
         schedule = schedule_of(**options)
@@ -133,16 +136,19 @@ class BatchDriver(SchedulerDriver):
             page_size=layout.page_size,
             enable_prefix_caching=enable_prefix_caching,
             num_snapshots=num_snapshots if layout.states else None,
+            windows=windows,
         )
         scheduler = TokenScheduler(
             model=MODEL, pool=self.pool, options=schedule, max_length=max_length, namespace=b"w"
         )
         scheduler.tokens.lookup_rule = lookup_rule
         self.drafter: DraftModel | None = None
-        num_more = int(graphs is not None)  # for padding
+        size = CacheSize(num_pages, num_slots, num_snapshots, windows)
+        if graphs is not None:
+            size = size.with_padding()
         kv = KvCache(
-            *(layout, num_pages + num_more, CPU, native),
-            num_slots=num_slots + num_more,
+            *(size.layout_of(layout), size.num_pages, CPU, native),
+            num_slots=size.num_slots,
             num_snapshots=num_snapshots,
         )
         for tensor in kv.tensors:

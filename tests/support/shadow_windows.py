@@ -1,4 +1,4 @@
-"""Pages of window layers that hold digests: `token_world` checks that each row reads its own past."""
+"""Pages of window layers that hold digests: each row of a `token_world` must read its own past."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class ShadowWindows:
     def _part(self, row: TokenRow, position: int) -> int:
         return self.slots[row.slot].pages[position // self.page_size]
 
-    def go_on(self, row: TokenRow, written: list[bytes], digests: list[bytes], step_id: int) -> None:
+    def go_on(
+        self, row: TokenRow, written: list[bytes], digests: list[bytes], step_id: int
+    ) -> None:
         """Compute a row: `written` are digests of its positions, `digests` right ones."""
         for position in self._places(row):
             cell = self.cells[self._part(row, position)][position % self.page_size]

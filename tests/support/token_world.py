@@ -30,8 +30,8 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.kv.pages import PagePool
-from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.core.kv.windows import WindowSize
+from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 

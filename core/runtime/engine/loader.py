@@ -151,7 +151,7 @@ class TokenLoader(DeviceLoader):
     def _cache(self, layout: KvLayout, size: CacheSize, native: NativeKernels | None) -> KvCache:
         """Allocate pages and states. Raises `ConfigError` as `_check_invariance` does."""
         kv = KvCache(
-            *(layout, size.num_pages, self._device.torch, native),
+            *(size.layout_of(layout), size.num_pages, self._device.torch, native),
             num_slots=size.num_slots,
             num_snapshots=size.num_snapshots,
         )
@@ -238,8 +238,8 @@ class TokenLoader(DeviceLoader):
         graphs: DecodeGraphs | None,
     ) -> TokenRunner:
         """Create the runner over a cache of `size`. On a GPU all graphs are captured now."""
-        if graphs is not None:  # padding rows have a page and a state
-            size = replace(size, num_pages=size.num_pages + 1, num_slots=size.num_slots + 1)
+        if graphs is not None:
+            size = size.with_padding()
         schedule = self._config.schedule
         _log.debug(
             "%s: steps of up to %d rows (--max-batch-size) and %d tokens"
@@ -267,6 +267,7 @@ class TokenLoader(DeviceLoader):
             page_size=layout.page_size,
             enable_prefix_caching=shares and self._config.cache.enable_prefix_caching,
             num_snapshots=size.num_snapshots if layout.states else None,
+            windows=size.windows,
         )
 
     def _namespace(self, layout: KvLayout, max_length: int) -> bytes:

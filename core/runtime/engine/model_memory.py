@@ -20,7 +20,7 @@ from triptych.core.options.config import Config
 from triptych.core.options.tier_plan import TierPlan
 from triptych.core.process.logs import fields
 from triptych.core.runtime.devices.device import Device, free_host_bytes
-from triptych.core.runtime.engine.cache_size import CacheSize
+from triptych.core.runtime.engine.cache_size import CacheSize, Demand
 from triptych.core.runtime.engine.memory_table import memory_table
 from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -209,37 +209,60 @@ class ModelMemory:
             resize=partial(_resize, reservation),
         )
 
-    def reserve_cache(self, layout: KvLayout, max_length: int) -> CacheSize:
+    def reserve_cache(
+        self, layout: KvLayout, max_length: int, *, gives_back: bool = False
+    ) -> CacheSize:
         """Reserve the pages and states that full batches can use, within budget and free memory.
 
-        One row of the whole context must fit, whatever the shares. Raises `ModelTooLarge`, naming
-        the context that fits, where even one row is too long.
+        One row of the whole context must fit, whatever the shares. With `gives_back`, layers with
+        a window may have pages of their own. Raises `ModelTooLarge`, naming the context that fits,
+        where even one row is too long.
         """
         num_slots = self._config.schedule.max_batch_size if layout.states else 0
         self.reserve_states(layout, num_slots)
         pages_per_row = -(-max_length // layout.page_size)
         page_bytes = max(1, layout.page_bytes * self._num_shares)
         room = self._ledger.available_bytes // page_bytes - 1
-        if room < pages_per_row:
-            raise self._lack_of_pages(layout, max_length, room, page_bytes)
         share = room // max(1, len(self._config.models.model))
         if self._config.cache.kv_cache_memory_mb:
             share = self._config.cache.kv_cache_memory_mb * 2**20 // page_bytes
         elif self._device.is_cpu:
             cpu_bytes = int(self._ledger.capacity_bytes * _CPU_CACHE_SHARE)
             share = min(share, cpu_bytes // page_bytes)
+        num_bytes = min(max(share, pages_per_row), room) * page_bytes // self._num_shares
         most = pages_per_row * self._config.schedule.max_batch_size
         size = CacheSize.divided(
             layout,
-            min(share, room) * page_bytes // self._num_shares,
+            num_bytes,
             least_pages=pages_per_row,
             most_pages=most,
             num_slots=num_slots,
             has_snapshots=self._config.cache.enable_prefix_caching,
         )
-        self.reserve("kv", (size.num_pages + 1) * layout.page_bytes)
+        if gives_back:
+            sizes = {"least_pages": pages_per_row, "most_pages": most}
+            demand = Demand.of(self._config.schedule, max_length)
+            size = size.with_windows(layout, num_bytes, demand=demand, **sizes)
+        if room < pages_per_row and size.windows is None:
+            raise self._lack_of_pages(layout, max_length, room, page_bytes)
+        self.reserve("kv", size.page_bytes(size.layout_of(layout), 1))
         self.reserve_states(layout, size.num_snapshots)
+        self._show_windows(layout, size)
         return size
+
+    def _show_windows(self, layout: KvLayout, size: CacheSize) -> None:
+        """Log what pages of their own save where layers with a window have them."""
+        if size.windows is None:
+            return
+        num_bytes = size.page_bytes(size.layout_of(layout), 1)
+        _log.info(
+            "%s: pages for %d tokens, in layers with a window for %d: %d %% of the memory that full"
+            " attention takes (at most %d rows at a time)",
+            *(self._name, size.num_pages * layout.page_size),
+            size.num_window_pages * layout.page_size,
+            100 * num_bytes // ((size.num_pages + 1) * layout.page_bytes),
+            min(size.windows.num_rows, self._config.schedule.max_batch_size),
+        )
 
     def reserve_host_tier(self, plan: TierPlan, layout: KvLayout, size: CacheSize) -> int:
         """Reserve and return the bytes of host memory for pages that leave the device.

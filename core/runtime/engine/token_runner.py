@@ -1,6 +1,6 @@
 """Turns token plans into device work: one forward and one sample per plan.
 
-Owns the page table of every batch slot (on the host), and the layout of a step. Knows no policy:
+Owns the page tables of every batch slot (on the host), and the layout of a step. Knows no policy:
 the scheduler chooses which rows run, and on which pages. Does not know what a token is: a
 `TokenHead` decides what goes into the model and what is sampled from it
 (`core.runtime.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, compress
 from typing import Protocol
@@ -34,6 +34,7 @@ from triptych.core.runtime.devices.device import end_of_work
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.devices.upload import Uploads
 from triptych.core.runtime.engine.step_states import StepStates
+from triptych.core.runtime.engine.window_table import WindowTable
 from triptych.core.runtime.graphs.backend import Tensors
 from triptych.core.runtime.graphs.buckets import Bucket
 from triptych.core.runtime.graphs.decode import DecodeGraphs
@@ -134,6 +135,9 @@ class TokenRunner:
         self._page_table = np.zeros(shape, dtype=np.int64)
         self._page_table[-1] = kv.num_pages - 2
         self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
+        self._windows: WindowTable | None = None
+        if any(kv.windowed):
+            self._windows = WindowTable(shape, kv.num_window_pages)
         self._graphs = graphs
         self._states = None if kv.states is None else StepStates(kv.states, max_batch_size)
         self._uploads = Uploads(device)
@@ -185,6 +189,8 @@ class TokenRunner:
     def _update_page_tables(self, plan: TokenPlan) -> None:
         """Must run before anything that can raise, or later rows would write to wrong pages."""
         for row in plan.rows:
+            if self._windows is not None:
+                self._windows.update(row)
             if row.sampling is not None:
                 self._num_pages[row.slot] = 0
             if row.new_page_ids:
@@ -272,8 +278,6 @@ class TokenRunner:
 
         row_T = np.repeat(np.arange(len(rows)), lengths_B)
         positions_T = np.arange(len(row_T)) - (query_starts_B - starts_B)[row_T]
-        pages_T = self._page_table[lines_B[row_T], positions_T // self._page_size]
-        write_slots_T = pages_T * self._page_size + positions_T % self._page_size
         prompt_ids = chain.from_iterable([row.token_ids for row in rows[num_decode:]])
         token_ids_T = np.zeros(len(row_T), dtype=np.int64)
         token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
@@ -296,13 +300,29 @@ class TokenRunner:
             slots_B[:num_decode],
             ends_R + places_R,
             np.repeat(slots_B, num_sampled_B),
-            write_slots_T,
+            self._write_slots(self._page_table, lines_B[row_T], positions_T),
             contexts_B,
             query_starts_B,
             self._page_table[lines_B, :num_pages],
+            *self._window_arrays(lines_B, row_T, positions_T, num_pages),
             self._state_lines(rows),
             *self._head.lay_out(step),
         )
+
+    def _write_slots(self, table: Int64s, lines_T: Int64s, positions_T: Int64s) -> Int64s:
+        """The place of each token in pages of `table`."""
+        pages_T = table[lines_T, positions_T // self._page_size]
+        return pages_T * self._page_size + positions_T % self._page_size
+
+    def _window_arrays(
+        self, lines_B: Int64s, row_T: Int64s, positions_T: Int64s, num_pages: int
+    ) -> tuple[Int64s, ...]:
+        """The places of tokens, and the rows' tables, in pages of layers with a window, if any."""
+        if self._windows is None:
+            return ()
+        table = self._windows.table
+        slots_T = self._write_slots(table, lines_B[row_T], positions_T)
+        return slots_T, table[lines_B, :num_pages]
 
     def _state_lines(self, rows: Sequence[TokenRow]) -> Int64s:
         """The lines of the rows' states, none in a model without states."""
@@ -313,6 +333,8 @@ class TokenRunner:
         """Point the step at the arrays of `_lay_out`, on the device."""
         step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
         step.sampled_slots_R, write_slots, contexts, query_starts, table, *tensors = tensors
+        num_own = 0 if self._windows is None else 2
+        window, tensors = tensors[:num_own], tensors[num_own:]
         state_lines, *step.extras = tensors
         if self._states is not None:
             step.states = self._states.batch(step.rows, state_lines)
@@ -328,6 +350,13 @@ class TokenRunner:
             is_deterministic=self.is_deterministic,
             backend=self.attention_backend,
         )
+        if window:
+            step.batch.windowed = replace(
+                step.batch,
+                write_slots_T=window[0],
+                page_table_BM=window[1].view(len(contexts), -1),
+                groups={},
+            )
 
 
 def _num_sampled(row: TokenRow) -> int:

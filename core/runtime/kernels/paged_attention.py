@@ -114,7 +114,9 @@ class AttentionBatch:
     `page_table_BM` past a row's pages are ignored. `native` are the CPU kernels of the cache, if
     any: they keep values in another order. On a GPU, grids depend on the shapes of the tensors;
     `backend` names the kernels (see `attention_backends`), and `is_deterministic` fixes the order
-    of sums, so that a token's result does not depend on other rows.
+    of sums, so that a token's result does not depend on other rows. `windowed` is the same batch
+    over the pages of layers with a window, if they have pages of their own: entries of its page
+    table before a row's windows are the null page.
     """
 
     page_table_BM: torch.Tensor
@@ -130,6 +132,7 @@ class AttentionBatch:
     backend: str = TRITON
     prompt_keys: PromptKeys | None = None
     """Where a library finds the keys of prompts; made by the first layer that needs it."""
+    windowed: AttentionBatch | None = None
     groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
     """The reference's plan of a step, by span; made by the first layer that uses it."""
 

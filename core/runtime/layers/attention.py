@@ -8,7 +8,7 @@ Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N page
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
@@ -36,11 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """The cells of one layer: `num_heads` query heads read them."""
+    """The cells of one layer: `num_heads` query heads read them.
+
+    No layer reads further back than `window` tokens, itself included; `None`: all.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int | None = field(default=None, repr=False)
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a token's key and value."""
@@ -90,7 +94,8 @@ class KvLayout:
     """The shape of one model's cache: `shapes` has an entry for each layer that stores cells.
 
     `states` has one for each recurrent layer. If it is `read_by_torch`, CPU kernels do not choose
-    the order of values in a page.
+    the order of values in a page. Layers with a window may have `num_window_pages` of their own
+    (`core.kv.windows`): `page_bytes` then counts the other layers, `window_bytes` these.
     """
 
     shapes: tuple[KvShape, ...]
@@ -98,11 +103,30 @@ class KvLayout:
     dtype: torch.dtype
     states: tuple[LayerState, ...] = ()
     read_by_torch: bool = False
+    num_window_pages: int = 0
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: keys and values of all layers."""
-        return self.page_size * sum(shape.token_bytes(self.dtype) for shape in self.shapes)
+        """Bytes of one page: keys and values of all its layers."""
+        return self._bytes(in_window=False)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of one page of the layers with a window; 0 if they have none of their own."""
+        return self._bytes(in_window=True)
+
+    def _bytes(self, *, in_window: bool) -> int:
+        shapes = [shape for shape in self.shapes if self.is_windowed(shape) == in_window]
+        return self.page_size * sum(shape.token_bytes(self.dtype) for shape in shapes)
+
+    def is_windowed(self, shape: KvShape) -> bool:
+        """Whether the cells of a layer are in pages of the layers with a window."""
+        return self.num_window_pages > 0 and shape.window is not None
+
+    @property
+    def longest_window(self) -> int:
+        """The longest window of a layer that has one; 0 without any."""
+        return max((shape.window or 0 for shape in self.shapes), default=0)
 
     @property
     def state_bytes(self) -> int:
@@ -117,19 +141,30 @@ class KvLayout:
     def __str__(self) -> str:
         """The same text for equal layouts: runs of layers that are alike are counted."""
         runs = (f"{len(list(run))} x {kind}" for kind, run in groupby(self.shapes + self.states))
-        return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}"
+        windows = f"; {self.longest_window} seen of windows" if self.num_window_pages else ""
+        return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}{windows}"
 
 
 class KvCache:
     """Keys and values of all layers, allocated once: `pages` has an entry for each shape.
 
     Holds one page more than requested: the null page (see `core.runtime.kernels.paged_attention`).
+    So it does of the pages of layers with a window, if they have pages of their own: the layers of
+    `windowed`.
     On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
     then has the order of native/pages.h. With `None` torch does. The states of recurrent layers
     lie in `states`, for rows in `num_slots` batch slots, and `num_snapshots` more.
     """
 
-    __slots__ = ("layout", "native", "num_pages", "pages", "states")
+    __slots__ = (
+        "layout",
+        "native",
+        "num_pages",
+        "num_window_pages",
+        "pages",
+        "states",
+        "windowed",
+    )
 
     def __init__(
         self,
@@ -144,13 +179,18 @@ class KvCache:
         self.layout = layout
         self.num_pages = num_pages + 1
         """The number of pages, including the null page."""
+        self.num_window_pages = layout.num_window_pages + 1
+        self.windowed = tuple(map(layout.is_windowed, layout.shapes))
         self.states: RowStates | None = None
         if layout.states:
             self.states = RowStates(layout.states, num_slots, num_snapshots, device)
         self.native = native if native is not None and _can_hold(native, layout) else None
         self.pages = [
-            shape.new_pages(self.num_pages, layout.page_size, layout.dtype, device)
-            for shape in layout.shapes
+            shape.new_pages(
+                self.num_window_pages if is_windowed else self.num_pages,
+                *(layout.page_size, layout.dtype, device),
+            )
+            for shape, is_windowed in zip(layout.shapes, self.windowed, strict=True)
         ]
         for tensor in self.tensors:
             tensor[-1].zero_()
@@ -177,6 +217,11 @@ class PagedStep:
     kv: KvCache
     batch: AttentionBatch
     states: StateBatch | None = None
+
+    def batch_of(self, cells: int) -> AttentionBatch:
+        """The batch with the pages of the layer that stores these cells."""
+        windowed = self.batch.windowed
+        return windowed if windowed is not None and self.kv.windowed[cells] else self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +294,10 @@ class AttentionConfig:
     def shape(self) -> KvShape:
         """The cells that the layer reads."""
         return KvShape(
-            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            window=self.window,
         )
 
     @property
@@ -390,7 +438,7 @@ class Attention:
         step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's keys and values first. Adds to the residual where given."""
-        config, batch = self.config, step.batch
+        config, batch = self.config, step.batch_of(self.cells)
         assert self.rules is not None, "call prepare() before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
         gate_THD: torch.Tensor | None = None

@@ -8,7 +8,7 @@ Shapes: T tokens, C hidden, F MLP features or positions, L layers, P values of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import (
     AttentionConfig,
     KvLayout,
+    KvShape,
     PagedStep,
     StepPositions,
 )
@@ -120,11 +121,27 @@ class DecoderConfig:
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
         return KvLayout(
-            shapes=tuple(layer.shape for layer in self.attending if layer.reads_layer is None),
+            shapes=self._shapes(),
             page_size=page_size,
             dtype=dtype,
             states=tuple(part.state for part in self.parts() if is_recurrent(part)),
         )
+
+    def _shapes(self) -> tuple[KvShape, ...]:
+        """The cells of all layers that store any, with the longest window of their readers."""
+        shapes: list[KvShape] = []
+        for layer, mixer in enumerate(self.attention):
+            for part in parts_of(mixer):
+                if is_recurrent(part):
+                    continue
+                if part.reads_layer is None:
+                    shapes.append(part.shape)
+                    continue
+                cells = self.cells_of(layer, part)
+                windows = shapes[cells].window, part.shape.window
+                longest = None if None in windows else max(window or 0 for window in windows)
+                shapes[cells] = replace(shapes[cells], window=longest)
+        return tuple(shapes)
 
     def parts(self, num_layers: int | None = None) -> list[PartConfig]:
         """The parts of the mixers of all layers, or of the first ones."""

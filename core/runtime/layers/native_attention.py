@@ -129,7 +129,10 @@ class _Heads:
         return LayerFlags(sum(flag for flag, is_set in has.items() if is_set))
 
     def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
-        point_to_pages(pointers, kv.pages[self._owner.cells])
+        cells = self._owner.cells
+        point_to_pages(pointers, kv.pages[cells])
+        in_window = LayerFlags.WINDOW_PAGES if kv.windowed[cells] else LayerFlags(0)
+        pointers.flags = self._flags() | in_window
 
 
 class _Latents:

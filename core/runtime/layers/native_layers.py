@@ -192,6 +192,7 @@ class NativeLayers:
         mixture = self._largest_mixture
         mixture_scratch = None if mixture is None else mixture.scratch(x_TC)
         rows = None if paged.states is None else native_rows_of(paged)
+        windowed = paged.batch.windowed
         adapted = None if self._adapter_rows is None else self._adapter_rows.blocks
         cos_pair, sin_pair = zip(positions.full, positions.local, strict=True)
         for table in (*cos_pair, *sin_pair):
@@ -206,6 +207,8 @@ class NativeLayers:
             sin=tuple(sin.data_ptr() for sin in sin_pair),
             query_scales=pointer(positions.query_scale_T),
             write_slots=paged.batch.write_slots_T.data_ptr(),
+            window_table=None if windowed is None else windowed.page_table_BM.data_ptr(),
+            window_slots=None if windowed is None else windowed.write_slots_T.data_ptr(),
             state_rows=None if rows is None else ctypes.pointer(rows.arguments),
             adapted_rows=None if adapted is None else ctypes.pointer(adapted.pointers),
             hidden=config.hidden_size,

@@ -114,7 +114,8 @@ class LlmLoader(TokenLoader):
             )
             draft = self._draft(stack)
             drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
-            size = memory.reserve_cache(layout, max_length)
+            size = memory.reserve_cache(layout, max_length, gives_back=self._gives_back())
+            layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
@@ -278,6 +279,15 @@ class LlmLoader(TokenLoader):
                 f"--kv-connector {tiers.connector}: the recurrent layers of {self.name} keep"
                 " states, and only pages are kept outside the device; leave the option out."
             )
+
+    def _gives_back(self) -> bool:
+        """Whether layers with a window may have pages of their own.
+
+        Engines, tiers and ranks exchange pages of all layers.
+        """
+        plan = PipelinePlan.checked(self._config)
+        exchanges = plan.sends_pages or plan.fetches_pages or TierPlan.of(self._config) is not None
+        return self._num_ranks == 1 and not exchanges
 
     def _reserve_tiers(
         self, memory: ModelMemory, layout: KvLayout, size: CacheSize, *, shares: bool = True

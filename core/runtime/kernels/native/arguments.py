@@ -251,6 +251,7 @@ class LayerFlags(IntFlag):
     LAYER_NORM_OF_HEADS = 16
     SCALED_QUERIES = 32
     GATED_OUTPUT = 64
+    WINDOW_PAGES = 128
 
 
 class LatentPointers(ctypes.Structure):
@@ -312,6 +313,7 @@ class StepArguments(ctypes.Structure):
         ("gather", ctypes.POINTER(ProjectionPointers)),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("query_scales", "write_slots")),
+        *((name, ctypes.c_void_p) for name in ("window_table", "window_slots")),
         ("state_rows", ctypes.POINTER(StateRowArguments)),
         ("adapted_rows", ctypes.POINTER(AdaptedRowPointers)),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),

@@ -17,7 +17,7 @@ void norm_token(const Glue *g, int64_t token) {
 static void prefetch_token(const Glue *g, int64_t token) {
     const Attention *a = g->attention;
     if (a->num_tokens == a->num_rows && !(g->layer->flags & READS_CELLS))
-        prefetch_slot(a, a->k_pages, g->step->write_slots[token]);
+        prefetch_slot(a, a->k_pages, write_slots_of(g)[token]);
 }
 
 static void open_token(const Glue *g, int64_t token) {
@@ -129,6 +129,7 @@ static Attention attention_of(const Glue *g) {
     a.head_dim = layer->head_dim;
     a.q_stride = (layer->num_heads + 2 * num_kv) * layer->head_dim;
     if (layer->flags & GATED_OUTPUT) a.q_stride += layer->num_heads * layer->head_dim;
+    if (layer->flags & WINDOW_PAGES) a.page_table = g->step->window_table;
     a.window = layer->window;
     a.scale = layer->scale;
     a.soft_cap = layer->soft_cap;

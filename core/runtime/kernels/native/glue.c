@@ -124,7 +124,7 @@ void prepare_heads(const Glue *g, int64_t token) {
     for (int64_t head = 0; head < num_kv; head++, k += bytes, v += bytes) {
         if (layer->value_norm)
             norm_row(s, v, (Norm){layer->value_norm, NULL}, v, size, layer->value_eps, RMS_NORM);
-        store_head(a, s->write_slots[token], head, k, v);
+        store_head(a, write_slots_of(g)[token], head, k, v);
     }
 }
 

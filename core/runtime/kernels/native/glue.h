@@ -28,6 +28,11 @@ INLINE void *token_of(const Step *s, const void *values, int64_t token, int64_t 
     return (char *)values + token * width * size_of(dtype_of(s));
 }
 
+/* The places of this step's tokens in the pages of the layer. */
+INLINE const int64_t *write_slots_of(const Glue *g) {
+    return g->layer->flags & WINDOW_PAGES ? g->step->window_slots : g->step->write_slots;
+}
+
 /* Pass `dtype` and the type of norms to a macro as constants. */
 #define WITH_TYPES(S, RUN)                     \
     if (dtype_of(S) == FLOAT32)                \

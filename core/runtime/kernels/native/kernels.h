@@ -201,7 +201,8 @@ enum { RMS_NORM = 0, LAYER_NORM = 1 };
 /* Properties of a layer. It reads the cells of an earlier layer, and projects no keys; pairs that are
  * rotated are adjacent; all its query heads are normalized as one row, and all key heads; heads are
  * normalized after their rotation; by a layer norm; its queries are multiplied by the step's scales; its
- * result is multiplied by the sigmoid of as many values, which `qkv` has last. */
+ * result is multiplied by the sigmoid of as many values, which `qkv` has last; its cells are in pages of
+ * layers with a window. */
 enum {
     READS_CELLS = 1,
     ADJACENT_PAIRS = 2,
@@ -210,6 +211,7 @@ enum {
     LAYER_NORM_OF_HEADS = 16,
     SCALED_QUERIES = 32,
     GATED_OUTPUT = 64,
+    WINDOW_PAGES = 128,
 };
 
 /* Latent attention (core/runtime/layers/latent_attention.py). `down` makes the `query_inputs` and the row
@@ -263,6 +265,7 @@ typedef struct {
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated], `query_scales` of [num_tokens]. Outputs of
  * attention and MLP are multiplied by `residual_scale`; in a parallel block both read the same input.
+ * Where layers with a window have pages of their own, `window_table` and `window_slots` are theirs.
  *
  * A model with layer inputs has them as [num_tokens][num_inputs][input_size]; with an
  * `input_projection` they are rows of a table to which that of `x` is added first.
@@ -282,7 +285,7 @@ typedef struct {
     const Projection *gather;
     const void *cos[2], *sin[2];
     const float *query_scales;
-    const int64_t *write_slots;
+    const int64_t *write_slots, *window_table, *window_slots;
     const StateRows *state_rows; /* of a model with recurrent layers */
     const AdaptedRows *adapted_rows; /* NULL where no row has an adapter */
     int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size, num_streams;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ def save_recurrent(folder: Path, name: str) -> None:
     recurrent_model(name).save_pretrained(folder)
 
 
+def save_expert(folder: Path, name: str) -> None:
+    save_mixture(folder, name, max_position_embeddings=2048)
+
+
 def save_dense(folder: Path, name: str) -> None:
     family, extra = (DENSE | FAMILIES)[name]
     fields = TINY | extra | {"max_position_embeddings": 2048}
@@ -34,8 +39,8 @@ def save_dense(folder: Path, name: str) -> None:
 CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
     "windows": (save_dense, "gemma3", "auto", "auto"),
     "windows and shared cells": (save_dense, "gemma4", "int8", "auto"),
-    "windows and sinks": (save_mixture, "gpt-oss", "auto", "auto"),
-    "windows in chunks": (save_mixture, "llama-4", "float8_e4m3fn", "auto"),
+    "windows and sinks": (save_expert, "gpt-oss", "auto", "auto"),
+    "windows in chunks": (save_expert, "llama-4", "float8_e4m3fn", "auto"),
     "half layers": (save_recurrent, "nemotron-h", "auto", "auto"),
     "pairs": (save_recurrent, "falcon-h1", "int8", "auto"),
     "latents": (save_dense, "youtu", "auto", "auto"),
@@ -44,6 +49,13 @@ CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
     "states of a class": (save_recurrent, "falcon-h1", "auto", "transformers"),
     "latents of a class": (save_dense, "youtu", "auto", "transformers"),
 }
+SHARES = {
+    "windows": 62,
+    "windows and shared cells": 56,
+    "windows and sinks": 50,
+    "windows in chunks": 50,
+}
+"""Percents of the memory that full attention in all layers would take for as many tokens."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,4 +74,9 @@ def test_the_table_has_what_is_allocated(
     assert (held["tiny/kv"], held.get("tiny/states", 0)) == (num_bytes, num_state_bytes)
     (row,) = [each.fields for each in caplog.records if each.msg == "memory"]
     assert row["caches_mib"] == round((num_bytes + num_state_bytes) / MIB, 1) > 0
+    share = 100 * num_bytes // (kv.num_pages * replace(kv.layout, num_window_pages=0).page_bytes)
+    assert (kv.layout.num_window_pages > 0) == (case in SHARES)
+    assert share == SHARES.get(case, 100)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(f"{share} % of the memory" in line for line in lines) == (case in SHARES)
     loaded.close()
