@@ -44,24 +44,30 @@ class FilePlace:
     Both match at most 256 bytes, which cannot occur inside a JSON string, where quotes are escaped.
     Other spellings of the same JSON are also read, but as part of the JSON. A text is not extracted
     unless its first `least` characters are all base64. `images` are the paths of the fields that
-    take files; in any other field they are text.
+    take files; in any other field they are text. `field` is the name in errors.
     """
 
     opening: re.Pattern[bytes]
     images: frozenset[tuple[str, ...]]
+    field: str
     following: re.Pattern[bytes] | None = None
     least: int = 0
 
-    @property
-    def field(self) -> str:
-        """The name of the field of an image, for errors."""
-        return min(self.images)[-1]
-
 
 IN_DATA_URLS: Final = FilePlace(
-    re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
-    images=frozenset({("messages", "content", "image_url", "url")}),
+    re.compile(
+        rb'"(?:url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,|data"\s{0,8}:\s{0,8}")'
+    ),
+    images=frozenset(
+        {
+            ("messages", "content", "image_url", "url"),
+            ("messages", "content", "input_audio", "data"),
+            ("messages", "audio", "data"),
+        }
+    ),
+    field="url",
 )
+"""Images and recordings in messages of chat, and the sound of answers that clients send back."""
 
 
 class DataUrls:
@@ -128,7 +134,7 @@ class DataUrls:
         if file is None:
             return None
         if not file.is_base64:
-            raise InvalidRequest("An image is not valid base64.", param=self._place.field)
+            raise InvalidRequest("A file is not valid base64.", param=self._place.field)
         return Fetched(file.data, data_media_type(head))
 
     def put_back(self, body: Any) -> Any:
@@ -179,7 +185,7 @@ class DataUrls:
         """Continue after the opening of a file's place."""
         if self._num_openings == MAX_CONTENT_PARTS:
             raise InvalidRequest(
-                f"The body has more than {MAX_CONTENT_PARTS} images.",
+                f"The body has more than {MAX_CONTENT_PARTS} files.",
                 param=self._place.field,
             )
         self._num_openings += 1

@@ -169,6 +169,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
+    _connect_sound(parts)
     routers = [router for part in parts for router in part.routers]
     routers += talk_routers(config, parts)
     kinds = reversed(registry.MODALITIES)
@@ -193,6 +194,15 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
+
+
+def _connect_sound(parts: Sequence[ApiPart]) -> None:
+    """Let chat hear and speak with the models of recognition and speech."""
+    from triptych.modalities.talk.services import TalkServices
+    from triptych.modalities.talk.speaking.chat_sound import ServedSound
+
+    services = TalkServices.of(parts)
+    services.chat.sound = ServedSound(services.recognition, services.speech)
 
 
 def _open_store(config: Config, num_keys: int, exit_stack: AsyncExitStack) -> DocumentStore | None:

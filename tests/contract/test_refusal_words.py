@@ -97,7 +97,6 @@ TRUE = {
     "only /v1/responses stores answers",
     "post texts to /v1/score or /v1/rerank as items of a list",
     "prompts that do not fit are refused with 400",
-    "text is the only output of this route",
     "the cache use above which no prompt starts",
     "only the model calls tools",
     "there is no search for tools",

@@ -48,6 +48,7 @@ from triptych.modalities.llm.api.responses.conversations import conversations_ro
 from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.registry import MODALITIES
+from triptych.modalities.talk.speaking.chat_sound import ServedSound
 from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.voices.routes import voices_router
@@ -166,6 +167,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     speech = SpeechService(full_app.speech, [front], admission, max_characters=4096)
     transcriptions = asr_service(full_app.transcription, is_multilingual=True)
     images = make_image_service(full_app.image, image_model(max_references=16))
+    text.sound = ServedSound(transcriptions, speech)
     cards = [card_of(model) for model in text.models.values()]
     cards += embedding_cards(words) + speech_cards(speech)
     cards += asr_cards(transcriptions) + image_cards(images)

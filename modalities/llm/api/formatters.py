@@ -175,7 +175,7 @@ class ChatFormatter(ResponseFormatter):
 
     _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
 
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+    def chunks(self, delta: SampleDelta) -> Iterator[ChatChunk]:
         """The role (once it is known whether a call follows), the text, the finish reason."""
         if delta.prompt is not None:
             self._prompts[delta.index] = delta.prompt
@@ -192,13 +192,16 @@ class ChatFormatter(ResponseFormatter):
             reason = delta.finish_reason
             yield self._piece(delta.index, MessageDelta(), finish_reason=reason, **self._ids(()))
 
-    def _begin(self, index: int, pieces: Sequence[AnswerPiece]) -> Iterator[Chunk]:
-        is_call = bool(pieces) and isinstance(pieces[0], CallStart)
-        role = MessageDelta(role="assistant", content=None if is_call else "")
-        first = self._piece(index, role)
+    def _begin(self, index: int, pieces: Sequence[AnswerPiece]) -> Iterator[ChatChunk]:
+        first = self._piece(index, self._first(pieces))
         yield first.model_copy(update=self._of_prompt(self._prompts.pop(index, None)))
         if self._details.echoed:
             yield self._piece(index, MessageDelta(content=self._details.echoed))
+
+    def _first(self, pieces: Sequence[AnswerPiece]) -> MessageDelta:
+        """The role, and no content yet; none at all where a call begins the answer."""
+        is_call = bool(pieces) and isinstance(pieces[0], CallStart)
+        return MessageDelta(role="assistant", content=None if is_call else "")
 
     def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
         """The whole answer, with the prompt of all samples once."""
@@ -212,11 +215,14 @@ class ChatFormatter(ResponseFormatter):
         pieces = (piece for delta in deltas for piece in delta.shown)
         return ChatChoice(
             index=index,
-            message=_message(Answer.of(chain(echoed, pieces))),
+            message=self._message(Answer.of(chain(echoed, pieces))),
             logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
             finish_reason=finish,
             **self._ids(deltas),
         )
+
+    def _message(self, answer: Answer) -> AnswerMessage:
+        return _message(answer)
 
     def _delta(self, index: int, piece: AnswerPiece) -> MessageDelta:
         match piece:

@@ -28,6 +28,7 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.media.fetch import Fetched
+from triptych.modalities.llm.api.audio_fields import AudioPart, SpokenReference
 from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.llm.api.tools.schema import ToolCall
 from triptych.modalities.llm.api.unsupported import IGNORED_IN_MESSAGE, MESSAGE
@@ -115,8 +116,8 @@ class TextPart(Strict):
     def _only_text(cls, value: Any) -> Any:
         if kind := unknown_type(value, "text"):
             raise UnsupportedOption(
-                "A message takes parts of type 'text', 'image_url' and 'image_file', not"
-                f" {kind}: send an image as a data URL in image_url; no sound is read here."
+                "A message takes parts of type 'text', 'image_url', 'image_file' and 'input_audio',"
+                f" not {kind}: send an image as a data URL in image_url, sound in input_audio."
             )
         return value
 
@@ -175,20 +176,27 @@ class ImageFilePart(Strict):
         return ImageSource("", find(self.url), self.image_file.detail == "low")
 
 
+_PART_KINDS = {"image_url": ":image", "image_file": ":file", "input_audio": ":sound"}
+
+
 def _part_kind(value: Any) -> str:
-    return {"image_url": ":image", "image_file": ":file"}.get(type_of(value), ":text")
+    return _PART_KINDS.get(type_of(value), ":text")
 
 
 Part = Annotated[
     Annotated[TextPart, Tag(":text")]
     | Annotated[ImagePart, Tag(":image")]
-    | Annotated[ImageFilePart, Tag(":file")],
+    | Annotated[ImageFilePart, Tag(":file")]
+    | Annotated[AudioPart, Tag(":sound")],
     Discriminator(_part_kind),
 ]
 
 
 class Message(IgnoresHints):
-    """One message of a conversation. With `tool_calls` an assistant's `content` may be absent."""
+    """One message of a conversation.
+
+    With `tool_calls` or `audio` an assistant's `content` may be absent.
+    """
 
     ignored = IGNORED_IN_MESSAGE
 
@@ -213,6 +221,9 @@ class Message(IgnoresHints):
         default=None, description="Reasoning before the answer; the template may render it."
     )
     reasoning: Text | None = Field(default=None, description="As reasoning_content.")
+    audio: SpokenReference | None = Field(
+        default=None, description="The sound of an earlier answer; its words are the content."
+    )
     cache_control: CacheControl | None = inert("cache_control")
     provider_specific_fields: JsonObject | None = inert("provider_specific_fields")
     index: Place | None = inert("index")
@@ -221,7 +232,8 @@ class Message(IgnoresHints):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
+        has_other = isinstance(value, dict) and (value.get("tool_calls") or value.get("audio"))
+        if has_other and value.get("content") is None:
             value = {**value, "content": ""}
         elif isinstance(value, dict) and "content" not in value:
             raise InvalidRequest("A message needs a content.", param="messages")
@@ -231,7 +243,9 @@ class Message(IgnoresHints):
     def _check(self) -> Self:
         parts = () if isinstance(self.content, str) else self.content
         if self.role != "user" and any(not isinstance(part, TextPart) for part in parts):
-            raise InvalidRequest("Only a user's message has images.", param="messages")
+            raise InvalidRequest("Only a user's message has images or sound.", param="messages")
+        if self.audio and self.role != "assistant":
+            raise InvalidRequest("Only an assistant's message has audio.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         if len({self.reasoning, self.reasoning_content} - {None}) > 1:
@@ -253,13 +267,39 @@ class Message(IgnoresHints):
     def images(self) -> list[ImagePart | ImageFilePart]:
         """The images of the content."""
         parts = () if isinstance(self.content, str) else self.content
-        return [part for part in parts if not isinstance(part, TextPart)]
+        return [part for part in parts if isinstance(part, ImagePart | ImageFilePart)]
+
+    @property
+    def sounds(self) -> list[AudioPart]:
+        """The recordings of the content."""
+        parts = () if isinstance(self.content, str) else self.content
+        return [part for part in parts if isinstance(part, AudioPart)]
+
+    def with_words(self, words: Sequence[str], spoken: str) -> Message:
+        """The message with `words` in place of its recordings, and of its audio what was `spoken`.
+
+        A content that is given stands for the audio.
+        """
+        heard = iter(words)
+        content = self.content if self.audio is None or self.text else spoken
+        if not isinstance(content, str):
+            content = [
+                TextPart(type="text", text=next(heard)) if isinstance(part, AudioPart) else part
+                for part in content
+            ]
+        return self.model_copy(update={"content": content, "audio": None})
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
         """The message as prompt encoders take it; `developer` becomes `system`.
 
-        `find` returns the files of image URLs.
+        `find` returns the files of image URLs. Raises `UnsupportedOption` for sound, whose words
+        are not known.
         """
+        if self.sounds or self.audio:
+            raise UnsupportedOption(
+                "Sound in messages is read by /v1/chat/completions alone: send its words.",
+                param="messages",
+            )
         fields = self.model_dump(exclude_none=True, exclude=_OWN)
         if self.reasoning is not None:
             fields["reasoning_content"] = self.reasoning
@@ -272,6 +312,7 @@ class Message(IgnoresHints):
             content = [
                 part.text if isinstance(part, TextPart) else part.source(find)
                 for part in self.content
+                if not isinstance(part, AudioPart)
             ]
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **fields}

@@ -33,6 +33,7 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.audio_fields import AudioFields
 from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
     Message,
@@ -234,7 +235,7 @@ def _largest(*numbers: int | None) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
 
 
-class ChatRequest(TextRequest, TemplateFields, InertLabels):
+class ChatRequest(TextRequest, TemplateFields, AudioFields, InertLabels):
     """Body of `/v1/chat/completions`."""
 
     messages: Messages
@@ -270,7 +271,24 @@ class ChatRequest(TextRequest, TemplateFields, InertLabels):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         ToolSet.of(self.tools or (), self.tool_choice)  # raises where the choice is not there
+        self._check_spoken()
         return self
+
+    def _check_spoken(self) -> None:
+        """Raise `UnsupportedOption` for fields that a spoken answer does not follow."""
+        if not self.is_spoken:
+            return
+        given = {
+            "n": self.n not in (None, 1),
+            "echo": bool(self.echo),
+            "response_format": self.constraint() is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise UnsupportedOption(
+                    f"{name} is not offered in a spoken answer: leave it or modalities out.",
+                    param=name,
+                )
 
     @property
     def tool_set(self) -> ToolSet:

@@ -21,21 +21,23 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class PromptDetails(BaseModel):
-    """Kinds of prompt tokens.
+    """Kinds of prompt tokens; `audio_tokens` are those of recordings, in addition to their words.
 
     With images, `image_tokens` are the tokens that they fill, and `cached_images` is the number of
     images that were found encoded.
     """
 
     cached_tokens: int
+    audio_tokens: int | None = None
     image_tokens: int | None = None
     cached_images: int | None = None
 
 
 class OutputDetails(BaseModel):
-    """Kinds of output tokens."""
+    """Kinds of output tokens; `audio_tokens` are those of a spoken answer's sound."""
 
     reasoning_tokens: int
+    audio_tokens: int | None = None
 
 
 class UsageReply(BaseModel):
@@ -119,8 +121,35 @@ class ToolCallDelta(BaseModel):
     function: FunctionReply
 
 
+class AnswerAudio(BaseModel):
+    """The sound of an answer: a file in base64, and its words.
+
+    A later message may refer to it by `id` until `expires_at` (seconds since 1970).
+    """
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+
+
+class AnswerAudioDelta(BaseModel):
+    """A piece of the sound of an answer: its next words, its next bytes, or its end.
+
+    The first has the id. Joined, the base64 of all pieces is that of the file.
+    """
+
+    id: str = ""
+    data: str = ""
+    expires_at: int = 0
+    transcript: str = ""
+
+
 class AnswerMessage(BaseModel):
-    """A chat answer; `reasoning` is `reasoning_content` by another name."""
+    """A chat answer; `reasoning` is `reasoning_content` by another name.
+
+    A spoken answer has `audio` in place of a content.
+    """
 
     role: Literal["assistant"]
     content: str | None
@@ -128,6 +157,7 @@ class AnswerMessage(BaseModel):
     reasoning_content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallReply] = []
+    audio: AnswerAudio | None = None
 
 
 class MessageDelta(BaseModel):
@@ -138,6 +168,7 @@ class MessageDelta(BaseModel):
     reasoning_content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = []
+    audio: AnswerAudioDelta | None = None
 
 
 class ChatChoice(BaseModel):
@@ -245,6 +276,10 @@ class UsageTotals:
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
         self._last: dict[int, SampleDelta] = {}
+        self.num_heard_tokens = 0
+        """Tokens of sound in the prompt."""
+        self.num_spoken_tokens = 0
+        """Tokens of the answer's sound so far."""
 
     def add(self, delta: SampleDelta) -> None:
         """Record a sample's latest counts."""
@@ -259,13 +294,19 @@ class UsageTotals:
         if image := sum(use.num_image_tokens for use in firsts):
             details.image_tokens = image
             details.cached_images = sum(use.num_cached_images for use in firsts)
+        prompt, output = prompt + self.num_heard_tokens, output + self.num_spoken_tokens
+        if self.num_heard_tokens:
+            details.audio_tokens = self.num_heard_tokens
         reasoning = sum(use.num_reasoning_tokens for use in self._last.values())
+        output_details = OutputDetails(reasoning_tokens=reasoning)
+        if self.num_spoken_tokens:
+            output_details.audio_tokens = self.num_spoken_tokens
         return UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=details,
-            completion_tokens_details=OutputDetails(reasoning_tokens=reasoning),
+            completion_tokens_details=output_details,
         )
 
 

@@ -6,6 +6,7 @@ the composition of this modality's API. Keys, limits, errors and disconnects are
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.http.body import StrictRoute
+from triptych.core.http.body import StrictRoute, note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
@@ -44,6 +45,7 @@ from triptych.modalities.llm.api.generation import (
     ending_gap,
     note_reasoning,
 )
+from triptych.modalities.llm.api.hearing import hear_messages
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
 from triptych.modalities.llm.api.ollama.models import Catalogue
 from triptych.modalities.llm.api.ollama.routes import ollama_router
@@ -66,6 +68,7 @@ from triptych.modalities.llm.api.responses.replies import InputTokens
 from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.speaking import AnswerVoice, SpokenChat, SpokenFormatter
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
 from triptych.modalities.llm.api.unsupported import ROUTES
@@ -171,10 +174,20 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         """Answer a conversation, with images for vision models."""
         context = Context.of(request)
         model = service.model(body.model)
+        voice = await AnswerVoice.of(service, body, context.caller)
+        if voice is not None and voice.is_replaced:
+            note_ignored(request, "voice")
         note_reasoning(request, model, body.thinking_fields)
-        prompt = await encode_conversation(service, body, request, find_link)
-        formatter = ChatFormatter(model, context.call_id, AnswerDetails.of(body))
-        generation = await begin(service, body, context, [prompt])
+        heard, num_heard = await hear_messages(service, body, request)
+        prompt = await encode_conversation(service, heard, request, find_link)
+        generation = await begin(service, heard, context, [prompt])
+        generation.usage.num_heard_tokens = num_heard
+        details = AnswerDetails.of(body)
+        if voice is not None:
+            spoken = SpokenChat(service, generation, voice, context.caller)
+            speaking = SpokenFormatter(model, context.call_id, details, spoken.answer)
+            return await _spoken(spoken, body, speaking, context.options)
+        formatter = ChatFormatter(model, context.call_id, details)
         return await _answer(generation, body, formatter, context.options)
 
     router.add_api_route(
@@ -188,8 +201,9 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
 
     async def count_chat_tokens(body: ChatRequest, request: Request) -> InputTokens:
         """Count the prompt tokens of a conversation."""
-        prompt = await encode_conversation(service, body, request, find_link)
-        return InputTokens(input_tokens=len(prompt.prompt_ids))
+        heard, num_heard = await hear_messages(service, body, request)
+        prompt = await encode_conversation(service, heard, request, find_link)
+        return InputTokens(input_tokens=len(prompt.prompt_ids) + num_heard)
 
     router.add_api_route(
         "/v1/chat/completions/input_tokens",
@@ -255,6 +269,17 @@ async def _answer(
     samples, usage = await generation.samples(), generation.usage.total()
     # Log-probabilities of a long prompt take long to write.
     document = await on_text_thread(usage.total_tokens, _document, formatter, samples, usage)
+    return Response(document, media_type="application/json")
+
+
+async def _spoken(
+    spoken: SpokenChat, body: ChatRequest, formatter: SpokenFormatter, options: ServerOptions
+) -> Response:
+    if body.stream:
+        documents = spoken.documents(formatter, body)
+        return EventStream(documents, heartbeat_s=options.heartbeat_s)
+    reply = await spoken.reply(formatter)
+    document = await asyncio.to_thread(write_json, reply)
     return Response(document, media_type="application/json")
 
 

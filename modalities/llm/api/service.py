@@ -37,6 +37,8 @@ from triptych.modalities.llm.api.adapters import AdapterNames, NamedAdapter, fie
 from triptych.modalities.llm.api.checks import call_sampling, check_call, check_request
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, images_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
+from triptych.modalities.llm.api.sound import ChatSound
+from triptych.modalities.llm.api.spoken_answers import SpokenAnswers
 from triptych.modalities.llm.api.text import TextModel, text_size
 from triptych.modalities.llm.api.tools.prompt import describe_tools
 from triptych.modalities.llm.api.tools.schema import ToolSet
@@ -66,6 +68,9 @@ class LlmService(ModelService[TextModel]):
         super().__init__(client, models, admission, default_seed=default_seed)
         self.adapters: AdapterNames | None = None
         """The adapters of its models; set before the first call, if there may be any."""
+        self.sound: ChatSound | None = None
+        """Hears messages and speaks answers, where the server can; set before the first call."""
+        self.spoken_answers = SpokenAnswers()
         self._encoders = encoders
         self._runs_low_first = True
         self._images = HoldLimit("Too many images are being processed; try again later.")

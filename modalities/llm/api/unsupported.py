@@ -13,7 +13,6 @@ from triptych.core.http.fields import RefusedField, RefusedValue
 from triptych.core.http.refused_routes import RefusedRoutes
 
 _TOOLS = "use tools and tool_choice."
-_TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
 _REPEATS = "use repetition_penalty, frequency_penalty or presence_penalty."
 _ELSEWHERE = "leave it out; the operator sets --pipeline-role."
@@ -155,14 +154,12 @@ IGNORED_IN_MESSAGE: Mapping[str, str] = MappingProxyType(
 CHAT: Mapping[str, RefusedField] = MappingProxyType(
     {
         "add_special_tokens": RefusedField("the chat template writes them.", (False,)),
-        "audio": RefusedField(_TEXT_ONLY),
         "documents": RefusedField("put their texts into a message.", ([],)),
         "function_call": RefusedField(_TOOLS, ("none", "auto")),
         "functions": RefusedField(_TOOLS, ([],)),
         "input_ids": RefusedField("post token ids to /v1/completions.", ([],)),
         "max_dynamic_patch": RefusedField(_PIXELS),
         "min_dynamic_patch": RefusedField(_PIXELS),
-        "modalities": RefusedField(_TEXT_ONLY, (["text"],)),
         "moderation": RefusedField("moderate before and after the call."),
         "parse_special": RefusedField(
             "messages never contain special tokens; use /v1/completions.", (False,)
@@ -179,7 +176,7 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "task": RefusedField("describe it in a message."),
         "truncate_prompt_tokens": RefusedField("leave out messages; conversations are not cut."),
         "truncation_side": RefusedField("it belongs to truncate_prompt_tokens.", ("left", "right")),
-        "use_audio_in_video": RefusedField("neither video nor sound is read here.", (False,)),
+        "use_audio_in_video": RefusedField("no video is read here.", (False,)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."
@@ -201,7 +198,6 @@ CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"}
 MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
     {
         "annotations": RefusedField("put their text into content.", ([],)),
-        "audio": RefusedField(_TEXT_ONLY),
         "function_call": RefusedField(_TOOLS),
         "refusal": RefusedField("put it into content."),
     }

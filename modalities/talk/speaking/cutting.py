@@ -101,7 +101,7 @@ class AnswerCutter:
         return AnswerPiece(text, boundary, has_words and not is_code)
 
 
-class _Block(NamedTuple):
+class _AnswerBlock(NamedTuple):
     """A block that begins at `start`, the whole text if there is none.
 
     `unknown` is a line that may begin one. `end` is that of a fence or of a table, 0 for a table
@@ -114,7 +114,7 @@ class _Block(NamedTuple):
     fence: str = ""
 
 
-def _find_block(held: str, *, is_whole: bool) -> _Block:
+def _find_block(held: str, *, is_whole: bool) -> _AnswerBlock:
     """The first block of code or table."""
     start = 0
     while start < len(held):
@@ -122,18 +122,18 @@ def _find_block(held: str, *, is_whole: bool) -> _Block:
         line = held[start:end]
         is_complete = line.endswith("\n") or is_whole
         if fence := _FENCE.match(held, start):
-            return _Block(start, "code", fence.end(), fence["fence"])
+            return _AnswerBlock(start, "code", fence.end(), fence["fence"])
         if not is_complete and _is_begun(line):
-            return _Block(start, "unknown")
+            return _AnswerBlock(start, "unknown")
         if "|" in line and (is_complete or line.lstrip().startswith("|")):
             after = held[end : held.find("\n", end) + 1 or len(held)]
             is_known = after.endswith("\n") or is_whole
             if is_known and _RULER.match(after.rstrip("\n")):
-                return _Block(start, "table", _table_end(held, end, is_whole=is_whole))
+                return _AnswerBlock(start, "table", _table_end(held, end, is_whole=is_whole))
             if not is_known and not after.strip(" \t|:-"):
-                return _Block(start, "unknown")
+                return _AnswerBlock(start, "unknown")
         start = end
-    return _Block(len(held), "none")
+    return _AnswerBlock(len(held), "none")
 
 
 def _is_begun(line: str) -> bool:

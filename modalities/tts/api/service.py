@@ -139,6 +139,10 @@ class SpeechService(ModelService[FrontEnd]):
         front = self.model(call.model)
         return front, _check(call, front)
 
+    async def check_clip(self, call: SpeechCall) -> None:
+        """Raise `NotFound` if a call names a custom voice that its caller lacks."""
+        await self._clip(call)
+
     @contextmanager
     def admitted(self, call: SpeechCall, num_characters: int) -> Iterator[SpeechCall]:
         """Admit the pieces of one text, spoken one after another, as a single job.

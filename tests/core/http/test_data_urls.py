@@ -27,6 +27,7 @@ def url(data: bytes, media_type: str = "image/png") -> str:
 IN_LISTS = FilePlace(
     re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
     images=frozenset({("images",)}),
+    field="images",
     following=re.compile(rb'"\s{0,64},\s{0,64}"'),
     least=40,
 )
@@ -161,7 +162,7 @@ def test_a_piece_is_not_copied_for_each_file_place() -> None:
 def test_places_of_files_are_counted() -> None:
     """Texts that are too short for files cost steps, too."""
     urls = WatchedUrls(UploadBudget(BUDGET), max_json_bytes=BUDGET, place=IN_LISTS)
-    with pytest.raises(InvalidRequest, match="1024 images") as error:
+    with pytest.raises(InvalidRequest, match="1024 files") as error:
         urls.take(b'{"images":["' + b'","'.join([b"a"] * 100_000) + b'"]}')
     assert urls.num_steps < 5000
     assert error.value.param == "images"
@@ -222,7 +223,7 @@ def test_bounds() -> None:
         read(b'{"a":"' + b"x" * 60 + b'"}', 100, max_json_bytes=50)
     with pytest.raises(Overloaded):
         read(json.dumps({"url": url(bytes(BUDGET))}).encode(), 2**16)
-    with pytest.raises(InvalidRequest, match="1024 images"):
+    with pytest.raises(InvalidRequest, match="1024 files"):
         read(json.dumps([{"url": url(b"")}] * 1025).encode(), 2**16, max_json_bytes=2**20)
 
 

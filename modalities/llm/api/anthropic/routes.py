@@ -73,6 +73,7 @@ class _MessagesRoute(DataUrlRoute):
             rb'\s{0,64},\s{0,64}"data"\s{0,8}:\s{0,8}"'
         ),
         images=frozenset({(*_BLOCKS, "source", "data"), (*_BLOCKS, "content", "source", "data")}),
+        field="data",
         least=512,
     )
 

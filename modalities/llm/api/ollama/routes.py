@@ -83,6 +83,7 @@ class _ImagesRoute(OllamaRoute, DataUrlRoute):
     place = FilePlace(
         re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
         images=frozenset({("messages", "images"), ("images",)}),
+        field="images",
         following=re.compile(rb'"\s{0,64},\s{0,64}"'),
         least=512,
     )

@@ -73,6 +73,7 @@ class ImageItemsRoute(DataUrlRoute):
             for items in ("input", "items")
             for parts in ("content", "output")
         ),
+        field="image_url",
     )
 
 
