@@ -262,10 +262,12 @@ class MemoryBudgetExceeded(SetupError):
 class ModelTooLarge(MemoryBudgetExceeded):
     """A model does not fit even without other models; the message says which option to set.
 
-    It holds only the model's name and sizes, so clients also see it.
+    It holds only the model's name and sizes, so clients also see it. `context_that_fits` is the
+    context in tokens with which it would fit; 0 if no context would, or none is known.
     """
 
     status, code = 503, "model_too_large"
+    context_that_fits = 0
 
 
 class DamagedWeights(WeightsError):

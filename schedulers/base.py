@@ -131,6 +131,7 @@ class LoadedModel:
     `connect(post)` runs once on the loop's thread before any job; `post(call)` schedules a call on
     that thread. `attach(submit)` runs after it; `submit(job)` runs a job of the model itself.
     `warm` starts, on helper threads, the preparations that a first request would wait for.
+    `reduced_context` is its context in tokens where the model's own does not fit; 0 elsewhere.
     """
 
     name: str
@@ -140,6 +141,7 @@ class LoadedModel:
     connect: Callable[[Post], None] = _connect_nothing
     warm: Callable[[], None] = _warm_nothing
     attach: Callable[[Callable[[Job], None]], None] = _attach_nothing
+    reduced_context: int = 0
 
 
 class ModelLoader(Protocol):

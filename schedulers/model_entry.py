@@ -41,6 +41,7 @@ class ModelEntry:
     is_unwanted: bool = False
     keep_s: float | None = None
     num_loads: int = 0
+    reduced_context: int = 0
     last_used_s: float = 0.0
     last_failed_s: float = -math.inf
     waiting: dict[str, Job] = field(default_factory=dict)

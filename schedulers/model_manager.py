@@ -122,6 +122,7 @@ class ModelManager:
                 idle_s=self._idle_s(name, entry),
                 num_loads=entry.num_loads,
                 keep_s=finite_or_never(self._keep_s(entry)),
+                reduced_context=entry.reduced_context,
             )
             for name, entry in self._entries.items()
         )
@@ -359,6 +360,7 @@ class ModelManager:
         self._hooks.metrics.add("triptych_model_loads_total", model=name)
         entry = self._entries[name]
         entry.state, entry.progress, entry.loaded, entry.last_used_s = "ready", 1.0, loaded, now_s
+        entry.reduced_context = loaded.reduced_context
         self.ready[name] = loaded
         loaded.connect(self._executors.post)
         loaded.attach(self._hooks.submit)

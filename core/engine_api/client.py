@@ -37,6 +37,11 @@ class EngineStatus:
     by_replica: Mapping[str, Heartbeat] = field(default_factory=dict)
 
 
+def reduced_context(status: EngineStatus, model: str) -> int:
+    """The context of a model whose own does not fit into the engine's memory; 0 elsewhere."""
+    return next((each.reduced_context for each in status.models if each.model == model), 0)
+
+
 class OutputStream(Protocol):
     """A job's outputs, in order. Ends after the final one; `aclose` before that cancels."""
 

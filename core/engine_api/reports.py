@@ -21,7 +21,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """The state of one model in the engine.
 
     `idle_s` is how long no job has used it, `num_loads` how many loads of it have begun. After
-    `keep_s` idle seconds it is unloaded; -1: never.
+    `keep_s` idle seconds it is unloaded; -1: never. `reduced_context` is its context in tokens
+    where the model's own does not fit into memory, as far as it is known.
     """
 
     model: str
@@ -31,6 +32,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     idle_s: float = 0.0
     num_loads: int = 0
     keep_s: float = -1.0
+    reduced_context: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -152,7 +152,7 @@ def create_app(
         *(health_router(client.status, lambda: in_flight.is_draining), metrics_router(metrics)),
         engine_events_router(EngineEvents(client, served.cards, in_flight)),
         *(explain_router(client, observers.recent), engine_models_router(client, served)),
-        *(sleep_router(client), models_router(served)),
+        *(sleep_router(client), models_router(served, client.status)),
     )
     _include(app, (*routers, *own))
     if config.server.root_path:

@@ -7,13 +7,14 @@ Knows no modality: each supplies its models as cards.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.datastructures import State
 
+from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
 from triptych.core.http.fields import NamesModel, TakesModel, models_of
@@ -156,13 +157,17 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
     return await handle_error(request, WrongModel(message, param=error.param))
 
 
-def models_router(served: ServedModels) -> APIRouter:
-    """Create the routes that list and show the models, and their adapters."""
+def models_router(served: ServedModels, read_status: Callable[[], EngineStatus]) -> APIRouter:
+    """Create the routes that list and show the models, and their adapters.
+
+    `read_status` has the contexts that are reduced for want of memory.
+    """
 
     def all_cards(state: State) -> dict[str, ModelCard]:
         more: Sequence[MoreModels] = state.more_models
         further = {card.id: card for each in more for card in each.cards()}
-        return served.cards | further | served.cards  # a model comes before an adapter
+        cards = served.cards | further | served.cards  # a model comes before an adapter
+        return cards | _reduced(cards, served.aliases, read_status())
 
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
@@ -186,6 +191,19 @@ def models_router(served: ServedModels) -> APIRouter:
         return by_name[own]
 
     return router
+
+
+def _reduced(
+    cards: Mapping[str, ModelCard], aliases: Mapping[str, str], status: EngineStatus
+) -> dict[str, ModelCard]:
+    """The cards of models, and of their aliases and adapters, that have a reduced context."""
+    lengths = {each.model: each.reduced_context for each in status.models if each.reduced_context}
+    own = {name: card.parent or aliases.get(name, name) for name, card in cards.items()}
+    return {
+        name: card.model_copy(update={"max_model_len": lengths[own[name]]})
+        for name, card in cards.items()
+        if own[name] in lengths
+    }
 
 
 def _own_name(state: State, name: str) -> str | None:

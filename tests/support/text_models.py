@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 
@@ -53,6 +54,7 @@ class ScriptedClient:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.models: tuple[ModelStatus, ...] = ()
         self.submitted: list[tuple[str, TokenRequest]] = []
         self.finished: list[str] = []
         self.cancelled: list[str] = []
@@ -83,7 +85,7 @@ class ScriptedClient:
             is_draining=False,
             beat_age_s=0.0,
             num_restarts=0,
-            models=(),
+            models=self.models,
             last_beat=None,
         )
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from triptych.core.bundle.triton_cache import use_triton_cache
-from triptych.core.errors import ConfigError
+from triptych.core.errors import ConfigError, ModelTooLarge
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
 from triptych.core.options.batch_limits import with_batch_limits
@@ -42,6 +42,8 @@ from triptych.core.weights.resolve import ResolvedModel
 if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Ranks
 
+LoadedT = TypeVar("LoadedT")
+_LEAST_CONTEXT = 512  # tokens; a model with less is of no use
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +93,10 @@ class DeviceLoader:
         alone._is_sketch = True
         with skip_weight_files(), suppress(SizesTaken):
             alone.load(lambda share: None)
+        self._adopt(alone)
+
+    def _adopt(self, sized: Self) -> None:
+        """Keep what a copy of this loader found out about the model's sizes."""
 
     def _memory(self, stack: ExitStack) -> ModelMemory:
         """The model's share of memory; reservations are released with `stack`.
@@ -131,12 +137,37 @@ class TokenLoader(DeviceLoader):
     """Loads a model whose steps sample tokens over a paged cache."""
 
     _attention_backend = TRITON
+    reduced_context = 0
+    """The context in tokens, where it is shorter than the model's own for want of memory."""
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> None:
         super().__init__(resolved, config, device, ledger)
         self._config = self._with_batch_limits(config)
+
+    def _with_fitting_context(self, load: Callable[[], LoadedT]) -> LoadedT:
+        """Call `load`, and again with the context that fits if the model's own does not.
+
+        A context of --max-length is never reduced. Raises what `load` raises.
+        """
+        try:
+            return load()
+        except ModelTooLarge as error:
+            fitting = error.context_that_fits
+            if self._config.models.max_length or fitting < _LEAST_CONTEXT:
+                raise
+        _log.warning(
+            "model %s: its context is reduced to %d tokens, for which there is memory; set"
+            " --max-length, or raise --device-memory-utilization",
+            *(self.name, fitting),
+        )
+        models = replace(self._config.models, max_length=fitting)
+        self._config, self.reduced_context = replace(self._config, models=models), fitting
+        return load()
+
+    def _adopt(self, sized: Self) -> None:
+        self._config, self.reduced_context = sized._config, sized.reduced_context
 
     def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
         """Raise `ConfigError` where rows would depend on their batch and must not."""

@@ -310,11 +310,13 @@ class ModelMemory:
                 " --device-memory-utilization, or serve a smaller model."
             )
         num_tokens = most * layout.page_size
-        return ModelTooLarge(
+        error = ModelTooLarge(
             f"{self._name} can never fit with its context of {max_length} tokens: its weights leave"
             f" room for {num_tokens}. Give --max-length {num_tokens}, or raise"
             " --device-memory-utilization."
         )
+        error.context_that_fits = num_tokens
+        return error
 
 
 def _resize(reservation: Reservation, num_bytes: int) -> bool:

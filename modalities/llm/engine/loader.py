@@ -95,7 +95,14 @@ class LlmLoader(TokenLoader):
             share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
-        """Load the model; see `schedulers.base.ModelLoader.load`. Releases all on an error."""
+        """Load the model; see `schedulers.base.ModelLoader.load`. Releases all on an error.
+
+        Where the model's own context does not fit, and no --max-length is given, it is reduced.
+        """
+        return self._with_fitting_context(partial(self._load, report))
+
+    def _load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model with the context of the configuration."""
         if PipelinePlan.checked(self._config).encodes:
             raise ConfigError(f"--pipeline-role encode: {self.name} takes no images; name others.")
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
@@ -393,6 +400,7 @@ class LlmLoader(TokenLoader):
         stack.callback(grammar_worker.close)
         return LoadedModel(
             name=self.name,
+            reduced_context=self.reduced_context,
             scheduler=scheduler,
             runner=runner,
             close=stack.pop_all().close,

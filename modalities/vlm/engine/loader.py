@@ -68,8 +68,7 @@ class VisionLoader(LlmLoader):
 
     is_fixed_on_gpu: ClassVar[bool] = False
 
-    def load(self, report: Callable[[float], None]) -> LoadedModel:
-        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+    def _load(self, report: Callable[[float], None]) -> LoadedModel:
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()

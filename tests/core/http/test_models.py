@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from fastapi import FastAPI
 
 from support.full_app import MODELS, open_full_app
-from support.http import FakeEngine, chat, in_process
+from support.http import READY, FakeEngine, chat, in_process
 from support.images import image, saved
 from support.voices_app import recording
 from triptych.compose import further_names
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
 from triptych.core.options.config import Config, ModelOptions
@@ -161,6 +163,18 @@ async def test_names_with_slashes_are_shown() -> None:
             reply = await client.get(f"/v1/models/{path}")
             assert reply.json()["id"] == "org/model-1"
         assert (await client.get("/v1/models/org")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_reduced_context_is_listed_for_the_model_and_its_names() -> None:
+    cards = [ModelCard(id=name, task="chat", max_model_len=99) for name in ("own", "alias", "b")]
+    status = ModelStatus(model="own", state="ready", reduced_context=20)
+    config = Config(models=ModelOptions(model=("own", "b"), served_model_name=("alias=own",)))
+    engine = FakeEngine(state=replace(READY, models=(status,)))
+    async with in_process(create_app(config, engine, [], cards)) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        shown = (await client.get("/v1/models/alias")).json()
+    assert [card["max_model_len"] for card in listed] == [20, 20, 99]
+    assert shown["max_model_len"] == 20
 
 
 async def test_a_slash_behind_the_list_is_no_model(app: FastAPI) -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.text_models import Script, ScriptedClient, write_text_folder
 from triptych.core.engine_api.caller import Caller
 from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import (
     ContextLengthExceeded,
@@ -356,3 +357,15 @@ async def test_images_in_progress_are_bounded(
             await collect(serving, call(model, call_id="d", **seeing))
         assert await collect(serving, call(model, call_id="e"))
     assert await collect(serving, call(model, call_id="f", **seeing))
+
+
+async def test_a_reduced_context_is_the_models(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    serving = service(model, client)
+    status = ModelStatus(model=model.name, state="ready", reduced_context=20)
+    client.models = (status,)
+    assert serving.model(model.name).context_length == 20
+    with pytest.raises(ContextLengthExceeded, match="takes 20 tokens of context"):
+        await collect(serving, call(model, sampling={"max_tokens": 30}))
+    client.models = (ModelStatus(model=model.name, state="unloaded"),)
+    assert serving.model(model.name).context_length == 20, "it is unknown while it is unloaded"
