@@ -217,7 +217,7 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints, Re
             **{name: getattr(self, name) for name in names},
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
-            "max_tokens": _smallest(self.max_tokens),
+            "max_tokens": smallest(self.max_tokens),
             "top_logprobs": _largest(self.num_top_logprobs, self.prompt_logprobs),
             "prompt_logprobs": self.prompt_logprobs is not None,
             "logit_bias": bias,
@@ -225,7 +225,7 @@ class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints, Re
         }
 
 
-def _smallest(*lengths: int | None) -> int | None:
+def smallest(*lengths: int | None) -> int | None:
     """The least of several positive limits; `None` if there is none."""
     return min((length for length in lengths if length is not None and length > 0), default=None)
 
@@ -311,7 +311,7 @@ class ChatRequest(TextRequest, TemplateFields, AudioFields, InertLabels):
         """The fields of `TextRequest.sampling`, with chat's names of the length."""
         return {
             **super().sampling(),
-            "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
+            "max_tokens": smallest(self.max_tokens, self.max_completion_tokens),
         }
 
 

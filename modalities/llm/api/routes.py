@@ -46,6 +46,7 @@ from triptych.modalities.llm.api.generation import (
     note_reasoning,
 )
 from triptych.modalities.llm.api.hearing import hear_messages
+from triptych.modalities.llm.api.infill_routes import add_infill
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
 from triptych.modalities.llm.api.ollama.models import Catalogue
 from triptych.modalities.llm.api.ollama.routes import ollama_router
@@ -159,6 +160,7 @@ def llm_router(
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
     add_generation(router, service, find_link)
+    add_infill(router, service)
     add_tokenizer(router, service, has_info=has_tokenizer_info)
     add_cache(router, service)
     if service.adapters is not None:

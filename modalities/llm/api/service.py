@@ -19,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ import msgspec
 from typing_extensions import override
 
 from triptych.core.engine_api.aliases import AliasClient
-from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.client import EngineClient, reduced_context
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import Draining, InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.constraint import Constraint
@@ -143,7 +144,12 @@ class LlmService(ModelService[TextModel]):
     def model(self, name: str) -> TextModel:
         """The model called `name`, or the one that the adapter of this name changes."""
         adapter = self.adapter(name)
-        return super().model(name if adapter is None else adapter.model)
+        found = super().model(name if adapter is None else adapter.model)
+        length = reduced_context(self.client.status(), found.name)
+        if not 0 < length < found.context_length:
+            return found
+        self.models[found.name] = replace(found, context_length=length)
+        return self.models[found.name]
 
     def adapter(self, name: str) -> NamedAdapter | None:
         """The adapter that is called `name`, unless a model is."""
@@ -228,11 +234,12 @@ class LlmService(ModelService[TextModel]):
         return await on_text_thread(len(text), self.model(model).encode_text, text, **options)
 
     async def encode_gap(
-        self, model: str, before: str, after: str, **options: bool
+        self, model: str, before: str, after: str, **options: Any
     ) -> tuple[int, ...]:
         """Token ids of a prompt for the text between two others (`TextModel.encode_gap`)."""
         encode_gap = self.model(model).encode_gap
-        return await on_text_thread(len(before) + len(after), encode_gap, before, after, **options)
+        size = len(before) + len(after) + sum(len(text) for _, text in options.get("extra", ()))
+        return await on_text_thread(size, encode_gap, before, after, **options)
 
     async def decode(
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = True

@@ -54,6 +54,7 @@ from triptych.modalities.llm.api.tools.reasoning_rules import reasoning_rules
 from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.llm.api.tools.traits import TemplateTraits
 
+_USUAL_ANSWER = 256  # tokens that further files leave for an answer of any length
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the reasoning
 _MANY_CHARS = 2**17
 _ENTRY_CHARS = 16
@@ -186,12 +187,22 @@ class TextModel:
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def encode_gap(self, before: str, after: str, **options: bool) -> tuple[int, ...]:
+    def encode_gap(
+        self,
+        before: str,
+        after: str,
+        *,
+        extra: Sequence[tuple[str, str]] = (),
+        num_answer: int | None = None,
+        parse_special: bool = False,
+        add_special_tokens: bool = True,
+    ) -> tuple[int, ...]:
         """Token ids of a prompt for the text between two others.
 
-        `options` are `parse_special` and `add_special_tokens` of `encode_text`.
-        Raises `UnsupportedOption` for a model that was not trained to fill gaps, and the errors of
-        `encode_text`.
+        `extra` are names and texts of further files, the first of which are left out where they
+        would leave less than `num_answer` tokens of the context. `parse_special` and
+        `add_special_tokens` are those of `encode_text`. Raises `UnsupportedOption` for a model that
+        was not trained to fill gaps, and the errors of `encode_text`.
         """
         if self.gap is None:
             raise UnsupportedOption(
@@ -199,10 +210,14 @@ class TextModel:
                 " code, such as qwen2.5-coder-0.5b.",
                 param="suffix",
             )
-        start = self.encode_text("", **options)
-        options = {**options, "add_special_tokens": False}
-        texts = (self.encode_text(text, **options) for text in (before, after))
-        return (*start, *self.gap.ids(*texts))
+        start = self.encode_text("", add_special_tokens=add_special_tokens)
+
+        def encode(text: str) -> tuple[int, ...]:
+            return self.encode_text(text, parse_special=parse_special, add_special_tokens=False)
+
+        ids = self.gap.ids(encode(before), encode(after))
+        room = self.context_length - len(start) - len(ids) - (num_answer or _USUAL_ANSWER)
+        return (*start, *(self.gap.further(extra, encode, room) if extra else ()), *ids)
 
     async def encode_messages(
         self,

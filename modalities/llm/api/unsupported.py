@@ -210,7 +210,6 @@ ROUTES: RefusedRoutes = MappingProxyType(
         "/cohere/v2/chat": ("POST", _CHAT_ROUTE),
         "/completion": ("POST", "post to /v1/completions."),
         "/embedding": ("POST", "post to /v1/embeddings."),
-        "/infill": ("POST", "post prompt and suffix to /v1/completions."),
         "/inference/v1/generate": (
             "POST",
             "post token ids to /v1/completions, with return_token_ids.",
