@@ -75,8 +75,7 @@ def spoken(flite: str, voice: str, text: str) -> Pcm:
         pcm_S = read_clip(Path(wav.name).read_bytes(), sample_rate=SAMPLE_RATE, limits=_LIMITS)
     loud = np.flatnonzero(np.abs(pcm_S) > _AUDIBLE * np.abs(pcm_S).max())
     edge = round(_EDGE_S * SAMPLE_RATE)
-    speech_S: Pcm = pcm_S[max(0, loud[0] - edge) : loud[-1] + edge]
-    return speech_S
+    return np.asarray(pcm_S[max(0, loud[0] - edge) : loud[-1] + edge], np.float32)
 
 
 def pink_noise(rng: np.random.Generator, num: int) -> Pcm:
@@ -84,7 +83,7 @@ def pink_noise(rng: np.random.Generator, num: int) -> Pcm:
     spectrum = np.fft.rfft(rng.standard_normal(num))
     spectrum /= np.sqrt(np.maximum(np.fft.rfftfreq(num, 1 / SAMPLE_RATE), 20))
     noise = np.fft.irfft(spectrum, num)
-    return (noise / np.sqrt(np.square(noise).mean())).astype(np.float32)
+    return np.asarray(noise / np.sqrt(np.square(noise).mean()), np.float32)
 
 
 def record(number: int, flite: str, folder: Path, tail_s: float) -> Question:

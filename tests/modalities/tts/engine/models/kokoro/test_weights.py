@@ -14,6 +14,7 @@ from huggingface_hub import utils as hub_utils
 from torch import Tensor, nn
 
 from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
+from support.onnx_files import field, initializer, node, onnx_file
 from triptych.core.errors import WeightsError
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights import hub as core_hub
@@ -162,37 +163,6 @@ def test_an_instance_norms_own_affine_is_folded() -> None:
     gamma, beta = style[..., None].chunk(2, 1)
     plain = nn.functional.instance_norm(x_BCT)
     torch.testing.assert_close((1 + gamma) * plain + beta, expected)
-
-
-def field(number: int, content: bytes | int) -> bytes:
-    if isinstance(content, int):
-        return varint(number << 3) + varint(content)
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def varint(value: int) -> bytes:
-    head = b""
-    while value > 0x7F:
-        head += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return head + bytes([value])
-
-
-def initializer(name: str, tensor: Tensor) -> bytes:
-    dims = b"".join(field(1, size) for size in tensor.shape)
-    raw = tensor.numpy().astype("<f4").tobytes()
-    return field(5, dims + field(2, 1) + field(8, name.encode()) + field(9, raw))
-
-
-def node(operator: str, path: str, *inputs: str) -> bytes:
-    named = b"".join(field(1, name.encode()) for name in inputs)
-    return field(1, named + field(3, path.encode()) + field(4, operator.encode()))
-
-
-def onnx_file(folder: Path, *parts: bytes) -> Path:
-    file = folder / "model.onnx"
-    file.write_bytes(field(1, 9) + field(2, b"test") + field(7, b"".join(parts)))
-    return file
 
 
 def test_a_traced_graphs_weights_get_their_modules_names(tmp_path: Path) -> None:
