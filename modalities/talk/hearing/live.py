@@ -69,6 +69,7 @@ class IncrementalTranscriber:
         self._speech_end = self._heard_to = 0
         self._has_speech = self._is_over = False
         self._running: _Pass | None = None
+        self._tasks: set[asyncio.Task[Transcript]] = set()  # also of cancelled passes
         self._num_passes = 0
         self._next_at_s = 0.0
         self._deltas: asyncio.Queue[str | None] = asyncio.Queue()
@@ -104,8 +105,12 @@ class IncrementalTranscriber:
     async def close(self) -> None:
         """Cancel what still runs. May be called at any time, also twice."""
         self._is_over = True
+        self._running = None
         self._deltas.put_nowait(None)
-        await self._cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _listen(self, pcm_S: Pcm) -> None:
         """Note where speech ends so far."""
@@ -137,6 +142,7 @@ class IncrementalTranscriber:
             self._running.task.cancel()
         start, stop = self._sound.start, self._sound.stop
         task = asyncio.create_task(self._recognize(self._sound.whole()))
+        self._tasks.add(task)
         self._running = each = _Pass(start, stop, self._loop.time(), task)
         task.add_done_callback(lambda _: self._ended(each))
         return each
@@ -155,6 +161,7 @@ class IncrementalTranscriber:
 
     def _ended(self, each: _Pass) -> None:
         """Take the text of a pass, unless another has taken its place."""
+        self._tasks.discard(each.task)
         error = None if each.task.cancelled() else each.task.exception()
         if self._running is not each:
             return
@@ -205,18 +212,16 @@ class IncrementalTranscriber:
         """Wait for a pass that has heard all speech: the one that began at the pause, if it may."""
         running = self._running
         if running is not None and running.stop >= self._speech_end:
-            await asyncio.wait([running.task])
-            self._ended(running)  # its callback may not have run yet
+            await self._wait_for(running)
         if self._heard_to < self._speech_end:
             last = self._start()
-            await last.task
-            self._ended(last)
+            await self._wait_for(last)
+            if not last.task.cancelled():  # else `close` was called
+                last.task.result()
 
-    async def _cancel(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.task.cancel()
-            await asyncio.wait([running.task])
+    async def _wait_for(self, each: _Pass) -> None:
+        await asyncio.wait([each.task])
+        self._ended(each)  # its callback may not have run yet
 
 
 class _Sound:

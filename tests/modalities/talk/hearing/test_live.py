@@ -140,3 +140,13 @@ async def test_closing_cancels_the_pass_and_ends_the_deltas() -> None:
     await transcriber.close()
     assert await collected(transcriber) == []
     assert recognizer.ended == []
+
+
+async def test_closing_ends_a_finish_that_waits() -> None:
+    recognizer = ScriptedRecognizer(count, is_open=False)
+    transcriber = opened(recognizer)
+    await push(transcriber, sound((True, 1.0)))
+    finish = asyncio.create_task(transcriber.finish())
+    await asyncio.sleep(0)
+    await transcriber.close()
+    assert await finish == ""
