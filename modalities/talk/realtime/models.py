@@ -16,7 +16,7 @@ from triptych.core.http.model_names import model_meant
 from triptych.modalities.asr.api.service import TranscribeCall
 from triptych.modalities.talk.ports import Hearing, LiveTranscriber
 from triptych.modalities.talk.realtime.session import Session
-from triptych.modalities.talk.realtime.settings import Conversation, Dictation, Settings
+from triptych.modalities.talk.realtime.settings import Conversation, Dictation, Settings, SettingsT
 from triptych.modalities.talk.services import TalkServices
 from triptych.modalities.tts.api.service import SpeechCall
 
@@ -59,8 +59,8 @@ class SessionModels:
             given |= {"audio": {"output": {"voice": voice}}}
         return Conversation.model_validate(given)
 
-    def check(self, settings: Settings) -> None:
-        """Raise `RequestError`s for names that the models do not know."""
+    def check(self, settings: SettingsT) -> SettingsT:
+        """Return settings with the model's own name. Raises `RequestError`s for unknown names."""
         transcription = settings.audio.input.transcription
         if transcription is not None:
             self.services.recognition.check(self.transcription(settings))
@@ -75,6 +75,10 @@ class SessionModels:
                 model=self.speech, text="", voice=output.voice_name, speed=output.speed
             )
             self.services.speech.check(voice)
+        if isinstance(settings, Conversation) and settings.model is not None:
+            own = _meant(self.state, "realtime", "chat", settings.model)
+            return settings.model_copy(update={"model": own})
+        return settings
 
     def transcription(self, settings: Settings) -> TranscribeCall:
         """Return the call that transcribes a turn. Raises `NotFound` without a model for it."""

@@ -7,8 +7,7 @@ error of an event leaves the state as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from triptych.core.errors import Conflict, InvalidRequest, NotFound, UnsupportedOption
 from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
@@ -39,6 +38,7 @@ from triptych.modalities.talk.realtime.responding import Ending, Event, NewId, R
 from triptych.modalities.talk.realtime.settings import (
     Conversation,
     Settings,
+    SettingsT,
     shown,
     updated,
     with_overrides,
@@ -51,19 +51,25 @@ MAX_RESPONSES = 8
 Out: TypeAlias = Event | Effect
 
 
-def _accept(settings: Settings) -> None:
-    """Accept all settings."""
+class CheckSettings(Protocol):
+    """Returns settings with the models' own names. Raises `RequestError`s for unknown names."""
+
+    def __call__(self, settings: SettingsT) -> SettingsT:
+        """Check the settings."""
+        ...
+
+
+def _accept(settings: SettingsT) -> SettingsT:
+    return settings
 
 
 class Session:
     """One session. `take` and `learn` return what follows, in order.
 
-    `check` raises `RequestError`s for settings whose names no model knows.
+    `check` is asked before settings apply.
     """
 
-    def __init__(
-        self, settings: Settings, new_id: NewId, check: Callable[[Settings], None] = _accept
-    ) -> None:
+    def __init__(self, settings: Settings, new_id: NewId, check: CheckSettings = _accept) -> None:
         self.settings = settings
         self._check = check
         self.id = new_id("sess")
@@ -145,7 +151,7 @@ class Session:
                 raise AssertionError("the conductor decodes sound, and calls hear")
 
     def _update(self, given: dict[str, Any]) -> list[Out]:
-        new = updated(self.settings, given)
+        new = self._check(updated(self.settings, given))
         old = self.settings
         if isinstance(old, Conversation) and isinstance(new, Conversation):
             if new.model != old.model:
@@ -154,7 +160,6 @@ class Session:
                 raise InvalidRequest(
                     "The voice of a session cannot change once it has been heard.", param="voice"
                 )
-        self._check(new)
         has_new_turns = new.audio.input.turn_detection != old.audio.input.turn_detection
         self.settings = new
         outs: list[Out] = [{"type": "session.updated", "session": self._shown()}]
@@ -324,8 +329,7 @@ class Session:
             raise Conflict("A response is in progress: cancel it, or wait for response.done.")
         if len(self._responses) >= MAX_RESPONSES:
             raise Conflict(f"There are {MAX_RESPONSES} responses in progress; wait for one.")
-        settings = with_overrides(self.settings, given.overrides())
-        self._check(settings)
+        settings = self._check(with_overrides(self.settings, given.overrides()))
         response = Responding(
             self._new_id,
             settings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -232,7 +232,7 @@ class Dictation(_Session):
 
 
 Settings = Conversation | Dictation
-SettingsT = TypeVar("SettingsT", bound=_Session)
+SettingsT = TypeVar("SettingsT", bound=Settings)
 _KINDS: Mapping[str, type[Settings]] = MappingProxyType(
     {"realtime": Conversation, "transcription": Dictation}
 )
@@ -280,7 +280,7 @@ def _hidden(settings: Settings) -> set[str]:
 
 def _validated(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
     try:
-        return kind.model_validate(given)
+        return cast("SettingsT", kind.model_validate(given))
     except ValidationError as error:
         raise invalid_body(kind, error) from error
 
