@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from support.decoder_families import TINY
+from support.dense_families import DENSE
 from support.dry_run import dry_run
 from support.fake_cuda import FakeCuda
 from support.mixture_families import save_mixture
@@ -86,6 +89,17 @@ def test_layers_with_states(
         recurrent_model(name).save_pretrained(tmp_path)
     kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
     assert kernels >= {"short_conv", "gated_norm", "paged_decode", "paged_prefill", *own}
+
+
+def test_gemma_3n(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
+    """Several residual streams, and sparse activations."""
+    kind, own = DENSE["gemma3n"]
+    with unset_fake_temporarily():
+        sizes = getattr(transformers, f"{kind}Config")(**TINY | own)
+        transformers.AutoModelForCausalLM.from_config(sizes).save_pretrained(tmp_path)
+    kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
+    streams = {"predict_streams", "correct_streams", "as_large_as", "relu_above"}
+    assert kernels >= {"paged_decode", "paged_prefill", "gated", *streams}
 
 
 def test_llama_4(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:

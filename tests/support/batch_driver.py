@@ -62,7 +62,8 @@ def random_decoder(
         fill(layer.scale_1, 0.8, 0.1)
         fill(getattr(layer.attention, "sinks_H", None), 0.0, 1.0)
         if isinstance(layer, AltUpLayer):
-            for tensor in (layer.altup.predict_SN, layer.altup.correct_NN, layer.altup.scale_C):
+            part = layer.altup
+            for tensor in (part.router_NC, part.predict_SN, part.correct_NN, part.scale_C):
                 fill(tensor, 0.0, 0.5)
     if decoder.layer_inputs is not None:
         fill(decoder.layer_inputs.table.weight_OI, 0.0, 1.0)

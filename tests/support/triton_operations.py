@@ -19,6 +19,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     from triptych.core.runtime.kernels.triton import (
         adaln,
         add_rms_norm,
+        altup,
         cache_metrics,
         delta_rule,
         gated,
@@ -27,6 +28,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         norm_rotary,
         penalties,
         rope_write,
+        row_moments,
         sampling,
         selective_scan,
         short_conv,
@@ -37,6 +39,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     for module, launches in (
         (adaln, _adaln()),
         (add_rms_norm, _norms()),
+        (altup, _altup()),
         (cache_metrics, _cache_metrics()),
         (delta_rule, _delta_rule()),
         (gated, _gated()),
@@ -44,6 +47,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
         (norm_rotary, _norm_rotary()),
         (penalties, _penalties()),
         (rope_write, _rope_write()),
+        (row_moments, _row_moments()),
         (sampling, _sampling()),
         (selective_scan, _selective_scan()),
         (short_conv, _short_conv()),
@@ -164,6 +168,30 @@ def _gated() -> Launches:
         "gelu": lambda: launch(x, "gelu_tanh"),
         "relu2": lambda: launch(x, "relu2"),
         "clamped": lambda: launch(x, "clamped_silu", 1.702, 7.0),
+    }
+
+
+def _altup() -> Launches:
+    from triptych.core.runtime.kernels.triton.altup import launch_correct, launch_predict
+
+    streams, router = torch.empty(3, 4, 2048, dtype=BF16), torch.empty(4, 2048)
+    pairs, own = torch.empty(16, 4, dtype=BF16), torch.empty(4, 4, dtype=BF16)
+    return {
+        "predict": lambda: launch_predict(streams, router, 1e-6, pairs),
+        "correct": lambda: launch_correct(streams, streams[:, 0].clone(), router, 1e-6, own),
+    }
+
+
+def _row_moments() -> Launches:
+    from triptych.core.runtime.kernels.triton.row_moments import (
+        launch_as_large_as,
+        launch_relu_above,
+    )
+
+    x = torch.empty(3, 2048, dtype=BF16)
+    return {
+        "scale": lambda: launch_as_large_as(x, x),
+        "keep_above": lambda: launch_relu_above(x, 1.5),
     }
 
 

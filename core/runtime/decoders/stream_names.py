@@ -73,7 +73,7 @@ def _altup_stack_targets(body: str, streams: Streams, encoding: WeightEncoding) 
 def _altup_targets(layer: str, altup: AltUp, encoding: WeightEncoding) -> Iterator[Target]:
     yield from norm_targets(f"{layer}.altup.router_norm", altup.router_norm)
     tensors = {
-        "modality_router.weight": altup.router.weight_OI,
+        "modality_router.weight": altup.router_NC,
         "prediction_coefs.weight": altup.predict_SN,
         "correction_coefs.weight": altup.correct_NN,
         "correct_output_scale": altup.scale_C,

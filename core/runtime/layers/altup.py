@@ -2,8 +2,7 @@
 
 Owns the streams' beginning and end, the part of a layer that predicts all streams and corrects them
 by what it has computed (Baykal et al. 2023, arXiv:2301.13310), and the low-rank path next to
-attention. The active stream is the first. Products with a token's few coefficients are sums in
-float32, so that a row's result does not depend on other rows.
+attention. The active stream is the first.
 
 Shapes: T tokens, C hidden, N streams, R rank of the low-rank path.
 """
@@ -15,14 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.core.runtime.kernels.altup import Router, correct_streams, predict_streams
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.kernels.row_moments import row_moments
+from triptych.core.runtime.kernels.row_moments import as_large_as
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.norm import RMSNorm
 
 MAX_STREAMS = 8
 """The most streams of the native step, which has a token's coefficients on its stack."""
-_LEAST_SQUARE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class Streams:
     def open(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The streams of embedded tokens, `[T, N, C]`: these, and projections as large as these."""
         others = self.spread(x_TC).unflatten(1, (-1, x_TC.shape[1]))
-        parts = [x_TC, *(_as_large_as(x_TC, other.contiguous()) for other in others.unbind(1))]
+        parts = [x_TC, *(as_large_as(x_TC, other) for other in others.unbind(1))]
         return torch.stack(parts, dim=1)
 
     def close(self, x_TNC: torch.Tensor) -> torch.Tensor:
@@ -67,15 +66,8 @@ class Streams:
         first, *others = (x_TC.contiguous() for x_TC in x_TNC.unbind(1))
         total_TC = first.float()
         for project, other in zip(self.gather, others, strict=True):
-            total_TC = total_TC + _as_large_as(first, project(other))
+            total_TC = total_TC + as_large_as(first, project(other))
         return (total_TC / self.config.num_streams).to(first.dtype)
-
-
-def _as_large_as(x_TC: torch.Tensor, other_TC: torch.Tensor) -> torch.Tensor:
-    """Rows of `other_TC` with the root mean squares of those of `x_TC`."""
-    target_T1, own_T1 = row_moments(x_TC).square, row_moments(other_TC).square
-    factor_T1 = (target_T1 / own_T1.clamp(min=_LEAST_SQUARE)).sqrt()
-    return (other_TC * factor_T1).to(x_TC.dtype)
 
 
 class Laurel:
@@ -104,46 +96,31 @@ class AltUp:
         self.config = config
         self.laurel = Laurel(config, dtype=dtype, device=device)
         self.router_norm = RMSNorm(size, eps=config.norm_eps, dtype=dtype, device=device)
-        self.router = Linear(size, num, has_bias=False, dtype=dtype, device=device)
+        self.router_NC = torch.empty(num, size, dtype=dtype, device=device)
         self.predict_SN = torch.empty(num * num, num, dtype=dtype, device=device)
         self.correct_NN = torch.empty(num, num, dtype=dtype, device=device)
         self.scale_C = torch.empty(size, dtype=dtype, device=device)
+        self.router: Router | None = None
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over the projections."""
-        yield self.router
         yield from self.laurel.linears()
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
-        if native is None:  # else the step reads it as it is: it has few outputs
-            self.router.prepare()
-        for linear in self.laurel.linears():
+        for linear in self.linears():
             linear.prepare(native)
         for norm in (self.router_norm, self.laurel.norm):
             norm.prepare()
+        weight_NC = self.router_NC.float() * self.router_norm.weight_C.float()
+        self.router = Router(weight_NC / self.config.hidden_size, self.config.norm_eps)
 
     def predict(self, x_TNC: torch.Tensor) -> torch.Tensor:
-        """All streams as the layer before leaves them, mixed: `[T, N, C]`, float32."""
-        num = self.config.num_streams
-        by_TNN = self._coefficients(x_TNC[:, 0], self.predict_SN).unflatten(1, (num, num))
-        source_TNC = x_TNC.float()
-        mixed_TNC = source_TNC.clone()
-        for source in range(num):
-            mixed_TNC.addcmul_(by_TNN[:, :, source, None], source_TNC[:, source, None])
-        return mixed_TNC
+        """All streams as the layer before leaves them, mixed: `[T, N, C]`."""
+        assert self.router is not None, "call prepare() before the first step"
+        return predict_streams(x_TNC, self.router, self.predict_SN)
 
     def correct(self, predicted_TNC: torch.Tensor, computed_TC: torch.Tensor) -> torch.Tensor:
         """The predicted streams, changed by how the computed stream differs: `[T, N, C]`."""
-        by_TN = 1 + self._coefficients(computed_TC, self.correct_NN)
-        change_TC = computed_TC - predicted_TNC[:, 0]
-        return predicted_TNC.addcmul(by_TN[..., None], change_TC[:, None]).to(computed_TC.dtype)
-
-    def _coefficients(self, x_TC: torch.Tensor, weight_ON: torch.Tensor) -> torch.Tensor:
-        """A linear map of the routes of the active stream, `[T, O]`, float32."""
-        scores_TN = self.router(self.router_norm(x_TC.contiguous())).float()
-        routes_TN = (scores_TN / self.config.hidden_size).tanh_()
-        found_TO = routes_TN.new_zeros(len(routes_TN), len(weight_ON))
-        for source, weight_O in enumerate(weight_ON.float().unbind(1)):
-            found_TO.addcmul_(routes_TN[:, source, None], weight_O)
-        return found_TO
+        assert self.router is not None
+        return correct_streams(predicted_TNC, computed_TC, self.router, self.correct_NN)

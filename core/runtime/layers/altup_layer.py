@@ -61,7 +61,7 @@ class AltUpLayer(DecoderLayer):
         assert pending_TC is None
         assert input_TP is not None
         predicted_TNC = self.altup.predict(x_TC)
-        active_TC = predicted_TNC[:, 0].to(x_TC.dtype)
+        active_TC = predicted_TNC[:, 0].contiguous()
         computed_TC = self._compute(active_TC, positions, step)
         streams_TNC = self.altup.correct(predicted_TNC, computed_TC)
         assert self.input_gate is not None

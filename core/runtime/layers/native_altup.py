@@ -16,9 +16,9 @@ class NativeAltUp:
     """The structure of a prepared layer, with small weights as float32; it lives no longer."""
 
     def __init__(self, altup: AltUp) -> None:
-        weight_NC = altup.router.weight_OI.float() * altup.router_norm.weight_C.float()
+        assert altup.router is not None
         small = (
-            weight_NC / altup.config.hidden_size,
+            altup.router.weight_NC,
             altup.predict_SN.float(),
             altup.correct_NN.float(),
             altup.scale_C.float(),

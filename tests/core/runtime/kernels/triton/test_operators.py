@@ -11,12 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from triptych.core.runtime.kernels import adaln, gated
+from triptych.core.runtime.kernels.altup import Router, correct_streams, predict_streams
 from triptych.core.runtime.kernels.gelu_rows import quantize_gelu_rows
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.norm_rotary import norm_rotary
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.runtime.kernels.rms_norm import add_rms_norm, rms_norm
 from triptych.core.runtime.kernels.rope_write import HeadNorm, HeadRules, Rotation, rope_write
+from triptych.core.runtime.kernels.row_moments import as_large_as, relu_above
 from triptych.core.runtime.kernels.triton.sampling import sample_rows
 from triptych.core.runtime.kernels.triton.stream_conv import stream_conv
 from triptych.core.runtime.sampling.rows import GroupedRows
@@ -79,6 +81,17 @@ def quantized(device: torch.device) -> object:
     return quantize_gelu_rows(x), quantize_gelu_rows(x, left)
 
 
+def streams(device: torch.device) -> object:
+    x, weight = torch.rand(2, 3, 16, device=device), torch.rand(9, 3, device=device)
+    router, wide = Router(torch.rand(3, 16, device=device), 1e-6), torch.rand(2, 32, device=device)
+    relu_above(wide[:, :16], 1.0)
+    return (
+        predict_streams(x, router, weight),
+        correct_streams(x, wide[:, 16:].contiguous(), router, weight[:3].contiguous()),
+        as_large_as(wide[:, :16], wide[:, 16:]),
+    )
+
+
 def pooled(device: torch.device) -> object:
     pool = TensorPool((4, 5), dtype=torch.bfloat16, device=device)
     pool._cells = torch.rand(2, 4, 5, device=device, dtype=torch.bfloat16)
@@ -86,7 +99,9 @@ def pooled(device: torch.device) -> object:
     return pool.distances([1, 0], values), pool.weighted([[0, 1], [1, 1]], [[1.0, 2.0], [1.0, 0.0]])
 
 
-@pytest.mark.parametrize("made", [normed, written, gates, modulated, rotated, quantized, pooled])
+@pytest.mark.parametrize(
+    "made", [normed, written, gates, modulated, rotated, quantized, streams, pooled]
+)
 def test_answers_have_the_shapes_of_a_cpu_s(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = made(torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # needs a device
