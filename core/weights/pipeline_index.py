@@ -20,7 +20,7 @@ from triptych.core.weights.layout import read_json
 
 PIPELINE_INDEX = "model_index.json"
 _PLAIN = re.compile(r"scheduler|(ocr_)?guider|(text_)?processor|tokenizer(_\d)?")
-_WEIGHTS = re.compile(r"transformer|unet|vae|text_encoder(_\d)?")
+_WEIGHTS = re.compile(r"transformer|unet|vae|text_encoder(_\d)?|vision_language_encoder")
 _UNUSED = frozenset({
     "feature_extractor",
     "image_encoder",

@@ -2,7 +2,8 @@
 
 Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). An image is
 encoded (its prompts, source images and noise), denoised a step at a time, and decoded. Each of
-these is a step on the timeline, shared by any number of images.
+these is a step on the timeline, shared by any number of images. Some models write tokens of the
+image before, a few in each step.
 
 Steps that a cache is known to skip cost next to nothing, so one plan covers them together with
 the next step that computes; both sides know the number of steps beforehand. If other work waits,
@@ -42,18 +43,20 @@ class ImageRow:
 
     Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
     `has_preview` the last one yields a preview of the finished image. With `evaluates_ahead` all
-    are known to be skipped, and one guidance branch of the step after them is evaluated.
+    are known to be skipped, and one guidance branch of the step after them is evaluated. Writing
+    adds `num_tokens` tokens.
     """
 
     key: ImageKey
     num_steps: int = 0
     has_preview: bool = False
     evaluates_ahead: bool = False
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisePlan(Plan):
-    """One step of some images; `kind` is `encode`, `denoise`, `decode` or `release`.
+    """One step of some images; `kind` is `encode`, `write`, `denoise`, `decode` or `release`.
 
     `dropped` are images that are no longer needed: the runner releases them first, and a plan may
     hold nothing else. `starts` are the rows of `encode`. The runner releases decoded images
@@ -71,10 +74,12 @@ class PlannedSteps:
 
     `num_rows`: for each step, how many guidance branches may run the model; 0 where every branch
     is known to skip the step. `first_step` is above 0 for an image that begins from another.
+    `num_tokens` of the image are written by a language model before the first step.
     """
 
     num_rows: tuple[int, ...]
     first_step: int = 0
+    num_tokens: int = 0
     num_prompt_tokens: int = 0
     is_prompt_cut: bool = False
 

@@ -24,8 +24,8 @@ class PipelineSpec:
     """Facts of a pipeline class.
 
     `default_steps`, `default_guidance` and `default_strength` apply if the request has none.
-    `patch`: side of a patch, in latents. `size`: the default width and height; `None` for the
-    model's `sample_size`.
+    `patch`: latents that divide a side: those of a patch, or more. `size`: the default width and
+    height; `None` for the model's `sample_size`.
 
     Every pipeline can begin from an image, noised according to the strength, or change only a
     masked part of it. `max_references`: how many reference images it takes; the first may also be
@@ -177,6 +177,7 @@ PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
         "FluxKontextPipeline": replace(_FLUX, max_references=1),
         "FluxPipeline": _FLUX,
         "ErnieImagePipeline": PipelineSpec(default_steps=50, default_guidance=4.0),
+        "GlmImagePipeline": PipelineSpec(default_steps=50, default_guidance=1.5, patch=4),
         "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "HunyuanImagePipeline": PipelineSpec(
             default_steps=50,

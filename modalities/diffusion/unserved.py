@@ -11,7 +11,6 @@ from collections.abc import Container
 _TASK = re.compile("Img2Img|Inpaint|PAG")
 _REASONS = (
     ("Onnx", "its weights are in ONNX files"),
-    ("GlmImage", "a language model makes tokens of the image before the denoiser begins"),
     ("StableDiffusion(XL)?Inpaint", "its UNet takes the mask as channels, as only FLUX.1 Fill may"),
     ("Control|Adapter|GLIGEN|VisualCloze|PaintByExample", "it needs control or example images"),
     (

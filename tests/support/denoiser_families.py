@@ -73,6 +73,25 @@ TINY: dict[str, Tiny] = {
             "encoder_attention_mask_2": torch.tensor([1, 1, 0]),
         },
     ),
+    "GlmImageTransformer2DModel": Tiny(
+        config={
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "text_embed_dim": WIDTH,
+            "time_embed_dim": 16,
+            "condition_dim": 4,
+            "prior_vq_quantizer_codebook_size": 20,
+        },
+        sample=(4, 8, 8),
+        rows={**PROMPT, "target_size": (2,), "crop_coords": (2,)},
+        fixed={
+            "prior_token_id": torch.arange(16),
+            "prior_token_drop": torch.zeros(16, dtype=torch.bool),
+        },
+    ),
     "OvisImageTransformer2DModel": Tiny(
         config={**PACKED, "out_channels": 4}, sample=(16, 4), rows=PROMPT, shared=flux_ids
     ),

@@ -21,7 +21,7 @@ def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any
         "negative_prompt": request.negative_prompt,
         "guidance_scale": scale,
     }
-    if name.startswith("Flux"):
+    if name.startswith(("Flux", "Glm")):
         del arguments["negative_prompt"]
     if name == "FluxKontextPipeline":
         arguments["max_area"] = request.width * request.height
@@ -46,6 +46,8 @@ def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any
 
 def request_for(name: str, request: ImageRequest) -> ImageRequest:
     """What both generate: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
+    if name == "GlmImagePipeline":  # it reads quoted words apart
+        return replace(request, prompt="A sign 'Hi' \"you\"", negative_prompt="")
     if name == "Flux2KleinPipeline":
         return replace(request, negative_prompt="")
     if name == "HiDreamImagePipeline":

@@ -32,6 +32,7 @@ from support.tiny_text_encoders import (
     seeing3,
     t5,
     tokenizer,
+    writing,
 )
 
 FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
@@ -67,6 +68,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "FluxFillPipeline": _SPACED[:1],
     "FluxKontextPipeline": _SPACED[:1],
     "FluxPipeline": _SPACED,
+    "GlmImagePipeline": [{**FLOW, **_SHIFTED, "base_shift": 0.25, "max_shift": 0.75}, FLOW],
     "HiDreamImagePipeline": _SHIFTED_STEPWISE,
     "HunyuanImagePipeline": [FLOW],
     "LongCatImageEditPipeline": _SPACED[:1],
@@ -182,6 +184,12 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         ),
     },
     "FluxKontextPipeline": lambda: components("FluxPipeline"),
+    "GlmImagePipeline": lambda: {
+        **_one(t5, length=2048),
+        **writing(),
+        "transformer": build("GlmImageTransformer2DModel"),
+        "vae": vae(latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[1.0, 2.0, 0.5, 1.5]),
+    },
     "HiDreamImagePipeline": lambda: {
         **_clips(length=248),
         "tokenizer_3": tokenizer(512),
@@ -356,7 +364,7 @@ def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, 
         for part, value in parts.items()
     }
     for part in ("processor", "text_processor"):
-        if parts.get(part):
+        if parts.get(part) and name != "GlmImagePipeline":
             parts = {**parts, part: PilProcessor(parts[part], parts["tokenizer"])}
     if name == "QwenImage21Pipeline":  # its tokenizer is a part of the processor
         parts = {part: value for part, value in parts.items() if part != "tokenizer"}

@@ -18,7 +18,7 @@ def randomized(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
+def vae(shift: float | None = None, channels: int = 4, **extra: Any) -> nn.Module:
     return randomized(
         diffusers.AutoencoderKL(
             block_out_channels=(4, 4, 4, 4),
@@ -28,6 +28,7 @@ def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
             norm_num_groups=2,
             scaling_factor=0.4,
             shift_factor=shift,
+            **extra,
         )
     )
 

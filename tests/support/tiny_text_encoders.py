@@ -163,6 +163,56 @@ class PilProcessor(transformers.Qwen2_5_VLProcessor):
         )
 
 
+def writing() -> dict[str, Any]:
+    """GLM-Image's language model of image tokens, and what lays out its prompts."""
+    names = {"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer(4000, is_bare=True)._tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        extra_special_tokens=names,
+    )
+    template = (
+        "{% for m in messages %}user: {% for c in m.content %}"
+        "{% if c.type == 'image' %}<|image|>{% else %}{{ c.text }}{% endif %}"
+        "{% endfor %}{% endfor %}"
+    )
+    config = transformers.GlmImageConfig(
+        text_config={
+            **_SIZES,
+            "num_key_value_heads": 1,
+            "vision_vocab_size": 20,
+            "eos_token_id": 299,  # never written
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 1.0,
+                "rope_theta": 10000.0,
+            },
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "image_size": 64,
+        },
+        vq_config={"embed_dim": 8, "num_embeddings": 20, "latent_channels": 16},
+        image_token_id=words.convert_tokens_to_ids("<|image|>"),
+        image_start_token_id=1,
+        image_end_token_id=298,
+    )
+    writer: Any = randomized(transformers.GlmImageForConditionalGeneration(config))
+    writer.lm_head.weight.data *= 60  # so that what is read decides what is written
+    return {
+        "processor": transformers.GlmImageProcessor(
+            transformers.GlmImageImageProcessorPil(), words, chat_template=template
+        ),
+        "vision_language_encoder": writer,
+    }
+
+
 def llama() -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
     return randomized(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))

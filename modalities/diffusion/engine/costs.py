@@ -65,7 +65,7 @@ class GenerationCosts:
         kept += (num_branches - 1) * latent_bytes  # the velocity of the branch that ran ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return ImageCost(
-            state_bytes=cells + kept + num_branches * text_bytes,
+            state_bytes=cells + kept + num_branches * text_bytes + self.recipe.kept_bytes(request),
             num_tokens=num_tokens,
             num_pixels=request.width * request.height,
         )

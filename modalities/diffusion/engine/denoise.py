@@ -52,8 +52,11 @@ class Denoiser:
             v      = s v+ + (1 - s) v-
             x, h   = weights[t] @ (x, h, v, noise)        (`samplers.program`)
 
-        No row may be done. If this raises, each row has taken its step or can take it again.
+        No row may be done. If this raises, each row has taken its step or can take it again. Tokens
+        that a row still lacks are written first.
         """
+        for row in rows:
+            row.write_tokens()
         for group in _by_shape(rows):
             batch = BranchBatch.of_rows(group)
             velocities = batch.guide(self._predict(batch))
@@ -83,7 +86,10 @@ class Denoiser:
         This is half of a guided step: the row's next step evaluates only the other branch.
         """
         self._skip(rows, num_steps)
-        for group in _by_shape([row for row in rows if not row.is_interrupted]):
+        left = [row for row in rows if not row.is_interrupted]
+        for row in left:
+            row.write_tokens()
+        for group in _by_shape(left):
             batch = BranchBatch.of_rows(group, positive_only=True)
             for branch, velocity in zip(batch.branches, self._predict(batch), strict=True):
                 branch.velocity = velocity

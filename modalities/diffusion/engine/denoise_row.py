@@ -16,6 +16,7 @@ from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.guidance import Guidance, GuidedStep, Trend
+from triptych.modalities.diffusion.engine.prior import ImageTokens
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     noised,
@@ -64,13 +65,15 @@ class DenoiseRow:
     """An image being generated. `release` must be called once, however generation ends.
 
     `branches`: the positive prompt's, then the negative prompt's if the row is guided.
-    `on_step_end`, if set, is called with the row after each of its steps.
+    `on_step_end`, if set, is called with the row after each of its steps. `tokens`, if there are
+    any, are written before the first step.
     """
 
     sample: SampleRow
     branches: list[GuidanceBranch]
     guidance: Guidance = field(default_factory=Guidance)
     inpainting: Inpainting | None = None
+    tokens: ImageTokens | None = None
     on_step_end: Callable[[DenoiseRow], None] | None = None
     is_interrupted: bool = False
     _trend: Trend | None = None
@@ -126,6 +129,16 @@ class DenoiseRow:
         shares = (scale, 1 - scale) if len(caches) == 2 else (1.0,)
         skip = FusedSkip(self.sample, num_steps, list(zip(caches, shares, strict=True)))
         return skip if skip.is_possible else None
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens to write before the first step."""
+        return self.tokens.num_tokens if self.tokens is not None else 0
+
+    def write_tokens(self, end: int | None = None) -> None:
+        """Write tokens until there are `end`, by default all."""
+        if self.tokens is not None and not self.tokens.is_done:
+            self.tokens.advance(self.num_tokens if end is None else end)
 
     def finish_step(self) -> None:
         """Drop the velocities of the step just taken, and restore what an edit must not change."""

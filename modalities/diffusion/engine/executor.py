@@ -38,15 +38,16 @@ Found = TypeVar("Found")
 class RunningImage:
     """An image in progress. `release` must be called once, however it ends.
 
-    Steps before `step` were reported, of which `num_computed` ran the model for `num_rows` branches
-    in total. Of the last step: the sum of its velocity (finite only if all of it is) at `place` in
-    `sums`, and the requested preview.
+    `num_tokens` and the steps before `step` were reported. Of those, `num_computed` ran the model
+    for `num_rows` branches in total. Of the last step: the sum of its velocity (finite only if all
+    of it is) at `place` in `sums`, and the requested preview.
     """
 
     request: ImageRequest
     row: DenoiseRow
     texts: EncodedPrompts
     step: int
+    num_tokens: int = 0
     num_computed: int = 0
     num_rows: int = 0
     sums: HostCopy | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device, share_cores
@@ -36,6 +36,7 @@ from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
 from triptych.modalities.diffusion.engine.loading.components import (
+    WRITER,
     Components,
     component_bytes,
     open_components,
@@ -152,8 +153,13 @@ class DiffusionLoader(DeviceLoader):
             return
         assert not memory.captures, "runs on several ranks are not captured"
         degree = self._config.device.ulysses_degree
+        parts = read_pipeline(self._folder).parts
+        if WRITER in parts:
+            raise ConfigError(
+                f"{self.name} is not divided over ranks: each would sample its own tokens of an"
+                " image. Leave out --cfg-parallel-size and --ulysses-degree."
+            )
         if degree > 1:
-            parts = read_pipeline(self._folder).parts
             part = parts.get("transformer") or parts["unet"]
             config = read_json(self._folder / part.name / "config.json")
             check_divisible(part.class_name, config, degree)

@@ -92,6 +92,8 @@ class DenoiseRunner:
                 return self._denoise(plan.rows)
             case "denoise":
                 return _run_isolated(self._denoise, plan.rows)
+            case "write":
+                return _run_isolated(self._write, plan.rows)
             case "decode":
                 return _run_isolated(self._decode, plan.rows)
             case _:
@@ -103,6 +105,14 @@ class DenoiseRunner:
             if isinstance(found, RunningImage):
                 self._images[start.key] = found
         return [_encode_result(self._executor, found) for found in begun]
+
+    def _write(self, rows: Sequence[ImageRow]) -> list[PendingResult]:
+        images = self._images_of(rows)
+        for image, row in zip(images, rows, strict=True):
+            image.row.write_tokens(image.num_tokens + row.num_tokens)
+        for image, row in zip(images, rows, strict=True):
+            image.num_tokens += row.num_tokens
+        return [ImageRowResult for _ in rows]
 
     def _denoise(self, rows: Sequence[ImageRow]) -> list[PendingResult]:
         images = self._images_of(rows)
@@ -199,6 +209,7 @@ def _encode_result(executor: ImageExecutor, found: RunningImage | TriptychError)
         planned = PlannedSteps(
             num_rows=tuple(found.row.planned_runs()),
             first_step=found.step,
+            num_tokens=found.row.num_tokens,
             num_prompt_tokens=executor.recipe.num_prompt_tokens(found.request),
             is_prompt_cut=executor.recipe.is_prompt_cut(found.request),
         )

@@ -13,14 +13,16 @@ Owns the choice; changes nothing.
    runs; deadlines order the images of each (`_urgency`).
 5. Images are admitted in order of arrival. An image for which there is no room may be overtaken by
    smaller ones, at most `_MAX_OVERTAKEN` times. Paused jobs are left out (`_find_admissible`).
-6. A step that ran out of memory halves the bound of later ones of its kind, until enough images
+6. Tokens of images are written a few at a time, as many as fit the budget, by all images that
+   lack some, while the most urgent image does (`_write`).
+7. A step that ran out of memory halves the bound of later ones of its kind, until enough images
    were finished (`DenoiseState.max_size`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from types import MappingProxyType
@@ -34,6 +36,7 @@ from triptych.schedulers.shares import ServiceShares, none_running
 
 _MAX_OVERTAKEN = 8  # times that smaller images overtake a waiting one
 _MAX_LOOKAHEAD = 64  # waiting images considered for one step
+_MAX_TOKENS = 32  # written of one image in a step
 _MAX_PIXELS = 1 << 20  # decoded together: beyond this one image keeps a decoder busy
 
 
@@ -43,12 +46,13 @@ class DenoiseStep(ScheduledStep):
 
     `size` is how much the step holds at once, in images, tokens or pixels by its kind. With
     `evaluates_ahead` one guidance branch of the only image's step is computed, without taking the
-    step.
+    step. `num_tokens` are written of each image that lacks so many.
     """
 
     size: float = 0.0
     overtaken: tuple[ImageState, ...] = ()
     evaluates_ahead: bool = False
+    num_tokens: int = 0
 
 
 SKIPPING = MappingProxyType({"skips": 1.0})
@@ -79,7 +83,8 @@ class DenoisePolicy:
         ready = [image for image in self.state.running if image.can_step]
         generated = [image for image in ready if not image.num_left]
         ready = [image for image in ready if image.num_left]
-        return self._decode(generated) or self._encode() or self._denoise(ready) or self._release()
+        step = self._decode(generated) or self._encode() or self._write(ready)
+        return step or self._denoise(ready) or self._release()
 
     @property
     def _is_shared(self) -> bool:
@@ -151,6 +156,29 @@ class DenoisePolicy:
         received = self.shares.service_of(image.client) if self.shares.is_contended else 0.0
         return received, urgency(image)
 
+    def _write(self, ready: list[ImageState]) -> DenoiseStep | None:
+        if not ready or not min(ready, key=self._urgency).num_unwritten:
+            return None
+        writing = sorted((image for image in ready if image.num_unwritten), key=self._urgency)
+        rows = tuple(self._take_within("write", writing, self.max_rows))
+        most = max(image.num_unwritten for image in rows)
+        sizes = [1 << power for power in range(_MAX_TOKENS.bit_length()) if 1 << power < 2 * most]
+        fitting = takewhile(lambda size: self._fits("write", _write_work(size)), sizes[1:])
+        num_tokens = max(fitting, default=1)
+        return DenoiseStep(
+            kind="write",
+            work=_write_work(num_tokens * len(rows)),
+            rows=rows,
+            size=len(rows),
+            num_tokens=num_tokens,
+        )
+
+    def _fits(self, kind: str, work: Mapping[str, float]) -> bool:
+        """Whether a step of this work ends within the budget, as far as is known."""
+        if not self._is_shared:
+            return True
+        return self.costs.is_known(kind) and self.costs.predict(kind, work) <= self.budget_s
+
     def _denoise(self, ready: list[ImageState]) -> DenoiseStep | None:
         if not ready:
             return None
@@ -201,6 +229,10 @@ class DenoisePolicy:
 
     def _release(self) -> DenoiseStep | None:
         return DenoiseStep(kind="release") if self.state.dropped else None
+
+
+def _write_work(num_tokens: float) -> dict[str, float]:
+    return {"tokens": num_tokens}
 
 
 def _size(kind: str, image: ImageState) -> float:

@@ -211,6 +211,11 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
                 image.entry.job.timings.setdefault("scheduled_s", now_s)
             case "decode":
                 image.stage = ImageStatus.DECODING
+            case "write":
+                num_tokens = min(step.num_tokens, image.num_unwritten)
+                image.num_unwritten -= num_tokens
+                self._shares.charge(image.client, num_tokens)
+                return ScheduledImage(image, num_tokens=num_tokens)
             case "denoise":
                 span = image.span
                 self._shares.charge(image.client, span.num_rows * image.num_tokens)
@@ -257,7 +262,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
                 self._show(image, now_s)
         elif step.kind == "denoise":
             self._accept_span(row, found, now_s)
-        else:
+        elif step.kind == "decode":
             assert found.pixels is not None, "decoding yields an image"
             self._counters["images_total"] += 1
             self._state.finish(image)
@@ -328,4 +333,5 @@ def _to_row(row: ScheduledImage) -> ImageRow:
         num_steps=row.span.num_steps if row.span else 0,
         has_preview=row.preview >= 0,
         evaluates_ahead=row.evaluates_ahead,
+        num_tokens=row.num_tokens,
     )

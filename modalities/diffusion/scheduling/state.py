@@ -49,6 +49,8 @@ class ImageJob(BatchedJob):
 class ImageState(Unit):
     """One image. `num_spans` of its `spans` are done or in flight, `step` steps are done.
 
+    Of its tokens, `num_unwritten` are neither written nor in flight.
+
     With `is_half_evaluated` one guidance branch of the next span was computed ahead. An image that
     has to start again is replaced by a new one with the same key.
     """
@@ -61,6 +63,7 @@ class ImageState(Unit):
     spans: tuple[StepSpan, ...] = ()
     shown_after: tuple[int, ...] = ()
     num_spans: int = 0
+    num_unwritten: int = 0
     is_half_evaluated: bool = False
     step: int = 0
     num_computed: int = 0
@@ -124,7 +127,7 @@ class ImageState(Unit):
     def begin(self, planned: PlannedSteps) -> None:
         """Start denoising an image whose text is encoded and whose steps are known."""
         self.stage, self.planned, self.step = ImageStatus.GENERATING, planned, planned.first_step
-        self.spans = step_spans(planned)
+        self.spans, self.num_unwritten = step_spans(planned), planned.num_tokens
         self.shown_after = preview_spans(self.spans, self.entry.request.num_partials)
 
     def interrupt(self) -> None:
@@ -145,13 +148,14 @@ class ScheduledImage:
     """One image's part of a step: a `span` if it is denoised, a `preview` if it shows one.
 
     With `evaluates_ahead` its span ends before the step that computes, and one branch of that step
-    is computed ahead.
+    is computed ahead. `num_tokens` of it are written.
     """
 
     unit: ImageState
     span: StepSpan | None = None
     preview: int = -1
     evaluates_ahead: bool = False
+    num_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,6 +231,7 @@ class DenoiseState:
         else:
             image.stage = ImageStatus.GENERATING
             image.is_half_evaluated = False
+            image.num_unwritten += row.num_tokens
             if row.span is not None and not row.evaluates_ahead:
                 image.num_spans -= 1
                 image.is_half_evaluated = row.span != image.span  # it was the rest of a span

@@ -45,7 +45,6 @@ def test_all_but_an_older_name_are_of_diffusers() -> None:
     ("name", "reason"),
     [
         ("MysteryPipeline", "its steps are not implemented"),
-        ("GlmImagePipeline", "makes tokens of the image before the denoiser"),
         ("FluxControlNetPipeline", "it needs control or example images"),
         (
             "StableDiffusion3PAGImg2ImgPipeline",

@@ -49,6 +49,8 @@ class DenoiserFamily:
     sample: str = "hidden_states"
     time: str = "timestep"
     time_unit: float = 1.0  # the scheduler's time is divided by it
+    time_offset: float = 0.0  # added to the scheduler's time
+    time_is_exact: bool = False  # the time stays in float32, whatever the weights' type
     time_flips: bool = False  # the model takes 1 - time
     next_time: str = ""  # the argument with the next step's time, if the model takes it
     negates: bool = False  # the output points from noise to the clean sample
@@ -284,8 +286,10 @@ class DenoiseModel:
 
     def _own_times(self, times: Tensor) -> Tensor:
         """Times in the model's unit."""
-        own = times.to(self.device, torch.float32) / self.family.time_unit
-        return (1 - own if self.family.time_flips else own).to(self.dtype)
+        family = self.family
+        own = (times.to(self.device, torch.float32) + family.time_offset) / family.time_unit
+        own = 1 - own if family.time_flips else own
+        return own if family.time_is_exact else own.to(self.dtype)
 
     def _samples(self, batch: Batch) -> Tensor | list[Tensor]:
         samples = batch.samples.to(self.device, self.dtype)

@@ -61,6 +61,11 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         ),
         "Flux2Transformer2DModel": _FLUX_LIKE,
         "FluxTransformer2DModel": _FLUX,
+        "GlmImageTransformer2DModel": DenoiserFamily(
+            time_offset=-1.0,
+            time_is_exact=True,
+            span=_dual("transformer_blocks", streams=_IMAGE_FIRST),
+        ),
         "HiDreamImageTransformer2DModel": DenoiserFamily(
             time="timesteps",
             negates=True,

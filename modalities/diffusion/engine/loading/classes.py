@@ -34,6 +34,7 @@ _TEXT_ENCODERS = frozenset({
     "Gemma2ForCausalLM",
     "Gemma2Model",
     "GemmaForCausalLM",
+    "GlmImageForConditionalGeneration",
     "LlamaForCausalLM",
     "LlamaModel",
     "Mistral3ForConditionalGeneration",
@@ -66,18 +67,22 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
     ),
 })  # fmt: skip
 # Of processors of text, images and videos, only the image part: recipes format the text.
-_PROCESSORS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(
+_PROCESSORS: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(
         ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), "Qwen2VLImageProcessorPil"
-    )
-)
+    ),
+    "GlmImageProcessor": "GlmImageProcessor",  # it lays out the image's tokens, too
+})  # fmt: skip
+
+_LIBRARIES: Mapping[str, str] = MappingProxyType({"glm_image": "transformers"})
+"""Names by which diffusers saves libraries: of a part that its own pipeline's module shadows."""
 
 
 def class_of(part: PipelineComponent) -> Any:
     """The class of a part. Raises `WeightsError` if the list does not allow it for this part."""
     known: Mapping[str, str] = _known(part)
     library = _library(part.name)
-    if part.library != library or part.class_name not in known:
+    if _LIBRARIES.get(part.library, part.library) != library or part.class_name not in known:
         raise WeightsError(
             f"model_index.json gives {part.name} the class {part.library}.{part.class_name}"[:160]
             + f"; known are {library}'s {', '.join(sorted(known))}."

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.errors import ConfigError, WeightsError
@@ -20,6 +21,7 @@ from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.weights.encoding import AUTO, STORED_ONLY
 from triptych.core.weights.layout import brief, read_json
+from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.overrides import PLAIN_TYPES, PartOverride, read_overrides
 from triptych.core.weights.part_files import part_folder, part_weight_file
 from triptych.core.weights.pipeline_index import (
@@ -62,6 +64,9 @@ _CONFIGURATIONS: Mapping[str, str] = MappingProxyType({
 """Parts that are read as mappings."""
 _OF_PROCESSOR = PipelineComponent("tokenizer", "transformers", "PreTrainedTokenizerFast")
 """The tokenizer among a processor's files, of a model that names none."""
+WRITER = "vision_language_encoder"
+"""The part that writes tokens of images."""
+_SAMPLING = "generation_config.json"
 _HOST = torch.device("cpu")
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """Maps the type that weights are stored in to the one to hold and compute in."""
@@ -148,10 +153,20 @@ def open_components(
                     parts[name] = build(
                         plan.kind, weights, holding, progress, is_foreign=is_foreign
                     )
+                if name == WRITER:
+                    read_sampling(parts[name], plan.folder)
                 done += sizes[name]
             else:
                 parts[name] = _open_plain(plan)
     return Components(pipeline=index.pipeline, parts=parts)
+
+
+def read_sampling(module: Any, folder: Path) -> None:
+    """Read how a language model samples, where its folder says so. Raises `WeightsError`."""
+    file = folder / _SAMPLING
+    if file.is_file():
+        with library_errors(f"{_SAMPLING} is not usable"):
+            module.generation_config = GenerationConfig.from_dict(read_json(file))
 
 
 def outline_components(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> Components:

@@ -36,6 +36,7 @@ from triptych.modalities.diffusion.engine.denoise_row import (
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.guidance import Guidance
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
+from triptych.modalities.diffusion.engine.prior import ImageTokens
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
     decode_latents,
@@ -185,6 +186,7 @@ class Recipe(ABC):
             branches=branches,
             guidance=self.guidance_of(request),
             inpainting=inpainting,
+            tokens=self.image_tokens(request, index, branches),
         )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
@@ -209,6 +211,16 @@ class Recipe(ABC):
     ) -> list[Conditioning]:
         """The conditioning of branches with reference images, if the model takes any."""
         return branches
+
+    def image_tokens(
+        self, request: ImageRequest, index: int, branches: Sequence[GuidanceBranch]
+    ) -> ImageTokens | None:
+        """The tokens that a language model writes before the first step, for these branches."""
+        return None
+
+    def kept_bytes(self, request: ImageRequest) -> int:
+        """Bytes that a row keeps besides latents and encoded prompts."""
+        return 0
 
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         """The latents' channels, height and width; before them their number, with layers."""

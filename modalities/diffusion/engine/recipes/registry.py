@@ -10,6 +10,7 @@ from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes import (
     ernie,
     flux2,
+    glm,
     hunyuan,
     layered,
     longcat,
@@ -31,6 +32,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "FluxFillPipeline": packed.FluxFill,
         "FluxKontextPipeline": packed.FluxKontext,
         "FluxPipeline": packed.Flux,
+        "GlmImagePipeline": glm.GlmImage,
         "HiDreamImagePipeline": spatial.HiDream,
         "HunyuanImagePipeline": hunyuan.HunyuanImage,
         "LongCatImageEditPipeline": longcat.LongCatImageEdit,

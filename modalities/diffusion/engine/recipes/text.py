@@ -125,6 +125,10 @@ class TextEncoder:
         """Encode one prompt's tokens: a tokenizer's or processor's output, a batch of one."""
         return self._read(tokens, masks=masks, layer=layer)[0]
 
+    def read_all(self, tokens: Mapping[str, Any]) -> list[Encoded]:
+        """Encode texts of one length, without padding."""
+        return self._read(tokens, masks=True, layer=None)
+
     @torch.no_grad()
     def _read(
         self, tokens: Mapping[str, Any], *, masks: bool, layer: int | Sequence[int] | None

@@ -48,13 +48,15 @@ _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType
 class Spacing:
     """Number and noise levels of steps; a scheduler ignores what it does not support.
 
-    `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the image's
-    size (`dynamic_shift`), used if the configuration has `use_dynamic_shifting`. `begin`: the first
-    step, for a row that begins from an image.
+    `sigmas` before shifting, one per step; `timesteps`, if they are not those of the shifted noise
+    levels, are what the model is shown with Euler steps of flow matching. `mu` is the exponent of
+    the shift for the image's size (`dynamic_shift`), used if the configuration has
+    `use_dynamic_shifting`. `begin`: the first step, for a row that begins from an image.
     """
 
     num_steps: int
     sigmas: Sequence[float] | None = None
+    timesteps: Sequence[float] | None = None
     mu: float | None = None
     begin: int = 0
 
@@ -90,6 +92,8 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
     takes_sigmas = "sigmas" in accepted and scheduler.config.get("use_flow_sigmas", True)
     if spacing.sigmas is not None and takes_sigmas:
         arguments["sigmas"] = np.array(spacing.sigmas)
+        if spacing.timesteps is not None and name == "FlowMatchEulerDiscreteScheduler":
+            arguments["timesteps"] = np.array(spacing.timesteps)
     if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
         arguments["mu"] = spacing.mu
     if "intermediate_timesteps" in accepted and spacing.num_steps != 2:
