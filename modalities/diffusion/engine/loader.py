@@ -136,7 +136,7 @@ class DiffusionLoader(DeviceLoader):
         memory: ModelMemory,
         stack: ExitStack,
     ) -> ImageAdapterStore:
-        """What loads adapters while the model runs."""
+        """The store that loads adapters while the model runs."""
         store = ImageAdapterStore(
             executor.adapters,
             components,
