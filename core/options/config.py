@@ -66,6 +66,7 @@ class ModelOptions:
         (),
         "Name that clients use for a model; repeat in the order of `--model`. With one model,"
         " further names are aliases; with several, write an alias as `ALIAS=NAME`.",
+        aliases=("--alias", "-a"),
         is_common=True,
     )
     model_impl: str = option(
@@ -116,6 +117,13 @@ class ModelOptions:
         aliases=("--chat-template-file",),
         roles=("chat", "vision"),
     )
+    default_chat_template_kwargs: str = option(
+        "",
+        "Values for chat templates, as a JSON object: those that a request does not set in"
+        " `chat_template_kwargs` or by a field of its own.",
+        aliases=("--chat-template-kwargs",),
+        roles=("chat", "vision"),
+    )
     tool_call_parser: str = option(
         "auto",
         "Format in which the model writes tool calls. `auto` follows the chat template.",
@@ -144,6 +152,7 @@ class ModelOptions:
     idle_unload_s: float = option(
         0.0,
         "Unload a model after this many idle seconds; 0: only when memory is short.",
+        aliases=("--sleep-idle-seconds",),
         within=BOUND,
     )
     cache_dir: str = option(
@@ -397,12 +406,13 @@ class ScheduleOptions:
         512,
         "Jobs that may wait; more are refused with 503. With several API keys, one key may hold"
         " three times what it leaves free and gets 429 beyond that.",
-        aliases=("--max-queued-requests",),
+        aliases=("--max-queued-requests", "--max-num-queued-reqs"),
         within=COUNT,
     )
     max_queue_tokens: int = option(
         0,
         "Tokens (prompt plus requested output) admitted at once; 0: no limit.",
+        aliases=("--max-num-queued-tokens",),
         within=BOUND,
     )
     max_jobs_per_key: int = option(

@@ -41,8 +41,11 @@ class Fixed:
 
 
 def _flags(entry: Mapping[str, str]) -> tuple[str, ...]:
-    names = entry["flags"].split()
-    return tuple(name if name.startswith("-") else f"--{name}" for name in names)
+    return _names(entry["flags"])
+
+
+def _names(flags: str) -> tuple[str, ...]:
+    return tuple(name if name.startswith("-") else f"--{name}" for name in flags.split())
 
 
 def _reason(entry: Mapping[str, str]) -> str:
@@ -57,7 +60,9 @@ FIXED = tuple(
 )
 """Options that are accepted with the values that name existing behavior."""
 FIXED_BY_FLAG = MappingProxyType({flag: entry for entry in FIXED for flag in entry.flags})
-TRANSLATED = MappingProxyType({f"--{name}": ours for name, ours in _TABLES["translated"].items()})
+TRANSLATED = MappingProxyType(
+    {flag: ours for name, ours in _TABLES["translated"].items() for flag in _names(name)}
+)
 """Flags with the same meaning as an option of Triptych."""
 REFUSED = MappingProxyType(
     {flag: _reason(entry) for entry in _TABLES["refused"] for flag in _flags(entry)}

@@ -182,6 +182,7 @@ class ServerOptions:
     heartbeat_s: float = option(
         15.0,
         "Seconds of silence in a stream after which a comment is sent.",
+        aliases=("--sse-ping-interval",),
         within=DURATION,
         is_for_server=True,
     )
@@ -190,6 +191,14 @@ class ServerOptions:
         "Longest time that SIGTERM waits for requests in flight.",
         aliases=("--shutdown-timeout",),
         within=BOUND,
+        is_for_server=True,
+    )
+    enable_force_include_usage: bool = option(
+        False,
+        "End every stream of chat and completions with a chunk of token counts, as"
+        " `stream_options.include_usage` of a request does.",
+        aliases=("--stream-response-default-include-usage",),
+        roles=("chat", "vision"),
         is_for_server=True,
     )
     enable_tokenizer_info_endpoint: bool = option(

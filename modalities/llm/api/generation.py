@@ -28,10 +28,16 @@ from triptych.core.http.data_urls import data_urls
 from triptych.core.http.files.reading import StoredFiles
 from triptych.core.http.request_log import answer_chars
 from triptych.core.media.fetch import Fetched
+from triptych.core.options.config import ServerOptions
 from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.llm.api.messages import ImageFilePart, Message
-from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TextRequest
+from triptych.modalities.llm.api.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    TextRequest,
+    UsageOption,
+)
 from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
 from triptych.modalities.llm.api.service import LlmService
@@ -123,6 +129,13 @@ def ending_gap(body: TextRequestT, model: TextModel) -> TextRequestT:
     """`body` for a prompt that fills a gap: the tokens after a filled one end the answer."""
     assert model.gap is not None, "the prompt was made with it"
     return body.model_copy(update={"stop_token_ids": model.gap.ending(body.stop_token_ids)})
+
+
+def with_usage(body: TextRequestT, options: ServerOptions) -> TextRequestT:
+    """`body` with a chunk of token counts at the end of its stream, if the operator wants it."""
+    if not options.enable_force_include_usage:
+        return body
+    return body.model_copy(update={"usage": UsageOption(include=True)})
 
 
 async def begin(

@@ -44,6 +44,7 @@ from triptych.modalities.llm.api.generation import (
     encode_conversation,
     ending_gap,
     note_reasoning,
+    with_usage,
 )
 from triptych.modalities.llm.api.hearing import hear_messages
 from triptych.modalities.llm.api.infill_routes import add_infill
@@ -175,6 +176,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with images for vision models."""
         context = Context.of(request)
+        body = with_usage(body, context.options)
         model = service.model(body.model)
         voice = await AnswerVoice.of(service, body, context.caller)
         if voice is not None and voice.is_replaced:
@@ -222,6 +224,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
         context = Context.of(request)
+        body = with_usage(body, context.options)
         tenant = context.principal.tenant
         prompts = [
             TokenRequest(prompt_ids=await _prompt_ids(service, body, prompt), tenant=tenant)

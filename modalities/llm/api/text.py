@@ -29,6 +29,7 @@ from triptych.core.errors import (
 )
 from triptych.core.grammar.constraint import Constraint
 from triptych.core.options.config import ModelOptions
+from triptych.core.process.typed import decode_json
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.token_bytes import TokenBytes
@@ -57,6 +58,7 @@ from triptych.modalities.llm.api.tools.traits import TemplateTraits
 _USUAL_ANSWER = 256  # tokens that further files leave for an answer of any length
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the reasoning
 _MANY_CHARS = 2**17
+_TEMPLATE_NAMES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 _ENTRY_CHARS = 16
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -73,6 +75,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    template_defaults: Mapping[str, Any]
     traits: TemplateTraits
     tokenizer_info: Mapping[str, Any]
     """The fields of tokenizer_config.json, without paths of files, and the chat template."""
@@ -134,6 +137,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
+            template_defaults=_template_defaults(options.default_chat_template_kwargs),
             traits=TemplateTraits(source, answers.calls),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=answers,
@@ -270,7 +274,8 @@ class TextModel:
                 " --chat-template FILE.",
                 param="messages",
             )
-        values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        given = {**self.template_defaults, **template_kwargs}
+        values = {"add_generation_prompt": True, **given, **self.template_tokens}
         size = text_size([messages, tools])
         messages, tools = await on_text_thread(size, self.traits, messages, tools)
         if tools:
@@ -407,6 +412,22 @@ def _reasoning_rules(
             " reasoning tokens cannot be counted; leave it out."
         )
     return rules
+
+
+def _template_defaults(given: str) -> dict[str, Any]:
+    """The values for templates that the operator sets. Raises `ConfigError`."""
+    flag = "--default-chat-template-kwargs"
+    try:
+        values = decode_json(given or "{}", dict[str, Any])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(
+            f'{flag} is a JSON object, such as {{"enable_thinking": false}}: {error}.'
+        ) from error
+    if taken := _TEMPLATE_NAMES & values.keys():
+        raise ConfigError(
+            f"{flag}: {', '.join(sorted(taken))} is set by each request; leave it out."
+        )
+    return values
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -197,17 +197,18 @@ def test_the_key_of_administrators_has_sglangs_name() -> None:
     assert config.server.admin_key == ("k",)
 
 
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("--lora", "given with --lora-paths"),
-        ("--cache-reuse", "never moved to other positions"),
-        ("--disable-log-stats", "no periodic line"),
-    ],
-)
-def test_a_reason_is_about_the_flag(flag: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        _parse(flag, "x")
+def test_flags_of_others_with_our_meaning_are_read() -> None:
+    flags = "-a mine -v --sleep-idle-seconds 60 --sse-ping-interval 5 --max-num-queued-reqs 3"
+    config = resolve(_parse(*flags.split(), "--disable-log-requests"), environ={})
+    assert config.models.served_model_name == ("mine",)
+    assert (config.models.idle_unload_s, config.server.heartbeat_s) == (60, 5)
+    assert (config.server.log_level, config.server.log_requests) == ("debug", False)
+    assert config.schedule.max_queue_size == 3
+
+
+def test_a_reason_is_about_the_flag() -> None:
+    with pytest.raises(ConfigError, match="given with --lora-paths"):
+        _parse("--lora", "x")
 
 
 def test_translated_flags_parse() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from support.http import ANSWER, FakeEngine, chat, documents, refused
+from support.http import ANSWER, FakeEngine, chat, documents, in_process, make_app, refused
 from triptych.core.engine_api.tokens import TokenLogprob, TokenRequest
 
 CHAT = "/v1/chat/completions"
@@ -153,6 +154,15 @@ async def test_usage_comes_as_a_chunk_of_its_own_where_asked(client: httpx.Async
         assert usage["choices"] == []
         assert usage["usage"]["completion_tokens"] == 3
         assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+async def test_usage_comes_always_where_the_operator_wants_it(tmp_path: Path) -> None:
+    app = make_app(tmp_path, FakeEngine(), enable_force_include_usage=True)
+    async with in_process(app) as client:
+        for path, body in ((CHAT, chat()), (TEXT, text())):
+            reply = await client.post(path, json={**body, "stream": True, "max_tokens": 3})
+            *_, usage, _ = documents(reply.text)
+            assert usage["usage"]["completion_tokens"] == 3
 
 
 async def test_samples_of_a_stream_have_their_index(client: httpx.AsyncClient) -> None:

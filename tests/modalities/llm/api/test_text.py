@@ -34,6 +34,32 @@ async def chat_ids(model: TextModel, messages: Sequence[Message]) -> tuple[int, 
     return (await model.encode_messages(messages)).prompt_ids
 
 
+async def test_templates_get_the_operators_values_unless_a_request_has_its_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "template").write_text("{{ mood }}{{ messages[0].content }}{{ bos_token }}")
+    options = ModelOptions(
+        chat_template=str(tmp_path / "template"), default_chat_template_kwargs='{"mood": "calm "}'
+    )
+    model = TextModel.open(write_text_folder(tmp_path / "model"), options)
+    assert (await model.render(MESSAGES)).startswith("calm Hello")
+    assert (await model.render(MESSAGES, mood="new ")).startswith("new Hello")
+    await model.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("{", "a JSON object"), ("[]", "a JSON object"), ('{"tools": 1}', "tools")],
+)
+def test_values_for_templates_that_cannot_be_are_refused(
+    tmp_path: Path, given: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        TextModel.open(
+            write_text_folder(tmp_path), ModelOptions(default_chat_template_kwargs=given)
+        )
+
+
 async def test_template_tokens_are_special(model: TextModel) -> None:
     ids = await chat_ids(model, MESSAGES)
     assert ids[0] == 1
