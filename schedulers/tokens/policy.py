@@ -179,6 +179,7 @@ class _TokenPolicy:
         budget, rows = self._budget, self._decoding()
         page_size, has_limit = self._pool.page_size, self._options.max_batch_total_tokens > 0
         num_spare = max(0, budget.num_tokens - len(rows))
+        has_windows = self._pool.windows is not None
         decodes, forced = self.step.rows, list[ScheduledRow]()
         for row in rows:
             if not self._can_decode(row):
@@ -195,7 +196,7 @@ class _TokenPolicy:
                 num_free += page_size * max(0, budget.num_pages - len(rows))
                 drafts = drafts[: max(0, min(num_spare, num_free - num_tokens))]
                 num_tokens += len(drafts)
-            num_windows = budget.num_windows_for(row, start, num_tokens)
+            num_windows = budget.num_windows_for(row, start, num_tokens) if has_windows else 0
             if num_windows > budget.num_windows:
                 continue  # until chunks in flight end
             if num_tokens <= num_held or self._preemption.find_pages(row, num_tokens):

@@ -17,6 +17,7 @@ from support.batch_driver import MAX_LENGTH, BatchDriver, is_same, random_decode
 from support.captured import verified_steps
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.graphs.buckets import DecodeBuckets
 from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -85,7 +86,11 @@ def test_replays_are_bitwise_eager(
     steps, backend = verified_steps()
     buckets = DecodeBuckets.choose(MAX_ROWS - 2, -(-MAX_LENGTH // PAGE_SIZE))
     options = {"num_pages": 90, "depth": 2, "max_batch_size": MAX_ROWS}
-    captured = BatchDriver(decoder, layout, native, graphs=DecodeGraphs(steps, buckets), **options)
+    windows = None  # pages of their own for window layers, in the captured steps alone
+    if window is not None:
+        windows = WindowSize.least(window, PAGE_SIZE, num_rows=MAX_ROWS, step_tokens=256)
+    graphs = DecodeGraphs(steps, buckets)
+    captured = BatchDriver(decoder, layout, native, graphs=graphs, windows=windows, **options)
     eager = BatchDriver(decoder, layout, native, **options)
     for driver in (captured, eager):
         go_through(driver, 5, num_turns)
