@@ -58,6 +58,14 @@ class WindowPages:
         """Parts that `take` can give."""
         return len(self._free) + len(self._kept)
 
+    def gauges(self) -> dict[str, float]:
+        """The current counts, by series name."""
+        num_pages = self.size.num_pages
+        return {
+            "kv_window_pages": num_pages,
+            "kv_window_pages_leased": num_pages - self.num_available,
+        }
+
     def has(self, page_id: int) -> bool:
         """Whether a page has a part."""
         return self._parts[page_id] >= 0

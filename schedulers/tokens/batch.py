@@ -472,10 +472,12 @@ class TokenBatch:
     def gauges(self) -> dict[str, float]:
         """The current page counts."""
         pool, adapters = self.pool, self.adapters
+        windows = {} if pool.windows is None else pool.windows.gauges()
         return {
             "kv_pages": pool.num_pages,
             "kv_pages_leased": pool.num_leased,
             "kv_pages_cached": pool.num_cached,
+            **windows,
             **({} if adapters is None else adapters.gauges()),
         }
 

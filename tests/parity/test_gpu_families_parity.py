@@ -16,11 +16,12 @@ from support.gpu_rehearsal import rehearse_gpu
 from support.mixture_families import MIXTURES, save_mixture
 from support.recurrent_models import recurrent_model
 from support.token_world import token_request
+from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.layers import moe
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 
-PAGE_SIZE, NUM_NEW = 32, 2
+PAGE_SIZE, NUM_NEW = 16, 2
 
 
 def saved(folder: Path, name: str) -> Any:
@@ -51,7 +52,10 @@ def on_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> BatchDriver:
     monkeypatch.setattr(model, "forward", rehearsed)
     layout = blueprint.kv_layout(PAGE_SIZE, torch.float32)
     options = {"max_length": 64, "max_batch_size": 2, "max_batch_input_tokens": 36}
-    return BatchDriver(model, layout, None, num_pages=9, **options)
+    windows = None
+    if window := layout.longest_window:
+        windows = WindowSize.least(window, PAGE_SIZE, num_rows=2, step_tokens=36)
+    return BatchDriver(model, layout, None, num_pages=9, windows=windows, **options)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "llama-4", "granite-hybrid"])

@@ -123,10 +123,12 @@ class CacheSize:
         windows = WindowSize.least(window, size, num_rows=num_rows, step_tokens=demand.step_tokens)
         left_bytes -= windows.num_pages * own.window_bytes
         num_pages = min(most_pages, left_bytes // max(1, own.page_bytes))
-        left_bytes -= num_pages * own.page_bytes
-        num_spare = min(num_rows * row_pages, left_bytes // own.window_bytes)  # for later hits
-        if num_pages == most_pages:
-            windows = replace(windows, num_pages=windows.num_pages + num_spare)
         if not windows.num_pages < self.num_pages <= num_pages:
             return self
+        if num_pages == most_pages:  # more of these are of no use: the rest is for later hits
+            left_bytes -= num_pages * own.page_bytes
+            num_spare = min(num_rows * row_pages, left_bytes // own.window_bytes)
+            most_windows = max(windows.num_pages, num_pages // 2)
+            num_windows = min(windows.num_pages + num_spare, most_windows)
+            windows = replace(windows, num_pages=num_windows)
         return replace(self, num_pages=num_pages, windows=windows)

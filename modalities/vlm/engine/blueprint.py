@@ -189,6 +189,11 @@ class VisionBlueprint(BaseVisionBlueprint):
             whole_prompts=self.family.whole_prompts,
         )
 
+    @property
+    def longest_span(self) -> int:
+        """The most tokens of an image that attend to each other; 0 if none do."""
+        return self._config.mm_tokens_per_image if self.family.whole_spans else 0
+
     def encoder_activation_bytes(self, num_patches: int) -> int:
         """An upper estimate of a step's memory: towers are widest in their MLPs."""
         vision = self._config.vision_config

@@ -130,7 +130,9 @@ class VisionHead(TextHead):
         if filled:
             images = StepImages(filled[0], self._features.take(self._filling))
         if len(filled) > 1:
-            step.batch.blocks_2T = filled[1].view(2, -1)
+            for batch in (step.batch, step.batch.windowed):
+                if batch is not None:
+                    batch.blocks_2T = filled[1].view(2, -1)
         return self._vision_model.see(token_ids_T, places, paged, images)
 
     def _lay_out_places(self, step: StepLayout) -> Int64s:

@@ -83,7 +83,9 @@ class VisionLoader(LlmLoader):
             cache_bytes = self._reserve_cache(memory, blueprint)
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
-            size = memory.reserve_cache(layout, max_length)
+            gives_back = self._gives_back() and self._has_room(blueprint)
+            size = memory.reserve_cache(layout, max_length, gives_back=gives_back)
+            layout = size.layout_of(layout)
             shares = not blueprint.traits.whole_prompts
             self._reserve_tiers(memory, layout, size, shares=shares)
             memory.show()
@@ -222,6 +224,12 @@ class VisionLoader(LlmLoader):
         layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
         self._check_states(layout)
         return layout
+
+    def _has_room(self, blueprint: Blueprint) -> bool:
+        """Whether a step's tokens hold what it may not cut: an image, or a whole prompt."""
+        if not isinstance(blueprint, VisionBlueprint) or blueprint.traits.whole_prompts:
+            return False
+        return blueprint.longest_span <= self._config.schedule.max_batch_input_tokens
 
     def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
         """Reserve and return the bytes of the feature cache."""
