@@ -36,6 +36,18 @@ _OWN = (
         operands="[MODEL ...]",
     ),
     Command(
+        "talk",
+        "Talk to a model: with microphone and loudspeaker, or with files.",
+        "triptych.talk_cli",
+        (
+            "triptych talk",
+            "triptych talk question.wav --output answer.wav",
+            'triptych talk --text "What is the capital of France?" --output answer.mp3',
+            "triptych talk question.wav -o answer.wav --server http://gpu-box:8000",
+        ),
+        operands="[FILE ...]",
+    ),
+    Command(
         "models",
         "List, fetch, verify and remove models.",
         "triptych.models_cli",
@@ -108,7 +120,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "serve": ("serve",),
         "use": (
-            *("run", "chat", "see", "generate", "embed"),
+            *("run", "chat", "talk", "see", "generate", "embed"),
             *("speak", "voices", "transcribe", "imagine"),
         ),
         "models": ("list", "pull", "models", "warm-cache"),

@@ -6,12 +6,14 @@ of which pipelines are views. Knows no modality by itself: the registry lists th
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import ConfigError, UnknownModel
 from triptych.core.options.relevance import check_in_process
+from triptych.core.options.table import resolve_with_sources
 from triptych.core.process.lazy import load
 from triptych.core.weights.progress import RichProgress, SilentProgress
 from triptych.modalities.host import EngineHost, config_in_process, read_keywords
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.api.pipeline import ChatPipeline
     from triptych.modalities.pipeline import Pipeline
+    from triptych.modalities.talk.speaking.conversation import SpokenConversation
     from triptych.modalities.tts.api.pipeline import SpeechPipeline
     from triptych.modalities.vlm.api.pipeline import VisionPipeline
 
@@ -47,6 +50,7 @@ class Engine:
 
     `chat`, `see`, `embed`, `speak`, `transcribe` and `imagine` are pipelines of the first model of
     their kind, with their streams and their async twins; `pipeline` gives that of a model by name.
+    `talk` opens a spoken conversation.
     """
 
     def __init__(
@@ -64,6 +68,13 @@ class Engine:
         """Load the models of a configuration."""
         engine = cls.__new__(cls)
         engine._start(config.resolved, RichProgress() if progress else SilentProgress())
+        return engine
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Load the models of a command."""
+        engine = cls.__new__(cls)
+        engine._start(resolve_with_sources(args), RichProgress())
         return engine
 
     def _start(self, options: Resolved, progress: Progress) -> None:
@@ -146,6 +157,35 @@ class Engine:
         """The first image model."""
         pipeline: ImagePipeline = self._first("image")
         return pipeline
+
+    def talk(
+        self,
+        *,
+        system: str = "",
+        voice: str = "",
+        speed: float = 1.0,
+        language: str = "",
+        **options: Any,
+    ) -> SpokenConversation:
+        """Open a conversation that is spoken, with the first models of chat and speech.
+
+        `voice`, `speed` and `language` are those of the sound, `options` those of a chat call.
+        Sound is heard by the first recognizer. Raises `RequestError`s for options of speech.
+        """
+        from triptych.modalities.talk.speaking.conversation import SpokenConversation, TalkModels
+        from triptych.modalities.tts.api.service import SpeechCall
+
+        speaking = self.speak.name
+        models = TalkModels(
+            loop=self._host.loop,
+            chat=self.chat,
+            recognizer=self.transcribe if "asr" in self._roles.values() else None,
+            speech=self._host.services[speaking],
+            voice_model=speaking,
+        )
+        call = SpeechCall(model=speaking, text="", voice=voice, speed=speed, language=language)
+        models.speech.check(call)
+        return SpokenConversation(models, system=system, call=call, options=options)
 
     def close(self) -> None:
         """End the engine and release its memory. A second call does nothing."""

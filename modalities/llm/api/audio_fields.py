@@ -16,7 +16,7 @@ AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 HeardFormat = Literal["wav", "mp3", "flac", "opus", "ogg", "aac", "m4a", "webm"]
 
 
-class InputAudio(Strict):
+class RecordedSound(Strict):
     """A recording in base64."""
 
     data: Text = Field(description="The file, in base64.")
@@ -27,7 +27,7 @@ class AudioPart(Strict):
     """A recording in a user's message. It is transcribed by the served recognizer."""
 
     type: Literal["input_audio"]
-    input_audio: InputAudio
+    input_audio: RecordedSound
 
 
 class SpokenReference(Strict):

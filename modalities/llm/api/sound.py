@@ -1,18 +1,25 @@
 """The interface between chat and sound: what hears messages and speaks answers.
 
-Owns the protocol and its plain data. Chat knows neither recognition nor speech: what composes them
-sets `LlmService.sound`.
+Owns the protocol, its plain data, and how writing and speaking of one answer are joined. Chat knows
+neither recognition nor speech: what composes them sets `LlmService.sound`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from triptych.core.engine_api.caller import Caller
 from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.service import merge
 
+Written = TypeVar("Written")
+Spoken = TypeVar("Spoken")
+_MAX_DELTAS = 64
+"""Pieces of text that may wait for the speaker to take them."""
 HEARD_TOKENS_PER_S, SPOKEN_TOKENS_PER_S = 10, 20
 """Tokens of sound in usage, as OpenAI counts them: one per 100 ms heard, one per 50 ms spoken."""
 
@@ -30,7 +37,7 @@ class VoiceChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSound:
+class SpokenPiece:
     """Sound [S] of an answer at `sample_rate` (Hz)."""
 
     pcm_S: Pcm
@@ -61,10 +68,41 @@ class ChatSound(Protocol):
 
     def speak(
         self, texts: AsyncIterator[str], choice: VoiceChoice, caller: Caller
-    ) -> AsyncGenerator[AnswerSound, None]:
+    ) -> AsyncGenerator[SpokenPiece, None]:
         """Speak an answer while it is written. Closing the generator ends both."""
         ...
 
     async def hear(self, data: bytes | bytearray, form: str, caller: Caller) -> HeardSpeech:
         """Transcribe a file in the format `form`. Raises `RequestError`s about `messages`."""
         ...
+
+
+def written_and_spoken(
+    written: AsyncGenerator[Written, None],
+    words: Callable[[Written], Iterable[str]],
+    speak: Callable[[AsyncIterator[str]], AsyncGenerator[Spoken, None]],
+) -> AsyncGenerator[Written | Spoken, None]:
+    """Yield an answer as it is `written`, and what `speak` makes of its `words`, as they come.
+
+    Closing it closes both.
+    """
+    waiting: asyncio.Queue[str | None] = asyncio.Queue(_MAX_DELTAS)
+
+    async def write() -> AsyncGenerator[Written | Spoken, None]:
+        async with aclosing(written) as pieces:
+            async for piece in pieces:
+                yield piece
+                for word in words(piece):
+                    await waiting.put(word)
+        await waiting.put(None)
+
+    async def texts() -> AsyncGenerator[str, None]:
+        while (text := await waiting.get()) is not None:
+            yield text
+
+    async def say() -> AsyncGenerator[Written | Spoken, None]:
+        async with aclosing(speak(texts())) as sounds:
+            async for sound in sounds:
+                yield sound
+
+    return merge([write(), say()])

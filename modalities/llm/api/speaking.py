@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -33,19 +33,17 @@ from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.sound import (
     SPOKEN_TOKENS_PER_S,
-    AnswerSound,
     ChatSound,
+    SpokenPiece,
     VoiceChoice,
+    written_and_spoken,
 )
 from triptych.modalities.llm.api.spoken_answers import SpokenId
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import Answer, AnswerPiece, Words
-from triptych.modalities.service import merge
 
-Event: TypeAlias = SampleDelta | AnswerSound
+Event: TypeAlias = SampleDelta | SpokenPiece
 _FORMATS: Final = {"pcm16": "pcm"}
-_MAX_DELTAS = 64
-"""Deltas of text that may wait for the speaker to take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,29 +189,20 @@ class SpokenChat:
 
     def _events(self) -> AsyncGenerator[Event, None]:
         """Text and sound as they come. Closing it ends both."""
-        written: asyncio.Queue[str | None] = asyncio.Queue(_MAX_DELTAS)
-        return merge([self._write(written), self._speak(written)])
-
-    async def _write(self, written: asyncio.Queue[str | None]) -> AsyncGenerator[Event, None]:
-        """The text, which the speaker gets as well."""
-        async with aclosing(self._generation.deltas) as deltas:
-            async for delta in deltas:
-                yield delta
-                for piece in delta.shown:
-                    if isinstance(piece, Words):
-                        self._words.append(piece.text)
-                        await written.put(piece.text)
-        await written.put(None)
-
-    async def _speak(self, written: asyncio.Queue[str | None]) -> AsyncGenerator[Event, None]:
-        """The sound of the text."""
         voice = self._voice
-        sound = voice.sound.speak(_texts(written), voice.choice, self._caller)
-        async with aclosing(sound) as pieces:
-            async for piece in pieces:
-                yield piece
 
-    async def _encode(self, sound: AnswerSound) -> bytes:
+        def speak(texts: AsyncIterator[str]) -> AsyncGenerator[SpokenPiece, None]:
+            return voice.sound.speak(texts, voice.choice, self._caller)
+
+        return written_and_spoken(self._generation.deltas, self._take_words, speak)
+
+    def _take_words(self, delta: SampleDelta) -> list[str]:
+        """The words of a delta, which are kept."""
+        words = [piece.text for piece in delta.shown if isinstance(piece, Words)]
+        self._words += words
+        return words
+
+    async def _encode(self, sound: SpokenPiece) -> bytes:
         self._num_samples += len(sound.pcm_S)
         seconds = self._num_samples / sound.sample_rate
         self._generation.usage.num_spoken_tokens = round(seconds * SPOKEN_TOKENS_PER_S)
@@ -224,8 +213,3 @@ def _with_usage(chunk: ChatChunk, body: ChatRequest, usage: UsageTotals) -> Chat
     if body.has_running_usage:
         chunk.usage = usage.total()
     return chunk
-
-
-async def _texts(written: asyncio.Queue[str | None]) -> AsyncGenerator[str, None]:
-    while (text := await written.get()) is not None:
-        yield text

@@ -19,7 +19,7 @@ from triptych.core.media.audio.intake import sniff
 from triptych.modalities.asr.api.service import AsrService, TranscribeCall
 from triptych.modalities.asr.api.transcript import gather
 from triptych.modalities.asr.spec import SAMPLE_RATE
-from triptych.modalities.llm.api.sound import AnswerSound, HeardSpeech, VoiceChoice
+from triptych.modalities.llm.api.sound import HeardSpeech, SpokenPiece, VoiceChoice
 from triptych.modalities.talk.speaking.answer import AnswerSpeaker
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 
@@ -60,12 +60,12 @@ class ServedSound:
 
     async def speak(
         self, texts: AsyncIterator[str], choice: VoiceChoice, caller: Caller
-    ) -> AsyncGenerator[AnswerSound, None]:
+    ) -> AsyncGenerator[SpokenPiece, None]:
         """Speak an answer while it is written (see the protocol)."""
         async with aclosing(self._speaker.speak(texts, self._call(choice, caller))) as chunks:
             async for chunk in chunks:
                 if len(chunk.pcm_S):
-                    yield AnswerSound(chunk.pcm_S, chunk.sample_rate)
+                    yield SpokenPiece(chunk.pcm_S, chunk.sample_rate)
 
     async def hear(self, data: bytes | bytearray, form: str, caller: Caller) -> HeardSpeech:
         """Transcribe a file (see the protocol)."""

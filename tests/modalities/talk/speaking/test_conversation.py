@@ -1,0 +1,65 @@
+"""`Engine.talk` on the embedded models: a question is heard, and its answer is understood."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from triptych import Engine
+from triptych.core.errors import ConfigError, InvalidRequest, RequestError
+from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, WrittenWords
+
+pytestmark = pytest.mark.embedded
+MODELS = ["embedded", "triptych-voice", "whisper-tiny.en"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(MODELS, max_length=1024, max_batch_size=4, progress=False) as engine:
+        yield engine
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[^a-z ]", "", text.lower()).strip()
+
+
+def test_a_spoken_question_gets_a_spoken_answer(engine: Engine) -> None:
+    question = engine.speak("What is the capital of France?", seed=1)
+    talk = engine.talk(temperature=0, max_tokens=24)
+    events = list(talk((question.audio, question.sample_rate)))
+    assert isinstance(events[0], HeardWords)
+    assert plain(events[0].text) == "what is the capital of france"
+    written = "".join(event.text for event in events if isinstance(event, WrittenWords))
+    sounds = [event for event in events if isinstance(event, SpokenSound)]
+    assert "".join(sound.text for sound in sounds) == written
+    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+    assert talk.messages[-1]["content"] == written
+    answer = asyncio.run(engine.talk(temperature=0, max_tokens=24).aanswer(events[0].text))
+    heard = engine.transcribe((answer.audio, answer.sample_rate))
+    assert "paris" in plain(heard.text)
+
+
+def test_leaving_a_turn_keeps_what_was_spoken(engine: Engine) -> None:
+    talk = engine.talk(system="You are kind.", temperature=0, max_tokens=200)
+    for event in talk("Tell me a long story about a lighthouse."):
+        if isinstance(event, SpokenSound):
+            break
+    for _ in talk("Go on."):
+        break
+    roles = [message["role"] for message in talk.messages[:4]]
+    assert roles[:3] == ["system", "user", "assistant"]
+    assert len(talk.messages[2]["content"]) < 200
+
+
+def test_what_cannot_be_said_or_heard_is_an_error(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="voice"):
+        engine.talk(voice="nobody")
+    with pytest.raises(RequestError):
+        engine.talk().answer(b"no sound")
+    deaf = engine.talk()
+    object.__setattr__(deaf._models, "recognizer", None)
+    with pytest.raises(ConfigError, match=r"whisper-tiny\.en"):
+        deaf.answer(b"sound")
