@@ -51,7 +51,7 @@ class SpeculationOptions:
         roles=("chat",),
     )
     speculative_ngram_min_match_window_size: int = option(
-        3,
+        1,
         "Fewest last tokens that a draft's place in the text has to match.",
         within=COUNT,
         roles=_GENERATED,

@@ -87,8 +87,7 @@ class DraftModel:
 
     def open(self) -> DraftedRow:
         """The record of a new row."""
-        expected = self._accepted / self._tried
-        return DraftedRow(DraftPace((expected, expected)))
+        return DraftedRow(DraftPace([self._accepted / self._tried]))
 
     def settle(self, row: SequenceState, num_drafts: int, num_accepted: int) -> None:
         """Learn how many of a row's last drafts were right."""

@@ -11,15 +11,16 @@ than that part of its time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Sequence
 
 _SHARE = 0.015
 """The part of a row's time that it may lose."""
 _FIRST_CREDIT, _MOST_CREDIT = 0.75, 3.0
-_LONG_MATCH = 6
+_LONGER = 2, 6
 """Matches of so many tokens are followed by the same tokens more often than shorter ones."""
-_EXPECTED = 0.7, 0.9
-"""The part of drafted tokens that is accepted, after short and long matches, before any was."""
+_EXPECTED = 0.4, 0.7, 0.9
+"""The part of drafted tokens that is accepted after matches of each length, before any was."""
 _TRUST = 2.0
 """The drafted tokens whose weight that expectation has."""
 _KEPT = 0.98
@@ -35,12 +36,12 @@ def no_price(num_rows: int, num_drafts: int) -> float:
 
 
 class DraftPace:
-    """One row's drafts. `expected` parts of them are accepted after short and long matches."""
+    """One row's drafts. `expected` parts of them are accepted, after ever longer matches."""
 
-    def __init__(self, expected: tuple[float, float] = _EXPECTED) -> None:
+    def __init__(self, expected: Sequence[float] = _EXPECTED) -> None:
         self._expected = expected
         self._credit = _FIRST_CREDIT
-        self._tried, self._accepted = [0.0, 0.0], [0.0, 0.0]
+        self._tried, self._accepted = [0.0] * len(expected), [0.0] * len(expected)
         self._kind, self._price = 0, 0.0
 
     def choose(self, most: int, match: int, num_rows: int, price: Price) -> int:
@@ -48,7 +49,7 @@ class DraftPace:
 
         It gives the batch of `num_rows` the most tokens for its time.
         """
-        kind = int(match >= _LONG_MATCH)
+        kind = bisect(_LONGER, match)
         expected = self._expected[kind] * _TRUST + self._accepted[kind]
         expected /= _TRUST + self._tried[kind]
         best, best_speed, gain, part = 0, 1.0, 0.0, 1.0

@@ -17,7 +17,6 @@
 #include "unrolled.h"
 
 #define CHUNK 32         /* rows stored together, which fill the tiles */
-#define FEW 4            /* rows for which codes are unpacked into registers */
 #define ROWS_PER_TASK 4  /* of a quantizing task */
 #define AHEAD 4          /* blocks that are fetched before their use */
 #define LINE 64          /* bytes of a line of the cache */
@@ -26,6 +25,7 @@
 #if defined(__AVX512F__)
 #define ROWS 12
 #define REGS 2
+#define FEW 8
 #define MOST_BY_FEW CHUNK
 #elif defined(__AVX2__)
 #define ROWS 4
@@ -38,6 +38,9 @@
 #define REGS 4
 #endif
 
+#ifndef FEW
+#define FEW 4 /* rows for which codes are unpacked into registers */
+#endif
 #ifndef MOST_BY_FEW
 #define MOST_BY_FEW FEW /* rows of a chunk: more are faster with codes unpacked once */
 #endif
@@ -321,7 +324,7 @@ INLINE void sum_few_rows(FewRows few, const uint8_t *panel, int64_t num_parts, f
         for (int64_t block = 0; block < num_parts; block++, at += few.num * ROW_BYTES) {
             BlockPlace place = place_of(panel, block, format);
             Rows x = rows_of(at, few.num, few.first);
-            if (num == FEW) prefetch_block(place, format);
+            if (num >= 3) prefetch_block(place, format);
             for (int half = 0; half < BLOCK / scale_inputs(format); half++)
                 add_part_of_few(total, place, x, few.num, first, half, num, format);
         }
@@ -335,8 +338,7 @@ INLINE void sum_few_rows(FewRows few, const uint8_t *panel, int64_t num_parts, f
     OWN sum_##N##_rows_##FORMAT(FewRows few, const uint8_t *panel, int64_t num, float *sums) { \
         sum_few_rows(few, panel, num, sums, N, FORMAT);                                        \
     }
-#define DEFINE(FORMAT) \
-    DEFINE_FEW(1, FORMAT) DEFINE_FEW(2, FORMAT) DEFINE_FEW(3, FORMAT) DEFINE_FEW(4, FORMAT)
+#define DEFINE(FORMAT) UP_TO_OF(FEW, DEFINE_FEW, FORMAT)
 EACH_FORMAT(DEFINE)
 #undef DEFINE
 
@@ -514,7 +516,7 @@ static void sum_some_rows(FewRows few, int num, const uint8_t *panel, int format
     case FEW * FORMAT + N:                                       \
         sum_##N##_rows_##FORMAT(few, panel, num_parts, sums);    \
         break;
-#define CALLS(FORMAT) CASE_OF(1, FORMAT) CASE_OF(2, FORMAT) CASE_OF(3, FORMAT) CASE_OF(4, FORMAT)
+#define CALLS(FORMAT) UP_TO_OF(FEW, CASE_OF, FORMAT)
         EACH_FORMAT(CALLS)
 #undef CALLS
 #undef CASE_OF

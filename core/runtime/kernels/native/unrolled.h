@@ -15,5 +15,11 @@
 #define UP_TO_(N, X) UP_TO_##N(X)
 #define UP_TO(N, X) UP_TO_(N, X)
 
+/* UP_TO_OF(N, X, Y) is X(1, Y) X(2, Y) ... X(N, Y), for the sizes of `FEW`. */
+#define UP_TO_OF_4(X, Y) X(1, Y) X(2, Y) X(3, Y) X(4, Y)
+#define UP_TO_OF_8(X, Y) UP_TO_OF_4(X, Y) X(5, Y) X(6, Y) X(7, Y) X(8, Y)
+#define UP_TO_OF_(N, X, Y) UP_TO_OF_##N(X, Y)
+#define UP_TO_OF(N, X, Y) UP_TO_OF_(N, X, Y)
+
 #define OWN static __attribute__((noinline)) void
 #define CASE(N) case N: CALL(N); break;

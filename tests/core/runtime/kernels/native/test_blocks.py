@@ -8,7 +8,7 @@ from triptych.core.block_formats import FORMATS
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 NUM_INPUTS = 512
-ROW_COUNTS = (3, 13, 70)
+ROW_COUNTS = (3, 7, 13, 70)
 
 
 def activations(num_rows: int, num_inputs: int, dtype: torch.dtype) -> torch.Tensor:
