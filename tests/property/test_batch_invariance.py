@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig, KvLayout
@@ -305,15 +306,20 @@ def page_dtype(dtype: str, schedule: Schedule) -> torch.dtype:
 def live(
     decoder: Decoder, layout: KvLayout, kernels: NativeKernels, schedule: Schedule
 ) -> BatchDriver:
-    """Go through a schedule to its end."""
+    """Go through a schedule to its end, with pages of their own for layers with a window."""
+    rows, windows = schedule.max_batch_size, None
+    if window := layout.longest_window:
+        size = layout.page_size
+        windows = WindowSize.least(window, size, num_rows=rows, step_tokens=schedule.budget)
     driver = BatchDriver(
         decoder,
         layout,
         kernels,
         num_pages=-(-MAX_LENGTH // schedule.page_size) + schedule.spare_pages,
         depth=schedule.depth,
-        max_batch_size=schedule.max_batch_size,
+        max_batch_size=rows,
         max_batch_input_tokens=schedule.budget,
+        windows=windows,
     )
     for turn in range(21):
         torch.set_num_threads(schedule.num_threads[turn % len(schedule.num_threads)])

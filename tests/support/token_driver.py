@@ -58,7 +58,7 @@ def random_stateful_world(rng: random.Random) -> World:
 
 def random_windowed_world(rng: random.Random) -> World:
     """A small server whose window layers have pages of their own, with states or drafts."""
-    kind = rng.choice(("plain", "plain", "states", "drafts"))
+    kind = rng.choice(("plain", "plain", "states", "drafts", "model"))
     error = rng.choice((0.0, 0.2, 0.9))
     return random_world(
         rng,
@@ -66,6 +66,8 @@ def random_windowed_world(rng: random.Random) -> World:
         num_window_rows=rng.choice((1, 2, 6)),
         num_spare_windows=rng.choice((0, 0, 3, 30)),
         num_snapshots=rng.choice((1, 3, 20)) if kind == "states" else None,
+        draft_pages=rng.choice((4, 12, 40)) if kind == "model" else 0,
+        draft_error=error,
         drafts=(lambda request: StoryDrafts(request, rng, error)) if kind == "drafts" else None,
     )
 
