@@ -36,6 +36,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+INDEX = {"index_topk": 512, "index_n_heads": 2, "index_head_dim": 16}
 GROUPS = {"n_group": 4, "topk_group": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu, direct queries": (
@@ -53,6 +54,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         EXPERTS | GROUPS | {"topk_method": "group_limited_greedy", "rope_parameters": YARN},
     ),
     "deepseek-v3": ("DeepseekV3", EXPERTS | GROUPS | {"rope_parameters": YARN}),
+    "deepseek-v3.2, within its index": (
+        "DeepseekV32",
+        EXPERTS | GROUPS | INDEX | {"n_shared_experts": 1, "rope_parameters": YARN},
+    ),
+    "glm-5, within its index": (
+        "GlmMoeDsa",
+        EXPERTS | INDEX | {"n_shared_experts": 1, "index_topk_freq": 2, "head_dim": 8},
+    ),
     "glm-4.7-flash": (
         "Glm4MoeLite",
         EXPERTS | {"n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},

@@ -142,9 +142,11 @@ def is_unused(name: str) -> bool:
 
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
     is a target of every decoder with a separate head, so it is only unused when tied. Qwen and
-    Nemotron store layers that predict further tokens apart, as `mtp`.
+    Nemotron store layers that predict further tokens apart, as `mtp`. An index of keys changes
+    nothing in contexts that are served here.
     """
-    return name.startswith("mtp.") or name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
+    ends = ("rotary_emb.inv_freq", "lm_head.weight")
+    return name.startswith("mtp.") or name.endswith(ends) or ".self_attn.indexer." in name
 
 
 def is_surplus(name: str, config: DecoderConfig) -> bool:

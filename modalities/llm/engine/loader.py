@@ -196,7 +196,7 @@ class LlmLoader(TokenLoader):
     ) -> Any:
         """The model's blueprint, before loading."""
         config = checkpoint.config
-        is_known = is_native(config)
+        is_known = is_native(config, self._config.models.max_length)
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_known)
         is_ours = kind is NativeBlueprint
         takes_blocks = is_ours or is_quantized(checkpoint)

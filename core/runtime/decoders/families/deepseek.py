@@ -18,6 +18,7 @@ from triptych.core.runtime.decoders.families.mixtures import with_experts
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
+    NotNativeError,
     Positive,
     Reader,
     decoder_of,
@@ -106,6 +107,21 @@ class _DeepseekV2Config(_DeepseekV3Config, frozen=True, kw_only=True):
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
 
 
+class _DeepseekV32Config(_DeepseekV3Config, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 163_840
+    index_topk: Count = 2048
+
+
+class _GlmMoeDsaConfig(_DeepseekV32Config, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 202_752
+    rms_norm_eps: Positive = 1e-5
+    q_lora_rank: Count | None = 2048
+    qk_nope_head_dim: Count = 192
+    v_head_dim: Count | None = 256
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
+
+
 class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
     max_position_embeddings: Count = 202752
     rms_norm_eps: Positive = 1e-5
@@ -129,6 +145,26 @@ def _deepseek_v3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 def _glm4_moe_lite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """GLM-4.7-Flash: DeepSeek-V3 with other sizes."""
     return _by_corrected_scores(parse_latent(config, _Glm4MoeLiteConfig), max_length)
+
+
+def _deepseek_v32(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """DeepSeek-V3 with an index of keys."""
+    return _within_index(parse_latent(config, _DeepseekV32Config), max_length)
+
+
+def _glm_moe_dsa(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """GLM-5: DeepSeek-V3.2 with other sizes."""
+    return _within_index(parse_latent(config, _GlmMoeDsaConfig), max_length)
+
+
+def _within_index(fields: _DeepseekV32Config, max_length: int) -> DecoderConfig:
+    """The model where its index changes nothing: it chooses as many keys as a context may have."""
+    if (max_length or fields.max_position_embeddings) > fields.index_topk:
+        raise NotNativeError(
+            f"config.json: beyond {fields.index_topk} tokens an index chooses keys, which our"
+            f" decoder has not; --max-length {fields.index_topk} does without it."
+        )
+    return _by_corrected_scores(fields, max_length)
 
 
 def _by_corrected_scores(fields: _DeepseekV3Config, max_length: int) -> DecoderConfig:
@@ -223,7 +259,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "DeepseekV2ForCausalLM": _deepseek_v2,
         "DeepseekV3ForCausalLM": _deepseek_v3,
+        "DeepseekV32ForCausalLM": _deepseek_v32,
         "Glm4MoeLiteForCausalLM": _glm4_moe_lite,
+        "GlmMoeDsaForCausalLM": _glm_moe_dsa,
         "MiniCPM3ForCausalLM": _minicpm3,
         "YoutuForCausalLM": _youtu,
     }

@@ -71,13 +71,16 @@ def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> De
     return reader(config, max_length)
 
 
-def is_native(config: Mapping[str, Any]) -> bool:
-    """Whether our decoder knows this architecture, in the variant of the configuration."""
+def is_native(config: Mapping[str, Any], max_length: int = 0) -> bool:
+    """Whether our decoder runs this architecture, in the variant of the configuration.
+
+    `max_length` is the context served, which matters to some; 0 means the model's own.
+    """
     reader = FAMILIES.get(architecture_of(config))
     if reader is None or config.get("model_type") in _OTHER_NAMES:
         return False
     try:
-        reader(config, 0)
+        reader(config, max_length)
     except NotNativeError:
         return False
     except WeightsError:  # it is reported where the model is loaded

@@ -157,6 +157,16 @@ def test_layers_of_one_half_are_read_from_letters() -> None:
     assert not is_native(latent)
 
 
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_an_index_of_keys_limits_the_context(architecture: str) -> None:
+    given = config(architecture, index_topk=100)
+    assert is_native(given, 100)
+    assert not is_native(given, 101)
+    assert not is_native(given)
+    with pytest.raises(WeightsError, match="--max-length 100"):
+        read_decoder_config(given)
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
