@@ -54,8 +54,9 @@ class GenerationCosts:
     def of_image(self, request: ImageRequest, cache: CacheMethod | None = None) -> ImageCost:
         """The cost of one image of a request, for the scheduler."""
         num_references = len(request.sources) if self.recipe.spec.max_references else 0
-        num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
-        num_tokens *= self.recipe.num_frames(request) + num_references
+        num_tokens = request.width * request.height // self.recipe.token_side**2
+        num_tokens *= self.recipe.num_frames(request)
+        num_tokens += self.recipe.num_reference_tokens(request)
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         num_further = max(0, num_references - self.recipe.spec.needs_reference)

@@ -114,11 +114,14 @@ class _Flux2(ReferenceRecipe, NormedPatches):
         return replace(spacing, mu=_shift(self.num_tokens(request), spacing.num_steps))
 
     @override
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        return fit_within(image_3HW, _MAX_REFERENCE_PIXELS, self.pixel_multiple)
+
+    @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
         multiple = self.pixel_multiple
-        image = fit_within(image_3HW, _MAX_REFERENCE_PIXELS, multiple)
-        _, height, width = image.shape
-        return Reference(self.image_sample(image, None), height // multiple, width // multiple)
+        _, height, width = image_3HW.shape
+        return Reference(self.image_sample(image_3HW, None), height // multiple, width // multiple)
 
     @override
     def reference_arguments(

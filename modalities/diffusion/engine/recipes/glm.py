@@ -60,6 +60,11 @@ class GlmImage(TextRecipe):
             self.model.config.prior_vq_quantizer_codebook_size,
         )
 
+    @property
+    @override
+    def token_side(self) -> int:
+        return _TOKEN_PIXELS // 2
+
     @override
     def num_prompt_tokens(self, request: ImageRequest) -> int:
         ids = self.components["processor"].tokenizer(self._plain(request.prompt)).input_ids

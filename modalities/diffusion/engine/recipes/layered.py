@@ -23,7 +23,6 @@ from triptych.modalities.diffusion.engine.guidance import Guidance
 from triptych.modalities.diffusion.engine.recipes.latents import (
     decode_latents,
     encode_image,
-    image_tensor,
     pack,
     resize,
     unpack,
@@ -108,11 +107,8 @@ class QwenImageLayered(ReferenceRecipe, QwenImage):
         return height * width // 4
 
     @override
-    def references(self, request: ImageRequest) -> list[Reference]:
-        """The image, at the size of its layers."""
-        (image,) = request.sources
-        resized = resize(image_tensor(image), request.height, request.width)
-        return [self.encode_reference(resized)]
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        return resize(image_3HW, request.height, request.width)  # that of its layers
 
     @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:

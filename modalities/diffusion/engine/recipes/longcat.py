@@ -149,10 +149,15 @@ class LongCatImageEdit(SeeingRecipe, LongCatImage):
         return Guidance(scale=scale)
 
     @override
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        return _sized(image_3HW)
+
+    @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
-        image, multiple = _sized(image_3HW), self.pixel_multiple
-        _, height, width = image.shape
-        return Reference(pack(encode_image(self.vae, image)), height // multiple, width // multiple)
+        multiple = self.pixel_multiple
+        _, height, width = image_3HW.shape
+        tokens = pack(encode_image(self.vae, image_3HW))
+        return Reference(tokens, height // multiple, width // multiple)
 
     @override
     def reference_arguments(

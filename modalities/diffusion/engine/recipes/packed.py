@@ -146,15 +146,20 @@ class FluxKontext(ReferenceRecipe, Flux):
     samples_sources = False
 
     @override
-    def encode_reference(self, image_3HW: Tensor) -> Reference:
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
         _, height, width = image_3HW.shape
         _, width, height = min(
             (abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS
         )
         multiple = self.pixel_multiple
-        height, width = height // multiple, width // multiple
-        image = resize(image_3HW, height * multiple, width * multiple)
-        return Reference(pack(encode_image(self.vae, image)), height, width)
+        return resize(image_3HW, height // multiple * multiple, width // multiple * multiple)
+
+    @override
+    def encode_reference(self, image_3HW: Tensor) -> Reference:
+        _, height, width = image_3HW.shape
+        multiple = self.pixel_multiple
+        tokens = pack(encode_image(self.vae, image_3HW))
+        return Reference(tokens, height // multiple, width // multiple)
 
     @override
     def reference_arguments(

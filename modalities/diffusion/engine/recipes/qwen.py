@@ -90,11 +90,14 @@ class QwenImageEdit(SeeingRecipe, QwenImage):
     _READ_PIXELS = VAE_IMAGE_SIZE
 
     @override
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        return sized(image_3HW, VAE_IMAGE_SIZE)
+
+    @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
-        image = sized(image_3HW, VAE_IMAGE_SIZE)
         multiple = self.pixel_multiple
-        _, height, width = image.shape
-        tokens = pack(encode_image(self.vae, image))
+        _, height, width = image_3HW.shape
+        tokens = pack(encode_image(self.vae, image_3HW))
         return Reference(tokens, height // multiple, width // multiple)
 
     @override

@@ -31,6 +31,7 @@ from triptych.modalities.diffusion.engine.recipes.text import (
     before_final_norm,
 )
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.spec import downscale
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _IS_IMAGE = "is_image"
@@ -84,6 +85,11 @@ class QwenImage21(SeeingRecipe, EvenFlow):
             key=(height, width, is_image.numpy().tobytes()),
         )
 
+    @property
+    @override
+    def token_side(self) -> int:
+        return downscale(self.vae.config)
+
     @override
     def num_tokens(self, request: ImageRequest) -> int:
         _, height, width = self.latent_shape(request)
@@ -108,8 +114,12 @@ class QwenImage21(SeeingRecipe, EvenFlow):
         return replace(spacing, sigmas=tuple(map(float, published)))
 
     @override
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        return sized(image_3HW, VAE_IMAGE_SIZE)
+
+    @override
     def encode_reference(self, image_3HW: Tensor) -> Reference:
-        latents = encode_image(self.vae, sized(image_3HW, VAE_IMAGE_SIZE))
+        latents = encode_image(self.vae, image_3HW)
         _, height, width = latents.shape
         return Reference(self.to_sample(latents), height, width)
 

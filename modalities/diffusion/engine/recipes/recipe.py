@@ -118,6 +118,11 @@ class Recipe(ABC):
         """The number that divides width and height of an image."""
         return self.spec.pixel_multiple(self.vae.config)
 
+    @property
+    def token_side(self) -> int:
+        """Pixels along the side of a token of the denoising model."""
+        return self.pixel_multiple
+
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
         """The prompts of the request's guidance branches, in their order."""
         prompts = [BranchPrompt(request.prompt)]
@@ -217,6 +222,10 @@ class Recipe(ABC):
     ) -> ImageTokens | None:
         """The tokens that a language model writes before the first step, for these branches."""
         return None
+
+    def num_reference_tokens(self, request: ImageRequest) -> int:
+        """Tokens of reference images that a row has besides its own."""
+        return 0
 
     def kept_bytes(self, request: ImageRequest) -> int:
         """Bytes that a row keeps besides latents and encoded prompts."""

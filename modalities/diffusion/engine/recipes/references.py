@@ -59,11 +59,25 @@ class ReferenceRecipe(Recipe):
 
     def references(self, request: ImageRequest) -> list[Reference]:
         """The request's images, encoded."""
-        return [self.encode_reference(image_tensor(image)) for image in request.sources]
+        return [
+            self.encode_reference(self.fit_reference(image_tensor(image), request))
+            for image in request.sources
+        ]
+
+    @override
+    def num_reference_tokens(self, request: ImageRequest) -> int:
+        """From sizes alone, before an image is read."""
+        sizes = [(3, image.height, image.width) for image in request.sources]
+        fitted = [self.fit_reference(torch.empty(size, device="meta"), request) for size in sizes]
+        return sum(math.prod(image.shape[1:]) for image in fitted) // self.token_side**2
+
+    @abstractmethod
+    def fit_reference(self, image_3HW: Tensor, request: ImageRequest) -> Tensor:
+        """Resize an image in 0..1, of any size, to that of a reference of a request."""
 
     @abstractmethod
     def encode_reference(self, image_3HW: Tensor) -> Reference:
-        """Encode an image in 0..1, of any size, as a reference."""
+        """Encode a fitted image as a reference."""
 
     @abstractmethod
     def reference_arguments(
