@@ -2,7 +2,8 @@
 
 Owns the measurement: steps whose rows are all being answered. Each step with drafts is compared
 with the latest ones without, of as many rows, since a machine's speed changes; its price, in tokens
-that the rows would sample in that time, is taken to be a line over the number of drafts.
+that the rows would sample in that time, is taken to be a line over the number of drafts. Steps that
+other programs interrupted say little: the line and the steps without drafts are low means.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _WEIGHT = 0.15
 """That of the latest step in the mean of steps without drafts."""
 _KEPT = 0.97
 """What is kept of what was learned of prices, after each step with drafts."""
+_ABOVE = 0.1
+"""The weight of a measurement above what is expected: other work on the machine makes steps longer,
+nothing makes them shorter."""
 _MOST = 4.0
 """The longest step that counts, in steps without drafts: others were interrupted."""
 _GUESS = ((1, 0.3), (7, 1.0))
@@ -36,12 +40,15 @@ class _Line:
             self.add(num_drafts, price)
 
     def add(self, x: float, y: float) -> None:
-        """Learn from a measurement."""
-        added = 1.0, x, x * x, y, x * y
-        self._sums = [_KEPT * old + new for old, new in zip(self._sums, added, strict=True)]
+        """Learn from a measurement, less from one above the line."""
+        is_first = not self._sums[0]
+        weight = 1.0 if is_first or y <= self.at(x) else _ABOVE
+        added = (weight * each for each in (1.0, x, x * x, y, x * y))
+        kept = 1 - weight * (1 - _KEPT)
+        self._sums = [kept * old + new for old, new in zip(self._sums, added, strict=True)]
 
     def at(self, x: float) -> float:
-        """The price of `x` drafts; one that falls with their number is their mean."""
+        """The price of `x` drafts; one that falls with their number is flat."""
         num, sum_x, sum_xx, sum_y, sum_xy = self._sums
         spread = sum_xx - sum_x * sum_x / num
         slope = max(0.0, (sum_xy - sum_x * sum_y / num) / max(spread, 1e-9))
@@ -85,7 +92,8 @@ class DraftCosts:
         plain_s = self._plain_s.get(num_rows, elapsed_s)
         if elapsed_s < plain_s / 2:
             return elapsed_s
-        return plain_s + _WEIGHT * (min(elapsed_s, _MOST * plain_s) - plain_s)
+        weight = _WEIGHT * (_ABOVE if elapsed_s > plain_s else 1.0)
+        return plain_s + weight * (min(elapsed_s, _MOST * plain_s) - plain_s)
 
     def _compare(self, num_rows: int, num_drafts: int, elapsed_s: float, wait_s: float) -> None:
         """Learn from a step with drafts.
