@@ -23,15 +23,15 @@ from triptych.modalities.talk.hearing.agreement import SettledText
 from triptych.modalities.talk.hearing.voice_activity import FRAME, VoiceNetwork, VoiceStream
 from triptych.modalities.talk.ports import HEARING_RATE
 
-SPEECH = 0.5
-"""A frame above this probability is speech: without one there is nothing to transcribe."""
-STILL_SPEECH = 0.35
-"""Above this, speech that has begun goes on."""
+SPEECH = 0.35
+"""Frames above this probability are speech, as for a turn at the default threshold."""
 PAUSE = 4 * FRAME
 """Samples without speech after which the speaker may have ended: the last pass begins early."""
 MIN_NEWS_S = 0.5
 """Seconds of new sound for a pass in the middle of speech."""
 MIN_REST_S = 0.1
+FAILURE_REST_S = 1.0
+"""Seconds without a pass after one that was refused or failed."""
 LONG_S = 15
 """Seconds of sound in a pass from which on settled segments are left out of the next."""
 MAX_LIVE_S = 1.0
@@ -71,7 +71,7 @@ class IncrementalTranscriber:
         self._running: _Pass | None = None
         self._tasks: set[asyncio.Task[Transcript]] = set()  # also of cancelled passes
         self._num_passes = 0
-        self._next_at_s = 0.0
+        self._next_at_s = self._failed_until_s = 0.0
         self._deltas: asyncio.Queue[str | None] = asyncio.Queue()
 
     def push(self, pcm_S: Pcm) -> None:
@@ -117,13 +117,14 @@ class IncrementalTranscriber:
         probabilities = self._voice.push(pcm_S)
         first = (self._sound.stop // FRAME - len(probabilities)) * FRAME
         for n, probability in enumerate(probabilities.tolist()):
-            self._has_speech |= probability >= SPEECH
-            if probability >= STILL_SPEECH:
-                self._speech_end = first + (n + 1) * FRAME
+            if probability >= SPEECH:
+                self._has_speech, self._speech_end = True, first + (n + 1) * FRAME
 
     def _start_if_due(self) -> None:
         """Start a pass if there is one to make now."""
         if self._is_over or not self._has_speech or self._heard_to >= self._speech_end:
+            return
+        if self._loop.time() < self._failed_until_s:
             return
         running, now = self._running, self._sound.stop
         if now - self._speech_end >= PAUSE:
@@ -169,6 +170,7 @@ class IncrementalTranscriber:
         took_s = self._loop.time() - each.begun_s
         self._next_at_s = self._loop.time() + max(took_s, MIN_REST_S)
         if error is not None:  # the last pass raises its own; one in between is only missed
+            self._failed_until_s = self._loop.time() + FAILURE_REST_S
             _log.info("a live pass failed", extra=fields(error=type(error).__name__))
         elif not each.task.cancelled():
             self._take(each, each.task.result())

