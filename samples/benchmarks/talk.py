@@ -4,12 +4,13 @@
     python samples/benchmarks/talk_questions.py /tmp/questions
     python samples/benchmarks/talk.py /tmp/questions --gguf smollm2.gguf --peers ~/peers/bin/python
 
-Ours is one engine with the embedded models. The peer is a pipeline of servers: Whisper
-(transformers serve, the same weights), chat (llama-cpp-python's server, the same GGUF file) and
-speech (`triptych serve triptych-voice`), called one after another: the recording once the turn has
-ended, the chat streamed up to its first sentence, then that sentence as streamed speech. Both hear
-the same sound at the pace of a microphone, end turns with the same detector at the same setting,
-and take turns question by question; whichever is not asked is idle.
+Ours is one server with the embedded models, over `/v1/realtime`. The peer is a pipeline of servers:
+Whisper (transformers serve, the same weights), chat (llama-cpp-python's server, the same GGUF file)
+and speech (`triptych serve triptych-voice`), called one after another: the recording once the turn
+has ended, the chat streamed up to its first sentence, then that sentence as streamed speech. Both
+hear the same sound at the pace of a microphone, end turns with the same detector at the same
+setting, and take turns question by question; the side that is not asked is idle. Every second
+answer of ours is interrupted.
 
 `--peers` is a Python with transformers[serving] and llama-cpp-python[server]; without it only ours
 is measured. Prints medians and 95th percentiles of the parts, and writes all times as JSON.
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,36 +34,43 @@ from typing import Any
 import httpx
 import numpy as np
 from chat_cpu import free_port, server, wait_until_ready
-from talk_questions import Question
+from openai import AsyncOpenAI
+from talk_questions import SAMPLE_RATE, Question
 
-from triptych import Engine
-from triptych.core.engine_api.caller import Caller
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.options.config import ModelOptions
-from triptych.core.weights.progress import RichProgress, SilentProgress
+from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
-from triptych.modalities.asr.api.service import TranscribeCall
 from triptych.modalities.asr.source import WHISPER_TINY
-from triptych.modalities.talk.hearing.hearing import VoiceHearing
 from triptych.modalities.talk.hearing.sound_input import SoundInput
 from triptych.modalities.talk.hearing.source import open_network
+from triptych.modalities.talk.hearing.turns import VoiceTurnDetector
+from triptych.modalities.talk.hearing.voice_activity import VoiceNetwork
 from triptych.modalities.talk.ports import (
     HEARING_RATE,
-    LiveTranscriber,
     SpeechStarted,
     SpeechStopped,
     TurnOptions,
 )
-from triptych.modalities.talk.speaking.answer import AnswerSpeaker
-from triptych.modalities.tts.api.service import SpeechCall
 
 MODELS = ("embedded", "whisper-tiny.en", "triptych-voice")
+CHAT_NAME = "smollm2-135m-instruct"
 PROMPT = "You answer spoken questions, in one or two short sentences."
 MAX_TOKENS = 64
+SESSION: Any = {
+    "type": "realtime",
+    "instructions": PROMPT,
+    "max_output_tokens": MAX_TOKENS,
+    "audio": {
+        "input": {
+            "transcription": {"model": "whisper-tiny.en"},
+            "turn_detection": {"type": "server_vad"},
+        }
+    },
+}
+SERVE = "triptych serve --log-level warning"
 PIECE_S = 0.02
-CUT_AFTER_S = 0.3
-"""Seconds of an answer after which the user interrupts it."""
 _WAV_HEADER = 44
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
@@ -72,7 +81,6 @@ class Times:
 
     turn: float = 0.0  # the turn has ended
     text: float = 0.0  # its text is known
-    sentence: float = 0.0  # the first words to speak are written
     sound: float = 0.0  # the first sound is there
     onset: float = 0.0  # from the beginning of the speech to its detection
     gap: float = 0.0  # the longest silence inside the answer
@@ -86,116 +94,115 @@ class Times:
         return {
             "end of the turn": self.turn,
             "recognition": self.text - self.turn,
-            "first sentence": self.sentence - self.text,
-            "first sound": self.sound - self.sentence,
+            "first words and their sound": self.sound - self.text,
             "in all": self.sound,
         }
 
 
 @dataclass(slots=True)
 class Turn:
-    """A question as it is heard: the clock starts when its speech ends."""
+    """A question as it is spoken: the clock starts when its speech ends."""
 
     question: Question
     folder: Path
-    hearing: VoiceHearing
     times: Times = field(default_factory=Times)
     end_s: float = 0.0
-    transcriber: LiveTranscriber | None = None
 
     def now(self) -> float:
         """Seconds since the end of the speech."""
         return time.monotonic() - self.end_s
 
-    async def listen(self, open_transcriber: Callable[[], LiveTranscriber] | None) -> Pcm:
-        """Play the recording at the pace of a microphone until its turn ends; returns the turn.
-
-        As in a session, a transcriber hears the turn from its padding on.
-        """
+    async def pieces(self, *, from_s: float = 0.0) -> AsyncGenerator[bytes, None]:
+        """The recording at the pace of a microphone, 16 bits at 24 kHz."""
         data = (self.folder / self.question.file).read_bytes()[_WAV_HEADER:]
-        detector, sound = self.hearing.open_detector(TurnOptions()), SoundInput("pcm16")
+        data = data[round(from_s * SAMPLE_RATE) * 2 :]
         begin_s = time.monotonic()
-        self.end_s = begin_s + self.question.end_s
-        heard: list[Pcm] = []
-        start = 0
-        num_bytes = round(PIECE_S * 24_000) * 2
+        if not from_s:
+            self.end_s = begin_s + self.question.end_s
+        num_bytes = round(PIECE_S * SAMPLE_RATE) * 2
         for number, at in enumerate(range(0, len(data), num_bytes), start=1):
             await asyncio.sleep(max(0.0, begin_s + number * PIECE_S - time.monotonic()))
-            heard.append(sound.push(data[at : at + num_bytes]))
-            if self.transcriber is not None:
-                self.transcriber.push(heard[-1])
-            for event in detector.push(heard[-1]):
-                if isinstance(event, SpeechStarted):
-                    self.times.onset = time.monotonic() - begin_s - self.question.begin_s
-                    start = event.at_ms * HEARING_RATE // 1000
-                    if open_transcriber is not None:
-                        self.transcriber = open_transcriber()
-                        self.transcriber.push(np.concatenate(heard)[start:])
-                elif isinstance(event, SpeechStopped):
-                    self.times.turn = self.now()
-                    return np.concatenate(heard)[start:]
-        raise SystemExit(f"{self.question.file}: no end of speech was found.")
+            yield data[at : at + num_bytes]
 
 
 @dataclass(slots=True)
-class Ours:
-    """One engine: hears while it is spoken, speaks while it is written."""
+class Realtime:
+    """One server: hears while it is spoken, speaks while it is written."""
 
-    engine: Engine
-    hearing: VoiceHearing
-    speaker: AnswerSpeaker
+    url: str
 
     async def answer(self, turn: Turn, *, is_cut: bool) -> Times:
-        """Hear and answer a question; if `is_cut`, interrupt the answer."""
-        call = TranscribeCall(model=self.engine.transcribe._model)
-        await turn.listen(lambda: self.hearing.open_transcriber(call))
-        times = turn.times
-        assert turn.transcriber is not None
-        times.heard = await turn.transcriber.finish()
-        times.text = turn.now()
-        written: list[tuple[float, str]] = []
-        speech = SpeechCall(model=self.engine.speak._model, text="", caller=Caller())
-        played_until_s = 0.0
-        chunks = self.speaker.speak(self._written(times.heard, written, turn), speech)
-        async for chunk in chunks:
-            now_s = turn.now()
-            if not len(chunk.pcm_S):
-                continue
-            if not times.sound:
-                times.sound = played_until_s = now_s
-                times.sentence = _written_at(written, len(chunk.text.strip()))
-            times.gap = max(times.gap, now_s - played_until_s)
-            played_until_s = max(played_until_s, now_s) + len(chunk.pcm_S) / chunk.sample_rate
-            if is_cut and now_s - times.sound >= CUT_AFTER_S:
-                break
-        if is_cut:
-            begun_s = time.monotonic()
-            await chunks.aclose()
-            times.cut = time.monotonic() - begun_s
-        times.answer = "".join(text for _, text in written)
-        return times
-
-    async def _written(
-        self, text: str, written: list[tuple[float, str]], turn: Turn
-    ) -> AsyncIterator[str]:
-        messages = [
-            {"role": "system", "content": PROMPT},
-            {"role": "user", "content": text},
-        ]
-        deltas = self.engine.chat._texts(messages, {"max_tokens": MAX_TOKENS, "temperature": 0})
-        async with aclosing(deltas) as stream:
-            async for delta in stream:
-                written.append((turn.now(), delta))
-                yield delta
+        """Hear and answer a question in a session; if `is_cut`, interrupt the answer."""
+        client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none")
+        async with client.realtime.connect(model=CHAT_NAME) as talk:
+            await talk.session.update(session=SESSION)
+            following = _Following(talk, turn, is_cut=is_cut)
+            following.say()
+            try:
+                async for event in talk:
+                    if following.take(event):
+                        return turn.times
+            finally:
+                following.hush()
+        raise SystemExit(f"{turn.question.file}: the session ended without an answer.")
 
 
-def _written_at(written: Sequence[tuple[float, str]], num_characters: int) -> float:
-    """When so many characters were there."""
-    for at_s, text in written:
-        num_characters -= len(text)
-        if num_characters <= 0:
-            return at_s
-    return written[-1][0]
+class _Following:
+    """Notes when the events of a session come; interrupts its answer if `is_cut`."""
+
+    def __init__(self, talk: Any, turn: Turn, *, is_cut: bool) -> None:
+        self._talk, self._turn, self._is_cut = talk, turn, is_cut
+        self._speaking: asyncio.Task[None] | None = None
+        self._played_until_s = self._cut_s = 0.0
+
+    def say(self, from_s: float = 0.0) -> None:
+        """Begin to speak the question."""
+        self.hush()
+        self._speaking = asyncio.create_task(_say(self._talk, self._turn, from_s))
+
+    def hush(self) -> None:
+        """Stop speaking."""
+        if self._speaking is not None:
+            self._speaking.cancel()
+
+    def take(self, event: Any) -> bool:
+        """Take the next event; returns whether the answer has ended or was cancelled."""
+        times, question, now_s = self._turn.times, self._turn.question, self._turn.now()
+        match event.type:
+            case "error":
+                raise SystemExit(f"{question.file}: {event.error.message}")
+            case "input_audio_buffer.speech_started" if times.sound:
+                self._cut_s = now_s
+            case "input_audio_buffer.speech_started":
+                times.onset = now_s + question.end_s - question.begin_s
+            case "input_audio_buffer.speech_stopped":
+                times.turn = now_s
+                self.hush()
+            case "conversation.item.input_audio_transcription.completed":
+                times.text, times.heard = now_s, event.transcript
+            case "response.output_audio_transcript.delta":
+                times.answer += event.delta
+            case "response.output_audio.delta":
+                self._hear(now_s, len(event.delta) * 3 / 4 / 2 / SAMPLE_RATE)
+            case "response.done":
+                times.cut = now_s - self._cut_s if self._cut_s else 0.0
+                return True
+        return False
+
+    def _hear(self, now_s: float, seconds: float) -> None:
+        """Play a piece of the answer; the user interrupts at once."""
+        times = self._turn.times
+        if not times.sound:
+            times.sound = self._played_until_s = now_s
+            if self._is_cut:
+                self.say(self._turn.question.begin_s - PIECE_S)
+        times.gap = max(times.gap, now_s - self._played_until_s)
+        self._played_until_s = max(self._played_until_s, now_s) + seconds
+
+
+async def _say(talk: Any, turn: Turn, from_s: float) -> None:
+    async for piece in turn.pieces(from_s=from_s):
+        await talk.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
 
 
 @dataclass(slots=True)
@@ -203,13 +210,13 @@ class Pipeline:
     """Three servers, one after another."""
 
     client: httpx.AsyncClient
-    hearing: VoiceHearing
+    network: VoiceNetwork
     urls: dict[str, str]
     whisper: str
 
     async def answer(self, turn: Turn, *, is_cut: bool = False) -> Times:
         """Hear a question and answer it up to the first sound."""
-        pcm_S = await turn.listen(None)
+        pcm_S = await self._listen(turn)
         times = turn.times
         wav = encode_clip("wav", HEARING_RATE, pcm_S)
         reply = await self.client.post(
@@ -220,7 +227,6 @@ class Pipeline:
         times.heard = reply.raise_for_status().json()["text"].strip()
         times.text = turn.now()
         times.answer = await self._first_sentence(times.heard)
-        times.sentence = turn.now()
         body = {
             "model": "triptych-voice",
             "voice": "alloy",
@@ -233,6 +239,24 @@ class Pipeline:
             async for _ in sound.aiter_bytes():
                 times.sound = times.sound or turn.now()
         return times
+
+    async def _listen(self, turn: Turn) -> Pcm:
+        """Record until the turn ends; returns its sound."""
+        detector, sound = VoiceTurnDetector(self.network, TurnOptions()), SoundInput("pcm16")
+        heard: list[Pcm] = []
+        start = 0
+        async with aclosing(turn.pieces()) as pieces:
+            async for piece in pieces:
+                heard.append(sound.push(piece))
+                for event in detector.push(heard[-1]):
+                    if isinstance(event, SpeechStarted):
+                        onset_s = turn.now() + turn.question.end_s - turn.question.begin_s
+                        turn.times.onset = onset_s
+                        start = event.at_ms * HEARING_RATE // 1000
+                    elif isinstance(event, SpeechStopped):
+                        turn.times.turn = turn.now()
+                        return np.concatenate(heard)[start:]
+        raise SystemExit(f"{turn.question.file}: no end of speech was found.")
 
     async def _first_sentence(self, question: str) -> str:
         body: dict[str, Any] = {
@@ -258,13 +282,21 @@ class Pipeline:
         return text.strip()
 
 
-def start_servers(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, str], str]:
-    """Start the peers; returns their addresses and the name of the Whisper model."""
+def start(stack: ExitStack, command: str, ready: str, log: Path) -> str:
+    """Start a server; returns its address once it answers."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    process = stack.enter_context(server(command.format(port=port), log))
+    wait_until_ready(url + ready, process=process)
+    return url
+
+
+def start_pipeline(args: argparse.Namespace, stack: ExitStack) -> Pipeline:
+    """Start the peers."""
     model = resolve(
         WHISPER_TINY.name,
         name=None,
         options=ModelOptions(),
-        progress=RichProgress(),
+        progress=SilentProgress(),
         sources=(WHISPER_TINY,),
     )
     commands = {
@@ -278,19 +310,14 @@ def start_servers(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str,
             f" --n_threads {os.cpu_count()} --n_ctx 2048 --port {{port}}",
             "/v1/models",
         ),
-        "speak": (
-            "triptych serve triptych-voice --log-level warning --port {port}",
-            "/readyz",
-        ),
+        "speak": (f"{SERVE} triptych-voice --port {{port}}", "/readyz"),
     }
-    urls: dict[str, str] = {}
-    for name, (command, ready) in commands.items():
-        urls[name] = f"http://127.0.0.1:{(port := free_port())}"
-        process = stack.enter_context(
-            server(command.format(port=port), args.logs / f"talk_{name}.log")
-        )
-        wait_until_ready(urls[name] + ready, process=process)
-    return urls, model.folder
+    urls = {
+        name: start(stack, command, ready, args.logs / f"talk_{name}.log")
+        for name, (command, ready) in commands.items()
+    }
+    network = open_network(ModelOptions(), SilentProgress())
+    return Pipeline(httpx.AsyncClient(timeout=120), network, urls, model.folder)
 
 
 def summary(all_times: Sequence[Times]) -> dict[str, list[float]]:
@@ -316,13 +343,13 @@ def show(name: str, rows: dict[str, list[float]]) -> None:
 
 
 async def measure(
-    sides: dict[str, Ours | Pipeline], questions: Sequence[Question], args: argparse.Namespace
+    sides: dict[str, Realtime | Pipeline], questions: Sequence[Question], args: argparse.Namespace
 ) -> dict[str, list[Times]]:
     """Ask every question of every side in turns; the first one only warms them up."""
     found: dict[str, list[Times]] = {name: [] for name in sides}
     for number, question in enumerate([questions[0], *questions]):
         for name, side in sides.items():
-            turn = Turn(question, args.questions, side.hearing)
+            turn = Turn(question, args.questions)
             times = await side.answer(turn, is_cut=number % 2 == 1)
             if number:
                 found[name].append(times)
@@ -342,16 +369,12 @@ def main() -> None:
     listed = json.loads((args.questions / "questions.json").read_text(encoding="utf-8"))
     questions = [Question(**each) for each in listed]
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine(MODELS))
-        network = open_network(ModelOptions(), SilentProgress())
-        hearing = VoiceHearing(engine.transcribe._service, network)
-        ours = Ours(engine, hearing, AnswerSpeaker(engine.speak._service))
-        sides: dict[str, Ours | Pipeline] = {"triptych": ours}
+        command = f"{SERVE} {' '.join(MODELS)} --port {{port}}"
+        url = start(stack, command, "/readyz", args.logs / "talk.log")
+        sides: dict[str, Realtime | Pipeline] = {"triptych": Realtime(url)}
         if args.peers:
-            urls, whisper = start_servers(args, stack)
-            client = httpx.AsyncClient(timeout=120)
-            sides["pipeline"] = Pipeline(client, hearing, urls, whisper)
-        found = engine._host.loop.run(measure(sides, questions, args))
+            sides["pipeline"] = start_pipeline(args, stack)
+        found = asyncio.run(measure(sides, questions, args))
     for name, all_times in found.items():
         show(name, summary(all_times))
     if "pipeline" in found:
