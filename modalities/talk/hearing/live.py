@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ LONG_S = 15
 MAX_LIVE_S = 1.0
 """A longer piece is no live sound, and counts as speech as a whole."""
 _log = logging.getLogger(__name__)
+_now_s = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,6 @@ class IncrementalTranscriber:
         self._continues = service.check(call).traits.continues_text
         self._service, self._call = service, call
         self._voice = VoiceStream(network)
-        self._loop = asyncio.get_running_loop()
         self._sound = _Sound()
         self._text = SettledText()
         self._latest = ""
@@ -124,7 +125,7 @@ class IncrementalTranscriber:
         """Start a pass if there is one to make now."""
         if self._is_over or not self._has_speech or self._heard_to >= self._speech_end:
             return
-        if self._loop.time() < self._failed_until_s:
+        if _now_s() < self._failed_until_s:
             return
         running, now = self._running, self._sound.stop
         if now - self._speech_end >= PAUSE:
@@ -133,7 +134,7 @@ class IncrementalTranscriber:
         elif (
             running is None
             and now - self._heard_to >= MIN_NEWS_S * HEARING_RATE
-            and self._loop.time() >= self._next_at_s
+            and _now_s() >= self._next_at_s
         ):
             self._start()
 
@@ -144,7 +145,7 @@ class IncrementalTranscriber:
         start, stop = self._sound.start, self._sound.stop
         task = asyncio.create_task(self._recognize(self._sound.whole()))
         self._tasks.add(task)
-        self._running = each = _Pass(start, stop, self._loop.time(), task)
+        self._running = each = _Pass(start, stop, _now_s(), task)
         task.add_done_callback(lambda _: self._ended(each))
         return each
 
@@ -167,10 +168,10 @@ class IncrementalTranscriber:
         if self._running is not each:
             return
         self._running = None
-        took_s = self._loop.time() - each.begun_s
-        self._next_at_s = self._loop.time() + max(took_s, MIN_REST_S)
+        took_s = _now_s() - each.begun_s
+        self._next_at_s = _now_s() + max(took_s, MIN_REST_S)
         if error is not None:  # the last pass raises its own; one in between is only missed
-            self._failed_until_s = self._loop.time() + FAILURE_REST_S
+            self._failed_until_s = _now_s() + FAILURE_REST_S
             _log.info("a live pass failed", extra=fields(error=type(error).__name__))
         elif not each.task.cancelled():
             self._take(each, each.task.result())

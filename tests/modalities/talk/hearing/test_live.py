@@ -30,8 +30,9 @@ def opened(recognizer: ScriptedRecognizer) -> IncrementalTranscriber:
 
 
 @pytest.fixture(autouse=True)
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MIN_REST_S", 0.0)
+    monkeypatch.setattr(live, "_now_s", lambda: 0.0)
 
 
 async def push(transcriber: IncrementalTranscriber, pcm_S: Pcm) -> None:
