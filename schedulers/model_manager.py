@@ -172,9 +172,13 @@ class ModelManager:
                 self._add(self.open_loader(model), done)
             case LoadModel(name):
                 self._load_now(name, done)
-            case RemoveModel(name):
-                self._entry(name).leaving.append(done)
-                self._drop_left()
+            case RemoveModel(name, is_of_start):
+                entry = self._entry(name)
+                if is_of_start and entry.is_added:
+                    done(None)
+                else:
+                    entry.leaving.append(done)
+                    self._drop_left()
             case Sleep():
                 names = [name for name, entry in self._entries.items() if is_held(entry)]
                 self._sleep.begin(names, done)

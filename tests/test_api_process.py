@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.child_processes import renderers_from_now
@@ -14,10 +16,12 @@ from support.http import FakeEngine, until
 from support.text_models import write_text_folder
 from triptych import api_process
 from triptych.compose import ChildSetup
+from triptych.core.engine_api.model_changes import KeepModel, Sleep
 from triptych.core.http import server
 from triptych.core.http.listener import bind
 from triptych.core.options.config import Config, ServerOptions
-from triptych.core.transport.control import ControlLine, FromChild
+from triptych.core.process.typed import decode_json
+from triptych.core.transport.control import ControlLine, FromChild, StartFacts
 
 
 class Line(ControlLine):
@@ -27,7 +31,7 @@ class Line(ControlLine):
         pass
 
     def send(self, message: FromChild) -> None:
-        pass
+        self.sent = message
 
 
 async def test_what_can_wait_begins_when_the_engine_is_ready(
@@ -44,6 +48,16 @@ async def test_what_can_wait_begins_when_the_engine_is_ready(
     engine.state = replace(engine.state, is_ready=True)
     await asyncio.wait_for(warming, 10)
     assert begun == [True]
+
+
+def test_times_and_the_sleep_outlive_it() -> None:
+    line = Line()
+    changes = (KeepModel("a", 3.0), KeepModel("b", math.inf), Sleep(ends_jobs=True))
+    api_process._note_changes(line, changes)
+    assert isinstance(line.sent, StartFacts)
+    fields = {"config": Config(), "models": (), "folder": "", **line.sent.fields}
+    setup = decode_json(msgspec.json.encode(fields), ChildSetup)
+    assert setup.changes == [*changes[:2], Sleep()]
 
 
 async def test_chat_templates_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

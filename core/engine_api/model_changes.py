@@ -36,9 +36,13 @@ class AddModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveModel(msgspec.Struct, frozen=True, tag=True):
-    """Serve a model no longer: it takes no new jobs. Done once it has left the memory."""
+    """Serve a model no longer: it takes no new jobs. Done once it has left the memory.
+
+    If it `is_of_start`, one of its name that came later stays.
+    """
 
     model: str
+    is_of_start: bool = False
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +77,7 @@ class KeptChanges:
         elif isinstance(change, RemoveModel):
             self._times.pop(change.model, None)
             self._added.pop(change.model, None)
-            self._removed[change.model] = change  # for a model of the start
+            self._removed[change.model] = RemoveModel(change.model, is_of_start=True)
         elif isinstance(change, KeepModel):
             self._times[change.model] = change
         elif isinstance(change, Sleep | Wake):

@@ -77,6 +77,8 @@ class RemoteClient:
     def __init__(self, folder: Path, codec: MessageCodec, *, stream_timeout_s: float) -> None:
         self.on_crash: Callable[[str], None] = lambda reason: None
         """Called with the reason after the engine has crashed, before its jobs end."""
+        self.on_kept: Callable[[Sequence[ModelChange]], None] = lambda changes: None
+        """Called with all changes to make in later engines, after each new one."""
         self._codec = codec
         self._loop = asyncio.get_running_loop()
         self._streams = StreamTable(
@@ -285,6 +287,7 @@ class RemoteClient:
         change, done = self._changes.pop(call)
         if error is None:
             self._kept.add(change)
+            self.on_kept(self._kept.changes())
         if done.done():  # no call waits for it any more
             return
         if error is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.model_changes import KeepModel, ModelChange, Sleep
 from triptych.core.process import logs
 from triptych.core.process.collector import pause_collector, resume_collector
 from triptych.core.process.heap import return_large_blocks
@@ -54,6 +56,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
     app = build_app(setup.kept_config, (*setup.kept_models, *setup.added), client)
     if app.state.kept_requests is not None:
         client.on_crash = app.state.kept_requests.dump
+    client.on_kept = partial(_note_changes, line)
     app.state.runtime_models.on_change = partial(_note_models, line, setup.models)
     await app.state.start()
 
@@ -80,6 +83,16 @@ def _note_models(
     kept = {model.name for model in models if model in first}
     removed = [model.name for model in first if model.name not in kept]
     line.send(StartFacts({"added": added, "removed": removed}, is_shared=True))
+
+
+def _note_changes(line: ControlLine, changes: Sequence[ModelChange]) -> None:
+    """Tell the supervisor the times of idle models, and the sleep, for later starts."""
+    times = {each.model: each.idle_s for each in changes if isinstance(each, KeepModel)}
+    facts = {
+        "idle_times": {name: s if math.isfinite(s) else None for name, s in times.items()},
+        "is_asleep": any(isinstance(each, Sleep) for each in changes),
+    }
+    line.send(StartFacts(facts, is_shared=True))
 
 
 async def _warm(client: EngineClient, warm: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ imports FastAPI, and neither imports the other.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from triptych.core.engine_api.model_changes import AddModel, ModelChange, RemoveModel
+from triptych.core.engine_api.model_changes import (
+    AddModel,
+    KeepModel,
+    ModelChange,
+    RemoveModel,
+    Sleep,
+)
 from triptych.core.options.config import Config
 from triptych.core.options.pipeline import WHOLE
 from triptych.core.options.pipeline_plan import PipelinePlan
@@ -50,8 +57,9 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `folder` holds the sockets; `listener_fd` is the API's inherited listening socket;
     `device_budget_bytes` is the memory budget of the engine's first start, set on restarts;
-    `has_color` whether log lines may have colors. `added` and `removed` are the changes of the
-    models since the first start, set on restarts.
+    `has_color` whether log lines may have colors. `added`, `removed`, `idle_times` (seconds, or
+    `None` for ever) and `is_asleep` are the changes of the models since the first start, set on
+    restarts.
     """
 
     config: Config
@@ -62,6 +70,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     has_color: bool = False
     added: tuple[ResolvedModel, ...] = ()
     removed: tuple[str, ...] = ()
+    idle_times: dict[str, float | None] = {}
+    is_asleep: bool = False
 
     @property
     def kept_models(self) -> tuple[ResolvedModel, ...]:
@@ -77,7 +87,13 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changes(self) -> list[ModelChange]:
         """The changes of the models since the first start."""
-        return [*map(RemoveModel, self.removed), *map(AddModel, self.added)]
+        changes: list[ModelChange] = [RemoveModel(name) for name in self.removed]
+        changes += [AddModel(model) for model in self.added]
+        changes += [
+            KeepModel(name, math.inf if idle_s is None else idle_s)
+            for name, idle_s in self.idle_times.items()
+        ]
+        return [*changes, Sleep()] if self.is_asleep else changes
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:

@@ -84,6 +84,21 @@ def test_a_model_comes_is_used_and_leaves_and_the_ledger_is_as_before() -> None:
     assert bench.change(RemoveModel("image"), LoadModel("image")) == ["not_found"] * 2
 
 
+def test_a_model_that_came_again_is_not_the_one_of_the_start() -> None:
+    """A new API process repeats the removal in an engine that has both changes already."""
+    bench = ChangeBench("chat")
+    assert bench.change(RemoveModel("chat"), AddModel(model("chat"))) == [None, None]
+    bench.submit("job", "chat", num_frames=50)
+    bench.run_for(0.1)
+    again = (RemoveModel("chat", is_of_start=True), AddModel(model("chat")))
+    assert bench.change(*again) == [None, None]
+    bench.finish("job")
+    assert bench.codes("job") == [None]
+    assert bench.states() == {"chat": "ready"}
+    first = ChangeBench("chat")
+    assert first.change(*again) == [None, None]
+
+
 def test_a_removed_model_finishes_its_jobs_and_takes_no_others() -> None:
     bench = ChangeBench("chat", "image")
     bench.submit("job", "chat", num_frames=50)
@@ -158,7 +173,7 @@ def test_a_later_engine_gets_the_changes_that_still_count() -> None:
     ):
         kept.add(change)
     assert kept.changes() == (
-        RemoveModel("b"),
+        RemoveModel("b", is_of_start=True),
         AddModel(model("a")),
         KeepModel("a", 3.0),
         Sleep(),

@@ -449,8 +449,11 @@ async def test_load_waits_for_the_answer(world):
     await engine.beat(state="loading")
     await asyncio.sleep(0.02)
     assert not loading.done()
+    kept: list[object] = []
+    world.client.on_kept = kept.append
     await engine.send(Changed(call=asked.call))
     await loading
+    assert kept == [()]  # nothing to repeat in a later engine
 
 
 async def test_load_raises_what_loading_raised(world):
