@@ -147,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle.transport = _DeferredClose(self.transport, self._close_after_body)  # type: ignore[assignment]
         if self._num_requests >= self._wire.num_requests:
             self.cycle.keep_alive = False
-        if asks_for_websocket(self.headers):
+        if self.parser.get_method() == b"GET" and asks_for_websocket(self.headers):
             self._upgrade = Upgrade(self.cycle, Wire(self.transport, self.flow.drain))
             self.scope["state"]["upgrade"] = self._upgrade
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9"]
 # ///
-"""LiveKit's agents with its plugin for OpenAI: an answer, a call, a spoken conversation.
+"""LiveKit's agents with its plugin for OpenAI: an answer, a call, spoken conversations.
 
 The server needs a speech model and a transcription model, too. A session here has no room: text or
 sound goes in, and its output is recorded.
@@ -9,15 +9,19 @@ sound goes in, and its output is recorded.
 
 from __future__ import annotations
 
+import asyncio
+
 from checks import Server, run_checks, said
 from livekit import rtc
-from livekit.agents import Agent, AgentSession, function_tool
+from livekit.agents import Agent, AgentSession, function_tool, llm
 from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities
 from livekit.agents.voice.run_result import FunctionCallEvent
 from livekit.plugins import openai
 from tasks import MAX_TOKENS, PRICE_QUESTION, QUESTION
 from tasks import look_up_price as find_price
 
+PIECE, SILENCE = 2400, 24_000
+"""Samples of a piece of sound, and of the silence that ends a turn, at 24 kHz."""
 INSTRUCTIONS = "You are a helpful voice AI assistant. Answer in one short sentence."
 
 
@@ -109,6 +113,33 @@ async def conversation(server: Server) -> str:
     return said(await heard(stt, recorder.frames), "Paris")
 
 
+async def realtime(server: Server) -> str:
+    """A spoken question to a realtime model, and its answer."""
+    tts = tts_of(server)
+    frames = [event.frame async for event in tts.synthesize(QUESTION)]
+    question = rtc.combine_audio_frames(frames)
+    model = openai.realtime.RealtimeModel(
+        model=server.model, voice="alloy", base_url=server.v1, api_key=server.key
+    )
+    session = model.session()
+    answers: asyncio.Queue[llm.GenerationCreatedEvent] = asyncio.Queue()
+    errors: list[object] = []
+    session.on("generation_created", answers.put_nowait)
+    session.on("error", errors.append)
+    await session.update_instructions(INSTRUCTIONS)
+    for start in range(0, len(question.data) + SILENCE, PIECE):
+        piece = (bytes(question.data) + bytes(2 * SILENCE))[2 * start : 2 * (start + PIECE)]
+        session.push_audio(rtc.AudioFrame(piece, question.sample_rate, 1, len(piece) // 2))
+        await asyncio.sleep(PIECE / question.sample_rate)
+    answer = await asyncio.wait_for(answers.get(), 60)
+    text = "".join(
+        [str(part) async for each in answer.message_stream async for part in each.text_stream]
+    )
+    await session.aclose()
+    assert not errors, errors
+    return said(text, "Paris")
+
+
 async def heard(stt: openai.STT, frames: list[rtc.AudioFrame]) -> str:
     """The words in a sound."""
     event = await stt.recognize(rtc.combine_audio_frames(frames))
@@ -117,7 +148,7 @@ async def heard(stt: openai.STT, frames: list[rtc.AudioFrame]) -> str:
 
 def main() -> None:
     """Run the checks."""
-    run_checks("livekit-agents", answer, call, conversation)
+    run_checks("livekit-agents", answer, call, conversation, realtime)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # /// script
-# dependencies = ["openai==3.57.0"]
+# dependencies = ["openai[realtime]==3.57.0"]
 # ///
-"""OpenAI's Python package: chat, tools, structured output, the Responses API."""
+"""OpenAI's Python package: chat, tools, structured output, the Responses and Realtime APIs."""
 
 from __future__ import annotations
 
@@ -181,12 +181,32 @@ def responses_parse(server: Server) -> str:
     return said(repr(reply.output_parsed), "age=36")
 
 
+def realtime(server: Server) -> str:
+    """A spoken answer. The server needs a speech model, too."""
+    transcript, num_bytes = "", 0
+    content: Any = [{"type": "input_text", "text": QUESTION}]
+    with client_of(server).realtime.connect(model=server.model) as talk:
+        talk.session.update(session={"type": "realtime", "max_output_tokens": MAX_TOKENS})
+        item: Any = {"type": "message", "role": "user", "content": content}
+        talk.conversation.item.create(item=item)
+        talk.response.create()
+        for event in talk:
+            if event.type == "response.output_audio.delta":
+                num_bytes += len(event.delta)
+            elif event.type == "response.output_audio_transcript.done":
+                transcript = event.transcript
+            elif event.type in ("response.done", "error"):
+                break
+    assert num_bytes, "there is no sound"
+    return said(transcript, "Paris")
+
+
 def main() -> None:
     """Try each function."""
     run_checks(
         "openai",
         *(chat, stream, tools, streamed_tools, parse, json_object),
-        *(responses, responses_stream, responses_tools, responses_parse),
+        *(responses, responses_stream, responses_tools, responses_parse, realtime),
     )
 
 

@@ -36,6 +36,7 @@ OTHERS = frozenset(
         "ollama",
         "openvino_genai",
         "outlines",
+        "pipecat",
         "pydantic_ai",
         "resvg_py",
         "semantic_kernel",

@@ -65,8 +65,7 @@ class SessionAnswers:
             record=AccessRecord(),
             arrived_s=time.monotonic(),
         )
-        body, prompt = await self._fitting(settings, start.messages, context)
-        generation = await begin(self.chat, body, context, [prompt])
+        generation = await self._begin(settings, start.messages, context)
         writing = _Writing(generation)
         async with aclosing(generation.deltas):
             if settings.speaks:
@@ -108,18 +107,19 @@ class SessionAnswers:
         if tail := sound.finish():
             yield AnswerSound(response_id, "", tail, sound.milliseconds(tail))
 
-    async def _fitting(
+    async def _begin(
         self, settings: Conversation, messages: Sequence[Mapping[str, Any]], context: Context
-    ) -> tuple[ChatRequest, TokenRequest]:
-        """The request and its prompt. Under `truncation: auto` the oldest turns are left out."""
+    ) -> Generation:
+        """Begin to write. Under `truncation: auto` the oldest turns give way to the context."""
         head = [message for message in messages[:1] if message["role"] == "system"]
         turns = list(messages[len(head) :])
         while True:
             body, files = self._request(settings, [*head, *turns])
             try:
-                return body, await self._encode(body, files, context)
+                prompt = await self._encode(body, files, context)
+                return await begin(self.chat, body, context, [prompt])
             except ContextLengthExceeded:
-                later = _after_oldest(turns)
+                later = _later(turns)
                 if settings.truncation == "disabled" or not later:
                     raise
                 turns = later
@@ -190,11 +190,13 @@ class _Writing:
             self.is_cut |= delta.finish_reason == "length"
 
 
-def _after_oldest(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The turns from the second message of the user on; none if there is no second."""
-    starts = [at for at, message in enumerate(turns) if message["role"] == "user"]
-    later = [at for at in starts if at > 0]
-    return list(turns[later[0] :]) if later else []
+def _later(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The turns from a later message of the user on, without a quarter of them; none if it is none.
+
+    One at a time would encode a long conversation as often as it has turns.
+    """
+    starts = [at for at, message in enumerate(turns) if at and message["role"] == "user"]
+    return list(turns[starts[len(starts) // 4] :]) if starts else []
 
 
 def _without_images(message: Mapping[str, Any], files: dict[str, Fetched]) -> Mapping[str, Any]:

@@ -135,6 +135,7 @@ class Conductor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._sound = None  # its filter has threads, which must not wait for the garbage collector
         if transcriber is not None:
             await transcriber.close()
 

@@ -45,14 +45,17 @@ class SoundType(Strict):
     """A format of sound: PCM of 16 bits at 24 kHz, or G.711 mu-law or A-law at 8 kHz."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
-    rate: int | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    rate: int = 24_000
 
-    @model_validator(mode="after")
-    def _check_rate(self) -> Self:
-        known = 24_000 if self.type == "audio/pcm" else 8_000
-        if self.rate not in (None, known):
-            raise UnsupportedOption(f"The rate of {self.type} is {known}.", param="rate")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_rate(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = 8_000 if type_of(value) in ("audio/pcmu", "audio/pcma") else 24_000
+        if value.get("rate") not in (None, known):
+            raise UnsupportedOption(f"The rate of this format is {known}.", param="rate")
+        return {**value, "rate": known}
 
     @property
     def form(self) -> SoundFormat:
@@ -116,7 +119,7 @@ class SoundIn(Refusing):
     refused: ClassVar[Mapping[str, RefusedField]] = MappingProxyType(
         {"noise_reduction": RefusedField("send sound that the client has cleaned.")}
     )
-    format: SoundType = SoundType(rate=24_000)
+    format: SoundType = SoundType()
     transcription: Transcription | None = None
     turn_detection: TurnDetection | None = TurnDetection()
 
@@ -130,7 +133,7 @@ class VoiceReference(Strict):
 class SoundOut(Strict):
     """The sound that is said."""
 
-    format: SoundType = SoundType(rate=24_000)
+    format: SoundType = SoundType()
     voice: Name | VoiceReference | None = None
     speed: float = Field(default=1.0, ge=MIN_SPEED, le=MAX_SPEED)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 from websockets.asyncio.client import ClientConnection, connect
@@ -128,6 +129,14 @@ async def test_an_ordinary_request_is_told_to_upgrade() -> None:
         response = await client.get("/v1/echo")
     assert response.status_code == 426
     assert response.json()["error"]["code"] == "upgrade_required"
+
+
+async def test_only_a_get_can_become_a_socket() -> None:
+    headers = {"connection": "upgrade", "upgrade": "websocket"}
+    with live(echo_app()) as server:
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{server.url}/v1/echo", json={}, headers=headers, timeout=5)
+    assert answer.status_code == 405
 
 
 ENDS = (

@@ -156,6 +156,23 @@ async def test_a_session_outlives_bad_events(tmp_path: Path) -> None:
     assert done["response"]["status"] == "completed"
 
 
+@pytest.mark.parametrize(("truncation", "status"), [("auto", "completed"), ("disabled", "failed")])
+async def test_the_oldest_turns_give_way(tmp_path: Path, truncation: str, status: str) -> None:
+    talk = talk_app(tmp_path)
+    with live(talk.app) as server:
+        async with realtime(server) as client:
+            session = {"type": "realtime", "truncation": truncation, "max_output_tokens": 16}
+            await client.send("session.update", session=session)
+            content = [{"type": "input_text", "text": "x" * 3000}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.ask("y" * 3000)
+            response = (await client.until("response.done"))[-1]["response"]
+    assert response["status"] == status
+    if status == "failed":
+        assert response["status_details"]["error"]["code"] == "context_length_exceeded"
+
+
 async def test_a_turn_that_cannot_be_transcribed_fails_alone(tmp_path: Path) -> None:
     talk = talk_app(tmp_path)
     talk.ears.words = "fail"
