@@ -44,11 +44,9 @@ class Resampler:
     def __init__(self, source_rate: int, target_rate: int) -> None:
         self.target_rate = target_rate
         self._source_rate = source_rate
-        self._filter: av.AudioResampler | None = None
+        self._filter: _RateFilter | None = None
         if source_rate != target_rate:
-            import av
-
-            self._filter = av.AudioResampler(format="flt", layout="mono", rate=target_rate)
+            self._filter = _RateFilter(source_rate, target_rate)
         self._num_in = self._num_out = 0
 
     def target_length(self, num_samples: int) -> int:
@@ -75,3 +73,36 @@ class Resampler:
         pcm = np.concatenate([_EMPTY, *(frame.to_ndarray()[0] for frame in frames)])
         self._num_out += len(pcm)
         return pcm
+
+
+class _RateFilter:
+    """PyAV's `AudioResampler` without its threads: each would have one per processor."""
+
+    def __init__(self, source_rate: int, target_rate: int) -> None:
+        import av.filter
+
+        self._graph = av.filter.Graph()
+        self._graph.threads = 1
+        forms = {"sample_fmts": "flt", "channel_layouts": "mono", "sample_rates": str(target_rate)}
+        source = self._graph.add(
+            "abuffer",
+            sample_rate=str(source_rate),
+            sample_fmt="flt",
+            channel_layout="mono",
+            time_base=f"1/{source_rate}",
+        )
+        nodes = (source, self._graph.add("aformat", **forms), self._graph.add("abuffersink"))
+        self._graph.link_nodes(*nodes).configure()
+
+    def resample(self, frame: av.AudioFrame | None) -> Iterable[av.AudioFrame]:
+        """Filter a frame; `None` ends the stream."""
+        import av
+
+        self._graph.push(frame)
+        while True:
+            try:
+                pulled = self._graph.pull()
+            except (av.BlockingIOError, av.EOFError):  # it wants more, or is at its end
+                return
+            assert isinstance(pulled, av.AudioFrame)
+            yield pulled

@@ -29,7 +29,7 @@ from triptych.modalities.talk.ports import SpokenAnswer
 from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
     AnswerEnded,
-    AnswerSound,
+    AnswerSpeech,
     AnswerText,
     Learned,
     StartAnswer,
@@ -84,7 +84,7 @@ class SessionAnswers:
 
     async def _spoken(
         self, response_id: str, settings: Conversation, writing: _Writing, context: Context
-    ) -> AsyncGenerator[AnswerSound, None]:
+    ) -> AsyncGenerator[AnswerSpeech, None]:
         if not self.speech_model:
             raise UnsupportedOption(
                 'No speech model is served: set output_modalities to ["text"].',
@@ -103,9 +103,9 @@ class SessionAnswers:
             async for chunk in chunks:
                 data = sound.push(chunk.pcm_S, chunk.sample_rate)
                 if data or chunk.text:
-                    yield AnswerSound(response_id, chunk.text, data, sound.milliseconds(data))
+                    yield AnswerSpeech(response_id, chunk.text, data, sound.milliseconds(data))
         if tail := sound.finish():
-            yield AnswerSound(response_id, "", tail, sound.milliseconds(tail))
+            yield AnswerSpeech(response_id, "", tail, sound.milliseconds(tail))
 
     async def _begin(
         self, settings: Conversation, messages: Sequence[Mapping[str, Any]], context: Context

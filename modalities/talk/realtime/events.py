@@ -41,7 +41,7 @@ class InputText(Strict):
     text: Text
 
 
-class InputAudio(Strict):
+class UserSound(Strict):
     """Sound of the user in the session's format; with a `transcript` it is not heard again."""
 
     type: Literal["input_audio"]
@@ -74,7 +74,7 @@ class AssistantSpeech(Strict):
 
 Part = Annotated[
     Annotated[InputText, Tag("input_text")]
-    | Annotated[InputAudio, Tag("input_audio")]
+    | Annotated[UserSound, Tag("input_audio")]
     | Annotated[InputImage, Tag("input_image")]
     | Annotated[AssistantText, Tag("output_text")]
     | Annotated[AssistantSpeech, Tag("output_audio")],

@@ -49,7 +49,7 @@ class AnswerText:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSound:
+class AnswerSpeech:
     """More sound of an answer, `data` in the session's format; a `text` begins with it."""
 
     response_id: str
@@ -90,7 +90,7 @@ Learned: TypeAlias = (
     | TranscriptEnded
     | TranscriptFailed
     | AnswerText
-    | AnswerSound
+    | AnswerSpeech
     | AnswerCall
     | AnswerEnded
     | AnswerFailed

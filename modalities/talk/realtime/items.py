@@ -15,9 +15,9 @@ from triptych.modalities.talk.realtime.events import (
     ClientCall,
     ClientCallOutput,
     ClientMessage,
-    InputAudio,
     InputImage,
     Item,
+    UserSound,
 )
 
 MAX_ITEMS = 1024
@@ -159,7 +159,7 @@ def _part_of(part: Any) -> Part:
     match part:
         case InputImage():
             return Part(type=part.type, image_url=part.image_url)
-        case InputAudio():
+        case UserSound():
             return Part(
                 type=part.type, text=part.transcript or "", is_pending=part.transcript is None
             )

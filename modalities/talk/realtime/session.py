@@ -16,7 +16,7 @@ from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
     AnswerEnded,
     AnswerFailed,
-    AnswerSound,
+    AnswerSpeech,
     AnswerText,
     BeginTurn,
     CancelAnswer,
@@ -195,7 +195,7 @@ class Session:
         sounds = [
             part
             for part in item.content
-            if isinstance(part, client.InputAudio) and part.transcript is None
+            if isinstance(part, client.UserSound) and part.transcript is None
         ]
         if len(sounds) > 1:
             raise UnsupportedOption("An item has at most one sound; send several items.")
@@ -444,7 +444,7 @@ class Session:
 
     def _learn_answer(
         self,
-        news: AnswerText | AnswerSound | AnswerCall | AnswerEnded | AnswerFailed,
+        news: AnswerText | AnswerSpeech | AnswerCall | AnswerEnded | AnswerFailed,
         now_ms: float,
     ) -> list[Out]:
         response = self._responses.get(news.response_id)
@@ -453,7 +453,7 @@ class Session:
         match news:
             case AnswerText(text=text):
                 return [*response.text(text)]
-            case AnswerSound(text=text, data=data, sound_ms=sound_ms):
+            case AnswerSpeech(text=text, data=data, sound_ms=sound_ms):
                 self._has_spoken = True
                 events = response.sound(text, data, sound_ms)
                 entry = response.spoken_item

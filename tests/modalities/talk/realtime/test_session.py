@@ -19,7 +19,7 @@ from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
     AnswerEnded,
     AnswerFailed,
-    AnswerSound,
+    AnswerSpeech,
     AnswerText,
     BeginTurn,
     CancelAnswer,
@@ -173,10 +173,10 @@ def spoken(talk: Talk, answer: str) -> list[Out]:
     """Two sentences of a second each, in pieces, faster than they are played."""
     half = b"\0" * 24_000
     return talk.learn(
-        AnswerSound(answer, "One two three four. ", half, 500.0),
-        AnswerSound(answer, "", half, 500.0),
-        AnswerSound(answer, "Five six seven eight.", half, 500.0),
-        AnswerSound(answer, "", half, 500.0),
+        AnswerSpeech(answer, "One two three four. ", half, 500.0),
+        AnswerSpeech(answer, "", half, 500.0),
+        AnswerSpeech(answer, "Five six seven eight.", half, 500.0),
+        AnswerSpeech(answer, "", half, 500.0),
     )
 
 
