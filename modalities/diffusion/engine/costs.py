@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.loading.outline import LIVE_WIDTHS
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.plan import ImageCost
 from triptych.modalities.diffusion.spec import size_within
@@ -21,7 +22,6 @@ from triptych.modalities.diffusion.wire import ImageRequest
 _FLOAT_BYTES = 4
 _NUM_STATES = 5  # a third-order sampler: the sample, its outputs, the start of a step
 _SPARE = 2  # pools double when they grow
-_LIVE_WIDTHS = 24  # live widths per token in a block: heads, MLP, both residuals
 _LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
 _KEPT_OF_MASK = 5  # in latents: image, mask and noise; of FLUX.1 Fill image and pixels of the mask
 _SEEN_RATIO = 4 / 3  # sides are rounded: this is the most pixels over those of a square
@@ -33,23 +33,27 @@ class GenerationCosts:
     """Costs of one model.
 
     `text_bytes`: the most one encoded prompt takes, with an image if the model needs one.
-    `seen_bytes`: what each further image adds.
+    `seen_bytes`: what each further image adds. `encode_bytes`: activations of encoding one longest
+    prompt with all images.
     """
 
     recipe: Recipe
     text_bytes: int
     seen_bytes: int = 0
+    encode_bytes: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe) -> GenerationCosts:
         """Measure the bytes by encoding a longest prompt: configurations do not state them."""
         own, spec = own_request(recipe), recipe.spec
-        text_bytes = _text_bytes(recipe, own)
-        if len(own.sources) == spec.max_references:
-            return cls(recipe, text_bytes)
+        text_bytes, encode_bytes = _text_bytes(recipe, own), _live_bytes(recipe)
+        num_further = spec.max_references - len(own.sources)
+        if not num_further:
+            return cls(recipe, text_bytes, encode_bytes=encode_bytes)
         seeing = replace(own, sources=(*own.sources, _grey(own.width, own.height)))
         seen_bytes = _SEEN_RATIO * (_text_bytes(recipe, seeing) - text_bytes)
-        return cls(recipe, text_bytes, math.ceil(seen_bytes))
+        encode_bytes += num_further * math.ceil(_SEEN_RATIO * (_live_bytes(recipe) - encode_bytes))
+        return cls(recipe, text_bytes, math.ceil(seen_bytes), encode_bytes)
 
     def of_image(self, request: ImageRequest, cache: CacheMethod | None = None) -> ImageCost:
         """The cost of one image of a request, for the scheduler."""
@@ -74,7 +78,7 @@ class GenerationCosts:
     def row_bytes(self, num_tokens: int) -> int:
         """Bytes of activations of a model run, per row."""
         model = self.recipe.model
-        return num_tokens * _LIVE_WIDTHS * width_of(model.config) * int(model.dtype.itemsize)
+        return num_tokens * LIVE_WIDTHS * width_of(model.config) * int(model.dtype.itemsize)
 
     def decode_bytes(self, num_pixels: int) -> int:
         """Bytes of activations of the autoencoder, for an image decoded as a whole."""
@@ -114,6 +118,11 @@ def _text_bytes(recipe: Recipe, request: ImageRequest) -> int:
     """The bytes of the request's first prompt, encoded."""
     (text,) = recipe.encode_all(recipe.prompts(request)[:1])
     return sum(tensor.nbytes for tensor in text.values())
+
+
+def _live_bytes(recipe: Recipe) -> int:
+    """The most that an encoder held in its latest run, if the recipe has outlines of encoders."""
+    return max(getattr(part, "live_bytes", 0) for part in recipe.components.values())
 
 
 def width_of(config: Any) -> int:

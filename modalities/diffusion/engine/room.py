@@ -51,7 +51,8 @@ class Room:
         for_runs = min(most, available - _least_state_bytes(own, images))
         row_bytes = costs.row_bytes(own.num_tokens)
         num_rows = max(min(images.max_image_rows, for_runs // row_bytes), _NUM_BRANCHES)
-        least = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
+        # Steps follow one another: a run, a decoding and the encoding of a prompt share the room.
+        least = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels), costs.encode_bytes)
         activations = max(least, min(for_runs, _LITTLE_BYTES))
         memory.reserve("activations", activations, remedy=remedy)
         wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
@@ -72,7 +73,9 @@ def _remedy(costs: GenerationCosts, images: ImageOptions, most_bytes: int) -> st
 
     def missing_bytes(own: ImageCost) -> int:
         runs = max(
-            _NUM_BRANCHES * costs.row_bytes(own.num_tokens), costs.decode_bytes(own.num_pixels)
+            _NUM_BRANCHES * costs.row_bytes(own.num_tokens),
+            costs.decode_bytes(own.num_pixels),
+            costs.encode_bytes,
         )
         return runs + _least_state_bytes(own, images) - most_bytes
 

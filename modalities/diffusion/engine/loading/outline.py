@@ -21,6 +21,10 @@ from triptych.modalities.diffusion.engine.loading.modules import (
 )
 
 _META = torch.device("meta")
+LIVE_WIDTHS = 24
+"""Live widths per token in a block: heads, MLP, both residuals."""
+_MATERIALIZE_SCORES = frozenset({"t5", "umt5"})
+_NUM_SCORES = 3  # with the bias of positions, before and after the softmax
 _POOLING = frozenset({"BertModel", "CLIPTextModel"})
 
 
@@ -34,7 +38,12 @@ def outline(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Modu
 
 
 class TextOutline(nn.Module):
-    """Stands in for a text encoder: its outputs have shapes but no values."""
+    """Stands in for a text encoder: its outputs have shapes but no values.
+
+    `live_bytes`: an estimate, on the large side, of the activations of its latest run.
+    """
+
+    live_bytes = 0
 
     def __init__(self, kind: Any, config: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,6 +63,9 @@ class TextOutline(nn.Module):
         **image_inputs: Tensor,
     ) -> BaseModelOutputWithPooling:
         """Hidden states of tokens `[B, T]`, which include those of `image_inputs`."""
+        self.live_bytes = self._bytes_of_run(
+            input_ids, image_inputs, num_kept=self._num_layers + 1 if output_hidden_states else 1
+        )
         hidden = self._like.new_empty(*input_ids.shape, self._width)
         pooled = self._like.new_empty(len(input_ids), self._num_pooled)
         return BaseModelOutputWithPooling(
@@ -61,3 +73,16 @@ class TextOutline(nn.Module):
             pooler_output=pooled if self._num_pooled else None,
             hidden_states=(hidden,) * (self._num_layers + 1) if output_hidden_states else None,
         )
+
+    def _bytes_of_run(
+        self, input_ids: Tensor, image_inputs: Mapping[str, Tensor], *, num_kept: int
+    ) -> int:
+        """Bytes of the widths that a layer holds at once, of kept hidden states, and of scores."""
+        num_widths = input_ids.numel() * self._width * (LIVE_WIDTHS + num_kept)
+        if (patches := image_inputs.get("pixel_values")) is not None:
+            num_widths += len(patches) * self.config.vision_config.hidden_size * LIVE_WIDTHS
+        num_bytes = num_widths * self._like.dtype.itemsize
+        if self.config.model_type in _MATERIALIZE_SCORES:
+            num_scores = self.config.num_heads * input_ids.numel() * input_ids.shape[-1]
+            num_bytes += _NUM_SCORES * num_scores * torch.float32.itemsize
+        return int(num_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch import nn
 from support.diffusers_pipelines import SCHEDULERS, components
 from support.tiny_text_encoders import tokenizer
 from triptych.core.engine_api.pixels import Pixels
+from triptych.core.options.config import Config
 from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
 from triptych.modalities.diffusion.engine.loading.modules import is_of_diffusers
 from triptych.modalities.diffusion.engine.loading.outline import outline
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.room import Room
 from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
@@ -71,3 +74,23 @@ def test_no_prompt_takes_more_than_its_estimate(pipeline: str, num_images: int) 
     text_bytes = sum(tensor.nbytes for tensor in text.values())
     without = replace(costs, text_bytes=0, seen_bytes=0).of_image(request)
     assert text_bytes <= costs.of_image(request).state_bytes - without.state_bytes
+
+
+def test_encoding_a_prompt_has_room() -> None:
+    """A longest prompt with every image, and the scores that T5 keeps."""
+    costs_of = {}
+    for pipeline in ("FluxPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"):
+        parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][0]}
+        recipe = open_recipe(pipeline, {name: _outlined(part) for name, part in parts.items()})
+        costs_of[pipeline] = GenerationCosts.of(recipe)
+    flux, edit, plus = costs_of.values()
+    assert flux.encode_bytes > 3 * 2 * 512**2 * 4  # of two heads
+    assert plus.encode_bytes > edit.encode_bytes > 0
+    reserved: dict[str, int] = {}
+    memory: Any = SimpleNamespace(
+        available_bytes=2**40,
+        most_bytes=2**40,
+        reserve=lambda purpose, num_bytes, remedy: reserved.update({purpose: num_bytes}),
+    )
+    Room.reserve(memory, replace(plus, encode_bytes=2**39), Config(), captures=False)
+    assert reserved["activations"] == 2**39
