@@ -48,12 +48,11 @@ _FORMATS: Final = {"pcm16": "pcm"}
 
 @dataclass(frozen=True, slots=True)
 class AnswerVoice:
-    """The voice of one answer, checked: its sound is encoded in `file_format`."""
+    """The voice of one answer, checked, and the encoder of its file."""
 
     sound: ChatSound
     choice: VoiceChoice
-    file_format: str
-    sample_rate: int
+    encoder: AudioEncoder
 
     @classmethod
     async def of(cls, service: LlmService, body: ChatRequest, caller: Caller) -> AnswerVoice | None:
@@ -68,7 +67,8 @@ class AnswerVoice:
         choice = VoiceChoice(voice=voice, model=model, is_live=bool(body.stream))
         rate = await service.sound.check_voice(choice, caller)
         name = given or ("pcm16" if body.stream else "wav")
-        return cls(service.sound, choice, _FORMATS.get(name, name), rate)
+        encoder = await asyncio.to_thread(open_encoder, _FORMATS.get(name, name), rate)
+        return cls(service.sound, choice, encoder)
 
     @property
     def is_replaced(self) -> bool:
@@ -133,7 +133,7 @@ class SpokenChat:
         self._generation = generation
         self._voice = voice
         self._caller = caller
-        self._encoder: AudioEncoder = open_encoder(voice.file_format, voice.sample_rate)
+        self._encoder = voice.encoder
         self._words: list[str] = []
         self._num_samples = 0
 
