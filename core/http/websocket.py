@@ -86,7 +86,7 @@ class WebSocket:
         self._wire: Wire | None = None
         self._parts = bytearray()
         self._is_text = True
-        self._messages: deque[str | bytes] = deque()
+        self._messages: deque[tuple[str | bytes, int]] = deque()  # each with its size
         self._num_queued_bytes = 0
         self._arrived = asyncio.Event()
         self._is_broken = False
@@ -150,10 +150,11 @@ class WebSocket:
             return
         data, self._parts = bytes(self._parts), bytearray()
         try:
-            self._messages.append(data.decode() if self._is_text else data)
+            self._messages.append((data.decode() if self._is_text else data, len(data)))
         except UnicodeDecodeError:
             self._write_error(InvalidRequest("A text message is not UTF-8."), _BAD_DATA)
             self._end()
+            return
         self._num_queued_bytes += len(data)
         self._arrived.set()
 
@@ -195,8 +196,8 @@ class WebSocket:
             raise RequestTimeout(
                 f"No message came within {self._limits.idle_s:g} s; open a new session."
             ) from error
-        message = self._messages.popleft()
-        self._num_queued_bytes -= len(message)
+        message, num_bytes = self._messages.popleft()
+        self._num_queued_bytes -= num_bytes
         self._set_reading()
         return message
 
@@ -219,7 +220,9 @@ class WebSocket:
         """Send pings until the client stops answering; then the connection is cut."""
         while not self._gone.is_set():
             await asyncio.sleep(self._limits.ping_s)
-            if not self._is_alive and self._wire is not None:
+            if self._wire is None or not self._wire.transport.is_reading():
+                continue  # its answer may be among the bytes that are not read yet
+            if not self._is_alive:
                 self._wire.transport.abort()
                 return
             if self._conn.state is State.OPEN:
@@ -239,9 +242,12 @@ class WebSocket:
             with suppress(OSError):
                 if self._wire.transport.can_write_eof():  # not over TLS
                     self._wire.transport.write_eof()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._gone.wait()
+        except TimeoutError:  # it may read nothing, and what is unsent would keep the connection
+            if self._wire is not None:
+                self._wire.transport.abort()
 
     async def fail(self, error: TriptychError) -> None:
         """Tell the client an error, and close the socket."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,6 +79,9 @@ async def test_messages_pass_and_the_request_is_counted_once() -> None:
             assert socket.response.headers["x-request-id"].startswith("req-")
             await socket.send(["he", "llo"])  # fragments
             assert await socket.recv() == "hello"
+            for _ in range(4):  # more bytes than may be queued, in fewer characters
+                await socket.send("é" * 400)
+                assert await socket.recv() == "é" * 400
             await socket.send(b"123")
             assert await socket.recv() == "3 bytes"
             await asyncio.sleep(0.45)  # pings are answered below the reader
@@ -196,10 +200,13 @@ async def test_malformed_frames_end_it_with_an_error(frames: bytes) -> None:
     assert b"\x88" in rest
 
 
-@pytest.mark.parametrize("cause", ["flood", "silence"])
-async def test_who_neither_reads_nor_answers_pings_is_cut_off(cause: str) -> None:
-    text = b"flood" if cause == "flood" else b"quiet"
+@pytest.mark.parametrize(("text", "ping_s"), [(b"flood", 9.0), (b"quiet", 0.2)])
+async def test_who_neither_reads_nor_answers_pings_is_cut_off(
+    text: bytes, ping_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = echo_app()
+    limits = dataclasses.replace(LIMITS, ping_s=ping_s, idle_s=9.0)
+    monkeypatch.setitem(echo_app.__globals__, "LIMITS", limits)
     with live(app) as server:
         _, writer = await raw(server, b"\x81\x85\0\0\0\0" + text)
         await asyncio.to_thread(until, lambda: server.num_connections == 0)
