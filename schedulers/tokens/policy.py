@@ -66,7 +66,9 @@ def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep
         policy.fill()
     if state.options.schedule_policy == LONGEST_PREFIX:
         admitted = [admission.row for admission in policy.step.admissions]
-        policy.step.overtaken = overtaken_by(admitted, state.waiting)
+        passed = overtaken_by(admitted, state.waiting)
+        others = [row for row in policy.step.overtaken if row not in passed]  # of other clients
+        policy.step.overtaken = passed + others
     return policy.step
 
 

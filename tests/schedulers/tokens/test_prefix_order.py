@@ -50,6 +50,20 @@ def test_clients_take_turns() -> None:
     assert names.index("bob") <= 3
 
 
+def test_a_large_prompt_of_another_client_is_overtaken_so_often_only() -> None:
+    world = World(
+        num_pages=24, max_length=100, max_batch_size=4, max_queue_size=99, schedule_policy="lpm"
+    )
+    world.submit("held", token_request(prompt(16, 1), max_tokens=60), client="ann")
+    step(world)
+    world.submit("large", token_request(prompt(90, 2), max_tokens=1), client="bob")
+    for index in range(MAX_OVERTAKEN + 20):
+        world.submit(f"{index}", token_request(prompt(4, index), max_tokens=1), client="cid")
+    begun = [name for _ in range(8) for name, _ in step(world) if name != "held"]
+    assert len(set(begun)) <= MAX_OVERTAKEN + 4, "a few more may pass in one step"
+    world.finish_all()
+
+
 def test_only_the_first_of_a_long_queue_are_compared() -> None:
     world = _world(max_queue_size=400)
     for index in range(130):
