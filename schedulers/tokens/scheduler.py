@@ -145,8 +145,11 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _act_on_cache(self, row: SequenceState, action: CacheAction) -> int:
         """Keep or drop the pages of a prompt; returns how many of its first ones there were."""
         pool, exchange = self.tokens.pool, self.exchange
+        drafter = self.tokens.drafter
         if action == "clear":
             exchange.clear()
+            if drafter is not None:
+                drafter.pool.forget_all()
             return pool.forget_all()
         keys = self.tokens.prompt_keys(row)
         num_indexed = pool.num_indexed(keys)
@@ -158,6 +161,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         else:
             pool.forget(keys)
             exchange.drop(keys)
+            if drafter is not None:
+                drafter.pool.forget(self.tokens.prompt_keys(row))
         return len(keys)
 
     def _open(self, job: Job) -> SequenceState:

@@ -122,3 +122,22 @@ def test_other_work_on_the_machine_changes_no_price() -> None:
         step(costs, now_s, elapsed_s, num_drafts)
     assert costs.price(1, 3) == pytest.approx(0.45, abs=0.2)
     assert costs.price(1, 7) == pytest.approx(1.05, abs=0.25)
+
+
+def test_drafts_of_a_model_cost_its_time_too() -> None:
+    costs, now_s = DraftCosts(0.2), 0.0
+    assert not costs.is_known
+    for _ in range(60):
+        for elapsed_s, num_drafts in ((0.1, 0), (0.12, 3)):
+            if num_drafts:
+                now_s += 0.05
+                costs.observe_model(1, 2, [3], StepResult(elapsed_s=0.05, ended_s=now_s))
+            now_s += elapsed_s
+            step(costs, now_s, elapsed_s, num_drafts)
+    assert costs.is_known
+    assert costs.price(1, 3) == pytest.approx(0.2, abs=0.05)
+    assert costs.model_price(1, 3) == pytest.approx(0.7, abs=0.1)
+    long = StepResult(elapsed_s=1.0, ended_s=now_s + 1.0)
+    for _ in range(60):
+        costs.observe_model(1, 100, [], long)
+    assert costs.follow_price(100) == pytest.approx(10.0, abs=0.5)

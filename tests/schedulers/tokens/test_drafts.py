@@ -2,6 +2,8 @@
 
 import random
 
+from msgspec import structs
+
 from support.token_steps import prompt, step
 from support.token_world import StoryDrafts, World, expected_answer, token_request
 from triptych.core.engine_api.tokens import TokenRequest
@@ -36,3 +38,17 @@ def test_drafts_after_a_stop_token_fill_no_page_of_the_cache() -> None:
     world.finish_all()
     assert world.output_ids("a") == ids[:place]
     assert world.pool.num_cached == (3 + place) // 2
+
+
+def test_a_dropped_conversation_leaves_no_pages_with_the_drafting_model() -> None:
+    world = World(draft_pages=20)
+    world.submit("a", token_request(prompt(9), max_tokens=6))
+    world.submit("b", token_request(prompt(9, 1), max_tokens=6))
+    world.finish_all()
+    drafter = world.scheduler.tokens.drafter
+    num_cached = drafter.pool.num_cached
+    drop = structs.replace(token_request(prompt(9), max_tokens=1), cache_action="drop")
+    world.submit("c", drop)
+    assert drafter.pool.num_cached == num_cached - 2
+    world.submit("d", structs.replace(drop, cache_action="clear"))
+    assert drafter.pool.num_cached == 0
