@@ -157,6 +157,9 @@ def _judge_default(model_type: str, architecture: str, role: str = "") -> Verdic
     with suppress(WeightsError), library_errors("Its default configuration is not usable"):
         fields = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     fields |= {"model_type": model_type, "architectures": [architecture]}
+    for name in ("image_token_id", "image_token_index"):  # folders have it, some defaults do not
+        if fields.get(name, 0) is None:
+            fields[name] = _FIRST_PLAIN_ID
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(fields), "utf-8")
         Path(folder, "generation_config.json").write_text("{}", "utf-8")

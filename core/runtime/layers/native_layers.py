@@ -80,7 +80,7 @@ def _projections(layer: DecoderLayer) -> list[Linear]:
 
 
 class StackEnds(NamedTuple):
-    """What a stack has before and after its layers."""
+    """The parts of a stack before and after its layers."""
 
     norm: Norm
     inputs: LayerInputs | None = None
