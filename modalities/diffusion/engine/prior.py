@@ -133,6 +133,7 @@ class ImageTokens:
             self._cache = DynamicCache()
             given = self._inputs
         else:
+            self._drop_after(self._inputs["input_ids"].shape[1] + at - 1)
             given = {
                 "input_ids": torch.tensor([self._tokens[-1:]]),
                 "position_ids": self._positions_3N[:, None, at - 1 : at],
@@ -141,6 +142,12 @@ class ImageTokens:
         output = module(**on_device, cache=self._cache, use_cache=True, logits_to_keep=1)
         logits: Tensor = output.logits[0, -1]
         return logits
+
+    def _drop_after(self, length: int) -> None:
+        """Drop what a run that raised may have left of the last token in some layers."""
+        for layer in self._cache.layers:
+            if (num_more := layer.get_seq_length() - length) > 0:
+                layer.crop(-num_more)
 
 
 def _draw(scores_1V: Tensor, generator: torch.Generator) -> int:

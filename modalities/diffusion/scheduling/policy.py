@@ -84,7 +84,8 @@ class DenoisePolicy:
         generated = [image for image in ready if not image.num_left]
         ready = [image for image in ready if image.num_left]
         step = self._decode(generated) or self._encode() or self._write(ready)
-        return step or self._denoise(ready) or self._release()
+        written = [image for image in ready if not image.num_unwritten]
+        return step or self._denoise(written) or self._release()
 
     @property
     def _is_shared(self) -> bool:

@@ -7,6 +7,7 @@ adapters has no overhead.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -77,6 +78,7 @@ class Adapters:
         self._branches: Mapping[str, Branches] = {}
         self._groups: dict[str, int] = {}
         self._num_added = 0
+        self._lock = threading.Lock()  # of changes: one may be added while another is removed
         self._max_in_run = max_in_run
         self._denoiser = denoiser_of(parts)
         self.device = next(self._denoiser.parameters()).device
@@ -102,17 +104,19 @@ class Adapters:
             with prefix_errors(f"adapter {name}"):
                 added[name] = dict(_bind(pair, self._parts) for pair in found)
         _stack(added.values())
-        for name in sorted(added):
-            self._groups[name] = self._num_added // self._max_in_run
-            self._num_added += 1
-        branches = {**self._branches, **added}
-        self._can_mix = _keeps_rows_apart(self._denoiser, branches.values())
-        self._branches = branches  # at once, for the thread of the steps
+        with self._lock:
+            for name in sorted(added):
+                self._groups[name] = self._num_added // self._max_in_run
+                self._num_added += 1
+            branches = {**self._branches, **added}
+            self._can_mix = _keeps_rows_apart(self._denoiser, branches.values())
+            self._branches = branches  # at once, for the thread of the steps
 
     def remove(self, name: str) -> None:
         """Remove an adapter that no row uses."""
-        self._branches = {own: each for own, each in self._branches.items() if own != name}
-        del self._groups[name]
+        with self._lock:
+            self._branches = {own: each for own, each in self._branches.items() if own != name}
+            del self._groups[name]
 
     @property
     def names(self) -> tuple[str, ...]:

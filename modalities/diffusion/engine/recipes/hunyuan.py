@@ -105,12 +105,12 @@ def glyph_text(prompt: str) -> str | None:
     """The quoted words of a prompt as ByT5 reads them; `None` without any."""
     lines = prompt.split("\n")
     words = [
-        word for first, last in _QUOTES for line in lines for word in between(line, first, last)
+        word for first, last in _QUOTES for line in lines for word in _between(line, first, last)
     ]
     return ". ".join(f'Text "{word}"' for word in words) + ". " if words else None
 
 
-def between(line: str, first: str, last: str) -> Iterator[str]:
+def _between(line: str, first: str, last: str) -> Iterator[str]:
     """The text in each pair of quotes, in time linear in the line's length."""
     start = line.find(first) + 1
     while start and (end := line.find(last, start)) >= 0:

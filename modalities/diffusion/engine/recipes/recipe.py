@@ -185,13 +185,14 @@ class Recipe(ABC):
                 )
                 for conditioning in conditionings
             ]
+            tokens = self.image_tokens(request, index, branches)
             stack.pop_all()
         return DenoiseRow(
             sample=sample,
             branches=branches,
             guidance=self.guidance_of(request),
             inpainting=inpainting,
-            tokens=self.image_tokens(request, index, branches),
+            tokens=tokens,
         )
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:

@@ -22,6 +22,7 @@ NUM_FUSED = {
     "ChromaTransformer2DModel": 8,  # attention and GELUs
     "QwenImageTransformer2DModel": 6,
     "SD3Transformer2DModel": 5,
+    "GlmImageTransformer2DModel": 3,
     "HunyuanImageTransformer2DModel": 4,
     "LongCatImageTransformer2DModel": 4,
     "PixArtTransformer2DModel": 3,
