@@ -66,8 +66,15 @@ class LocalTalk:
         return cls(args)
 
     def begin(self, *, system: str, voice: str, **options: Any) -> None:
-        """Open the conversation."""
-        self._talk = self._engine.talk(system=system, voice=voice, **options)
+        """Open the conversation. Raises `ConfigError` if a kind of model is missing."""
+        try:
+            self._talk = self._engine.talk(system=system, voice=voice, **options)
+        except ConfigError as error:
+            named = " ".join(f"-m {name}" for name in DEFAULT_MODELS)
+            raise ConfigError(
+                f"{error.message} Talking needs models of chat, recognition and speech: repeat"
+                f" --model, as in `triptych talk {named}`."
+            ) from error
 
     def turn(self, said: Turn) -> Iterator[TalkEvent]:
         """Answer a turn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from support.asr import wav
 from support.full_app import FullApp, open_full_app
-from support.http import documents, in_process, refused
+from support.http import documents, in_process, live, refused, until
 from support.speech_app import num_samples
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.framing import read_wav_header
@@ -201,3 +202,15 @@ async def test_without_models_the_error_says_what_to_start(full_app: FullApp) ->
         await none.check_voice(VoiceChoice(), Caller())
     with pytest.raises(UnsupportedOption, match="No recognizer is served"):
         await none.hear(encode_clip("wav", 8000, NOISE), "wav", Caller())
+
+
+def test_a_client_that_leaves_ends_chat_and_speech(tmp_path: Path) -> None:
+    full_app = open_full_app(tmp_path)
+    full_app.chat.answer, full_app.chat.is_endless = "One whole sentence. ", True
+    full_app.chat.step_s = 0.001
+    with live(full_app.app) as server:
+        wanted = body(**SPOKEN, stream=True)
+        with httpx.stream("POST", f"{server.url}{CHAT}", json=wanted, timeout=30) as reply:
+            next(line for line in reply.iter_lines() if '"data":' in line)
+        until(lambda: not full_app.chat.running and not full_app.speech.running)
+    assert full_app.chat.cancelled
