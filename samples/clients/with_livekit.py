@@ -17,6 +17,7 @@ from livekit.agents import Agent, AgentSession, function_tool, llm
 from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities
 from livekit.agents.voice.run_result import FunctionCallEvent
 from livekit.plugins import openai
+from openai.types.realtime import AudioTranscription
 from tasks import MAX_TOKENS, PRICE_QUESTION, QUESTION
 from tasks import look_up_price as find_price
 
@@ -119,7 +120,11 @@ async def realtime(server: Server) -> str:
     frames = [event.frame async for event in tts.synthesize(QUESTION)]
     question = rtc.combine_audio_frames(frames)
     model = openai.realtime.RealtimeModel(
-        model=server.model, voice="alloy", base_url=server.v1, api_key=server.key
+        model=server.model,
+        voice="alloy",
+        input_audio_transcription=AudioTranscription(model=server.transcription_model),
+        base_url=server.v1,
+        api_key=server.key,
     )
     session = model.session()
     answers: asyncio.Queue[llm.GenerationCreatedEvent] = asyncio.Queue()
