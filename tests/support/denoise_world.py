@@ -54,7 +54,10 @@ def planned_steps_of(request: ImageRequest) -> PlannedSteps:
     ]
     num_rows[:first] = [0] * first
     return PlannedSteps(
-        num_rows=tuple(num_rows), first_step=first, num_prompt_tokens=NUM_PROMPT_TOKENS
+        num_rows=tuple(num_rows),
+        first_step=first,
+        num_tokens=request.num_layers or 0,  # to be written, here
+        num_prompt_tokens=NUM_PROMPT_TOKENS,
     )
 
 
@@ -87,6 +90,7 @@ class _Generated:
     request: ImageRequest
     planned: PlannedSteps
     done: int
+    num_written: int = 0
     is_half_evaluated: bool = False
 
 
@@ -163,6 +167,10 @@ class FakeImageRunner:
             assert generated.done == generated.planned.num_steps, "only what is finished is decoded"
             del self.held[row.key]
             return ImageRowResult(pixels=image_of(row.key, generated.request))
+        if kind == "write":
+            generated.num_written += row.num_tokens
+            return ImageRowResult()
+        assert generated.num_written == generated.planned.num_tokens, "its tokens are written first"
         steps = generated.planned.num_rows[generated.done : generated.done + row.num_steps]
         assert len(steps) == row.num_steps
         generated.done += row.num_steps
