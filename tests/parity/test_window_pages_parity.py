@@ -56,7 +56,8 @@ def prompt(length: int, seed: int) -> tuple[int, ...]:
 
 def driver_of(decoder: Decoder, native: NativeKernels | None, **given: Any) -> BatchDriver:
     layout = decoder.config.kv_layout(PAGE_SIZE, decoder.dtype)
-    options = {"depth": 2, "max_batch_input_tokens": STEP_TOKENS, "max_batch_size": 3} | given
+    options = {"depth": 2, "max_batch_input_tokens": STEP_TOKENS, "max_batch_size": 3}
+    options |= {"max_step_s": 0.0} | given  # chunks do not depend on the machine's speed
     return BatchDriver(decoder, layout, native, max_length=MAX_LENGTH, **options)
 
 
@@ -93,17 +94,18 @@ def test_answers_are_those_of_whole_pages(tmp_path: Path, family: str, kernels: 
     assert counters["preemptions_total"] > 0
     cached = {name: driver.deltas(name)[-1].num_cached_tokens for name, _ in rows}
     assert cached["turn"] == 352, cached
-    alone = driver_of(
-        decoder, native, num_pages=32, enable_prefix_caching=False, max_batch_size=1, depth=1
-    )
-    for name, tokens in rows:
+    for _, tokens in rows:
         num_prompt = len(tokens) - 64
         with torch.inference_mode():
             expected_TV = reference(torch.tensor([tokens[:-1]])).logits[0]
         assert expected_TV[num_prompt - 1 :].argmax(1).tolist() == tokens[num_prompt:]
-        request = token_request(tuple(tokens[:num_prompt]), max_tokens=64, temperature=0.0)
+    if native is None:  # torch's sums follow from the batch
+        return
+    options = {"num_pages": 32, "enable_prefix_caching": False, "max_batch_size": 1, "depth": 1}
+    alone = driver_of(decoder, native, **options)
+    for name, tokens in rows[-2:]:
+        request = token_request(tuple(tokens[:-64]), max_tokens=64, temperature=0.0)
         alone.submit(name, request)
         alone.run()
-        if native is not None:
-            for position, logits_V in alone.logits[name].items():
-                assert is_same(driver.logits[name][position], logits_V), (name, position)
+        for position, logits_V in alone.logits[name].items():
+            assert is_same(driver.logits[name][position], logits_V), (name, position)
