@@ -8,6 +8,7 @@ credentials; only the user of the server can read them. Knows nothing of the eng
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import stat
@@ -20,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 
 from triptych.core.errors import ConfigError
@@ -62,7 +62,7 @@ class _Kept:
             "route": self.route,
             "status": recent.status if recent is not None and is_over else None,
             "num_bytes": self.num_bytes,
-            "body": None if self.body is None else masked(msgspec.json.decode(self.body)),
+            "body": None if self.body is None else masked(json.loads(self.body)),
         }
 
 
@@ -110,15 +110,15 @@ class KeptRequests:
         try:
             write_whole(path, self._lines(kept, reason, now_s), mode=0o600)
             self._delete_old()
-        except OSError as error:
-            _logger.error("crash dump failed", extra=fields(reason=error.strerror))
+        except (OSError, ValueError) as error:  # ValueError: a body that is no JSON
+            _logger.error("crash dump failed", extra=fields(reason=type(error).__name__))
         else:
             _logger.warning("crash dump", extra=fields(file=path.name, num_requests=len(kept)))
 
     def _lines(self, kept: list[_Kept], reason: str, now_s: float) -> Iterator[bytes]:
         head = {"reason": reason, "time": _iso(now_s), **self._facts}
         for line in (head, *(each.line() for each in kept)):
-            yield msgspec.json.encode(line) + b"\n"
+            yield json.dumps(line).encode() + b"\n"  # also integers of any size
 
     def _delete_old(self) -> None:
         for old in sorted(self._folder.glob("crash-*.jsonl"))[:-MAX_DUMPS]:

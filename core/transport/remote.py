@@ -76,7 +76,7 @@ class RemoteClient:
 
     def __init__(self, folder: Path, codec: MessageCodec, *, stream_timeout_s: float) -> None:
         self.on_crash: Callable[[str], None] = lambda reason: None
-        """Called with the reason after the engine has crashed, before its jobs end."""
+        """Called with the reason after the engine has crashed."""
         self.on_kept: Callable[[Sequence[ModelChange]], None] = lambda changes: None
         """Called with all changes to make in later engines, after each new one."""
         self._codec = codec
@@ -254,8 +254,8 @@ class RemoteClient:
         if isinstance(message, EngineGone):
             if sender == SUPERVISOR:
                 reason = f"the engine {message.reason}"
-                self.on_crash(reason)
                 self._retire(message.at_ns, reason, message.restart_in_s)
+                self.on_crash(reason)
             return
         epoch_ns = _parse_epoch(sender)
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
@@ -304,8 +304,8 @@ class RemoteClient:
         if epoch_ns <= max(self._dead_until_ns, self._epoch_ns or 0):
             return False
         if self._epoch_ns is not None:
-            self.on_crash("the engine was replaced")
             self._retire(self._epoch_ns, "the engine was replaced", 0.0)
+            self.on_crash("the engine was replaced")
         self._epoch_ns = epoch_ns
         self._num_engines += 1
         self._send_hello()

@@ -31,12 +31,13 @@ async def _dumped(tmp_path: Path, *bodies: dict[str, Any]) -> list[dict[str, Any
 
 async def test_a_dump_has_what_is_needed_to_send_requests_again(tmp_path: Path) -> None:
     body = chat("a prompt", max_tokens=3)
-    head, line, refused = await _dumped(tmp_path, body, chat(temperature="hot", token="hidden"))
+    wrong = chat(seed=2**70, token="hidden")
+    head, line, refused = await _dumped(tmp_path, body, wrong)
     assert head["reason"] == "the engine was killed"
     assert head["options"]["api_key"] == ["***"]
     assert line["body"] == body
     assert (line["route"], line["status"]) == ("/v1/chat/completions", 200)
-    assert refused["status"] == 400
+    assert (refused["status"], refused["body"]["seed"]) == (400, 2**70)
 
 
 async def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
