@@ -68,7 +68,7 @@ class ImageAdapterNames:
 
     @property
     def loaded(self) -> Mapping[str, _Loaded]:
-        """Those that may be unloaded, by name."""
+        """The adapters that may be unloaded, by name."""
         return self._loaded
 
     async def resolve(self, model: str, uses: Sequence[AdapterUse]) -> tuple[AdapterUse, ...]:

@@ -340,6 +340,7 @@ class Session:
         if given.input is not None:
             response.input = [self._input_entry(item) for item in given.input]
         self._responses[response.id] = response
+        self._owes_answer &= not is_part
         return [*response.created(), *self._start_ready()]
 
     def _input_entry(self, item: Any) -> ConversationItem:
@@ -436,7 +437,6 @@ class Session:
         return outs
 
     def _answer_turn(self) -> list[Out]:
-        self._owes_answer = False
         if any(each.items is not None for each in self._responses.values()):
             message = "A response is in progress, so that none was created for this turn."
             return [error_event(client.error_fields(Conflict(message)))]

@@ -196,6 +196,7 @@ async def test_malformed_frames_end_it_with_an_error(frames: bytes) -> None:
         async with asyncio.timeout(10):
             rest = await reader.read()
         writer.close()
+        await writer.wait_closed()
     assert b'{"code": "invalid_request"}' in rest
     assert b"\x88" in rest
 

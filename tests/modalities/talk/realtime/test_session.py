@@ -169,6 +169,15 @@ def test_a_cough_after_a_question_does_not_take_its_answer() -> None:
     assert started(outs).messages == [{"role": "user", "content": "Why?"}]
 
 
+def test_an_answer_that_the_client_asks_for_is_not_given_twice() -> None:
+    talk = Talk()
+    talk.learn(SpeechStarted(0), SpeechStopped(900), SpeechStarted(1000))
+    talk.learn(TranscriptEnded("item_1", "Why?", 0.9))
+    answer = started(talk.say("response.create")).response_id
+    talk.learn(AnswerEnded(answer, False, USAGE), SpeechStopped(1100))
+    assert not talk.learn(TranscriptEnded("item_2", "", 0.1))
+
+
 def spoken(talk: Talk, answer: str) -> list[Out]:
     """Two sentences of a second each, in pieces, faster than they are played."""
     half = b"\0" * 24_000
