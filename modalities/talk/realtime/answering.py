@@ -210,7 +210,7 @@ def _without_images(message: Mapping[str, Any], files: dict[str, Fetched]) -> Ma
             continue
         stand_in = f"{_IMAGE}{len(files)}"
         files[stand_in] = _file_of(part["image_url"]["url"])
-        content.append({"type": "image_url", "image_url": {"url": stand_in}})
+        content.append({"type": "image_url", "image_url": {**part["image_url"], "url": stand_in}})
     return {**message, "content": content}
 
 

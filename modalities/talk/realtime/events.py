@@ -210,6 +210,12 @@ class TruncateItem(_Event):
     audio_end_ms: Annotated[int, Field(ge=0)]
 
 
+class ResponseSound(Strict):
+    """The sound of one response."""
+
+    output: JsonObject | None = None
+
+
 class ResponseFields(Refusing):
     """The settings of one response; those that are left out are the session's."""
 
@@ -218,7 +224,7 @@ class ResponseFields(Refusing):
         "reasoning": RefusedField("reasoning is left out of answers.", ({},)),
         "parallel_tool_calls": RefusedField("calls come one after another.", (True, False)),
     }
-    audio: JsonObject | None = None
+    audio: ResponseSound | None = None
     conversation: Literal["auto", "none"] = "auto"
     input: Annotated[list[InputItem], Field(max_length=1024)] | None = None
     instructions: Text | None = None

@@ -40,6 +40,8 @@ class Spoken:
     """The sentences that were said in one part, in order."""
 
     sentences: list[Sentence] = field(default_factory=list)
+    is_cut: bool = False
+    """Whether it was truncated: what is said later is not heard."""
 
     @property
     def text(self) -> str:
@@ -77,6 +79,7 @@ class Part:
     type: str
     text: str = ""
     image_url: str = ""
+    detail: str | None = None
     spoken: Spoken | None = None
     is_pending: bool = False
     """Whether its transcription is not known yet."""
@@ -92,7 +95,8 @@ class Part:
     def for_chat(self) -> dict[str, Any]:
         """The part as chat takes it."""
         if self.type == "input_image":
-            return {"type": "image_url", "image_url": {"url": self.image_url}}
+            detail = {"detail": self.detail} if self.detail else {}
+            return {"type": "image_url", "image_url": {"url": self.image_url, **detail}}
         return {"type": "text", "text": self.text}
 
 
@@ -158,7 +162,7 @@ class ConversationItem:
 def _part_of(part: Any) -> Part:
     match part:
         case InputImage():
-            return Part(type=part.type, image_url=part.image_url)
+            return Part(type=part.type, image_url=part.image_url, detail=part.detail)
         case UserSound():
             return Part(
                 type=part.type, text=part.transcript or "", is_pending=part.transcript is None

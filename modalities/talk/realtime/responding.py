@@ -79,7 +79,8 @@ class Responding:
         spoken = self._part.spoken
         assert spoken is not None
         spoken.add(text, sound_ms)
-        self._part.text += text
+        if not spoken.is_cut:
+            self._part.text += text
         if text:
             events.append(self._of_part("response.output_audio_transcript.delta", delta=text))
         if data:

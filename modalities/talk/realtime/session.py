@@ -221,7 +221,7 @@ class Session:
     def _truncate(self, entry: ConversationItem, end_ms: int) -> Event:
         part = entry.parts[0]
         assert part.spoken is not None
-        part.text = part.spoken.until(end_ms)
+        part.text, part.spoken.is_cut = part.spoken.until(end_ms), True
         return {
             "type": "conversation.item.truncated",
             "item_id": entry.id,
@@ -260,7 +260,8 @@ class Session:
         ]
 
     def _clear(self) -> list[Out]:
-        return [*self._forget_turn(), {"type": "input_audio_buffer.cleared"}]
+        cleared = [*self._forget_turn(), {"type": "input_audio_buffer.cleared"}]
+        return [*cleared, *self._answer_if_owed()]
 
     def _begin_speech(self, at_ms: int, now_ms: float) -> list[Out]:
         self._turn_id = self._new_id("item")
@@ -432,11 +433,13 @@ class Session:
         if item_id in self._answered:
             self._answered.discard(item_id)
             self._owes_answer |= bool(text.strip())
-            if self._owes_answer and self._turn_id is None and not self._answered:
-                outs += self._answer_turn()
+            outs += self._answer_if_owed()
         return outs
 
-    def _answer_turn(self) -> list[Out]:
+    def _answer_if_owed(self) -> list[Out]:
+        if not self._owes_answer or self._turn_id is not None or self._answered:
+            return []
+        self._owes_answer = False
         if any(each.items is not None for each in self._responses.values()):
             message = "A response is in progress, so that none was created for this turn."
             return [error_event(client.error_fields(Conflict(message)))]

@@ -27,6 +27,7 @@ from triptych.core.http.fields import (
 from triptych.core.http.validation import invalid_body
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.talk.hearing.sound_input import SoundFormat
+from triptych.modalities.talk.hearing.turns import MAX_MS
 from triptych.modalities.talk.ports import TurnOptions
 
 MIN_SPEED, MAX_SPEED = 0.25, 1.5
@@ -73,15 +74,25 @@ class TurnDetection(Strict):
     threshold: float = Field(default=0.5, gt=0, lt=1)
     prefix_padding_ms: int = Field(default=300, ge=0, le=5_000)
     silence_duration_ms: int = Field(default=500, ge=100, le=10_000)
-    idle_timeout_ms: Annotated[int, Field(ge=1_000, le=120_000)] | None = None
+    idle_timeout_ms: Annotated[int, Field(ge=1_000, le=MAX_MS)] | None = None
     create_response: bool = True
     interrupt_response: bool = True
     eagerness: Literal["low", "medium", "high", "auto"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_type(cls, value: Any) -> Any:
+        return {"type": "server_vad", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if self.type == "server_vad" and self.eagerness is not None:
             raise InvalidRequest("eagerness belongs to semantic_vad.", param="eagerness")
+        if self.type == "semantic_vad" and "silence_duration_ms" in self.model_fields_set:
+            raise InvalidRequest(
+                "silence_duration_ms belongs to server_vad: set eagerness.",
+                param="silence_duration_ms",
+            )
         return self
 
     @property

@@ -178,6 +178,14 @@ def test_an_answer_that_the_client_asks_for_is_not_given_twice() -> None:
     assert not talk.learn(TranscriptEnded("item_2", "", 0.1))
 
 
+def test_a_question_is_answered_although_what_follows_it_is_cleared() -> None:
+    talk = Talk()
+    talk.learn(SpeechStarted(0), SpeechStopped(900), SpeechStarted(1000))
+    talk.learn(TranscriptEnded("item_1", "Why?", 0.9))
+    outs = talk.say("input_audio_buffer.clear")
+    assert started(outs).messages == [{"role": "user", "content": "Why?"}]
+
+
 def spoken(talk: Talk, answer: str) -> list[Out]:
     """Two sentences of a second each, in pieces, faster than they are played."""
     half = b"\0" * 24_000
@@ -235,6 +243,15 @@ def test_an_answer_that_is_still_played_is_cut_and_the_client_knows_better() -> 
     assert text == "One two three four. Five six seven eight."
     with pytest.raises(RequestError, match="2000 ms long"):
         talk.say("conversation.item.truncate", **cut, audio_end_ms=2001)
+
+
+def test_what_is_said_after_a_truncation_was_not_heard() -> None:
+    talk = Talk()
+    answer = talk.ask()
+    talk.learn(AnswerSpeech(answer, "One two three four. ", b"", 1000.0))
+    talk.say("conversation.item.truncate", item_id="item_2", content_index=0, audio_end_ms=500)
+    talk.learn(AnswerSpeech(answer, "Five six.", b"", 500.0), AnswerEnded(answer, False, USAGE))
+    assert started(talk.say("response.create")).messages[1]["content"] == "One two "
 
 
 def test_without_interruption_speech_ends_nothing() -> None:
@@ -359,9 +376,15 @@ def test_items_are_placed_and_removed() -> None:
             bad()
 
 
+SILENCE = {"silence_duration_ms": 300}
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "noise_reduction"),
     ({"audio": {"input": {"turn_detection": {"type": "other"}}}}, "turn_detection"),
+    ({"audio": {"input": {"turn_detection": {"idle_timeout_ms": 60_001}}}}, "idle_timeout_ms"),
+    (
+        {"audio": {"input": {"turn_detection": {"type": "semantic_vad", **SILENCE}}}},
+        "silence_duration_ms",
+    ),
     ({"audio": {"output": {"speed": 9}}}, "speed"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "mcp"),
     ({"tracing": "auto"}, "tracing"),
@@ -382,8 +405,26 @@ def test_what_is_not_offered_is_refused_by_name(fields: dict[str, Any], named: s
     assert talk.session.settings == before
 
 
+def test_a_response_has_sound_of_its_own_in_one_direction() -> None:
+    talk = Talk()
+    with pytest.raises(RequestValidationError, match="input"):
+        talk.say("response.create", response={"audio": {"input": {"turn_detection": None}}})
+    talk.say("conversation.item.create", item=image_item("low"))
+    voiced = {"instructions": "Look.", "audio": {"output": {"voice": "bob"}}}
+    answer = started(talk.say("response.create", response=voiced))
+    assert answer.settings.audio.output.voice == "bob"
+    image = {"url": "data:image/png;base64,AAAA", "detail": "low"}
+    assert answer.messages[1]["content"] == [{"type": "image_url", "image_url": image}]
+
+
+def image_item(detail: str) -> dict[str, Any]:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": detail}
+    return {"type": "message", "role": "user", "content": [part]}
+
+
 def test_updates_are_merged_and_null_clears() -> None:
     talk = Talk()
+    talk.update(audio={"input": {"turn_detection": SILENCE}})
     talk.update(instructions="Be short.", audio={"output": {"voice": "alloy"}})
     vad = {"type": "semantic_vad", "eagerness": "low"}
     outs = talk.update(audio={"input": {"turn_detection": vad, "format": {"type": "audio/pcmu"}}})
