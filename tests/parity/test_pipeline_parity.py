@@ -122,7 +122,8 @@ def test_distilled_hunyuan_takes_its_scale_and_the_next_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ErnieImagePipeline", "HunyuanImagePipeline", "LongCatImagePipeline"]
+    "name",
+    ["ErnieImagePipeline", "GlmImagePipeline", "HunyuanImagePipeline", "LongCatImagePipeline"],
 )
 def test_in_bfloat16_the_error_is_that_of_diffusers(name: str) -> None:
     parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
