@@ -41,6 +41,7 @@ _frames_log = logging.getLogger(f"{__name__}.frames")
 _frames_log.setLevel(logging.WARNING)  # below, it has the content of messages
 _CLOSE_S = 2.0  # for the client to answer a closing frame
 _WRITE_BYTES = 2**20  # unread bytes from which the writer waits
+_LEAST_RATE = 4096  # bytes per second that a client reads while the writer waits: speech has more
 _UNREAD_BYTES = 2**24  # of answers to pings, too, for which nobody waits
 _NORMAL, _BAD_DATA, _TOO_BIG, _POLICY, _INTERNAL, _AGAIN = 1000, 1007, 1009, 1008, 1011, 1013
 
@@ -49,8 +50,8 @@ _NORMAL, _BAD_DATA, _TOO_BIG, _POLICY, _INTERNAL, _AGAIN = 1000, 1007, 1009, 100
 class SocketLimits:
     """Limits of one socket: a message, unread messages, and times in seconds.
 
-    A client that neither reads for `stall_s`, nor answers a ping for `ping_s`, nor sends a message
-    for `idle_s` is disconnected.
+    A client that hardly reads for `stall_s`, answers no ping for `ping_s`, or sends no message for
+    `idle_s` is disconnected.
     """
 
     message_bytes: int
@@ -114,7 +115,10 @@ class WebSocket:
     def connect(self, upgrade: Upgrade) -> None:
         """Begin to read. The head of the response has been sent."""
         self._wire = upgrade.connect(self)
-        self._wire.transport.set_write_buffer_limits(_WRITE_BYTES)
+        low = (
+            _WRITE_BYTES - 2**16
+        )  # a client at the pace of speech takes seconds for the difference
+        self._wire.transport.set_write_buffer_limits(_WRITE_BYTES, low)
 
     # -- from the connection ---------------------------------------------------------------------
 
@@ -207,14 +211,23 @@ class WebSocket:
             raise SocketClosed
         self._conn.send_text(text.encode())
         self._flush()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Wait until few bytes are unread: sound may be read no sooner than it is played."""
         assert self._wire is not None
-        try:
-            async with asyncio.timeout(self._limits.stall_s):
-                await self._wire.drain()
-        except TimeoutError as error:
-            raise SlowReader(
-                f"The client read nothing for {self._limits.stall_s:g} s; read events as they come."
-            ) from error
+        stall_s = self._limits.stall_s
+        while True:
+            num_unread = self._wire.transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(stall_s):
+                    return await self._wire.drain()
+            except TimeoutError as error:
+                num_read = num_unread - self._wire.transport.get_write_buffer_size()
+                if num_read < stall_s * _LEAST_RATE:
+                    raise SlowReader(
+                        f"The client hardly read for {stall_s:g} s; read events as they come."
+                    ) from error
 
     async def keep_alive(self) -> None:
         """Send pings until the client stops answering; then the connection is cut."""

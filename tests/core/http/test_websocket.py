@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,9 +17,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from support.http import FakeEngine, in_process, live, until
-from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.errors import InvalidRequest, SlowReader, TriptychError
 from triptych.core.http.app import create_app
 from triptych.core.http.server import HttpServer, serve
+from triptych.core.http.upgrade import Wire
 from triptych.core.http.websocket import SocketLimits, WebSocket, WebSocketResponse
 from triptych.core.options.config import Config, ServerOptions
 
@@ -212,6 +214,49 @@ async def test_who_neither_reads_nor_answers_pings_is_cut_off(
         _, writer = await raw(server, b"\x81\x85\0\0\0\0" + text)
         await asyncio.to_thread(until, lambda: server.num_connections == 0)
         writer.close()
+
+
+class SlowTransport:
+    """Its client reads `num_read` bytes between two looks."""
+
+    def __init__(self, num_read: int) -> None:
+        self.num_unread, self.num_read = 2**20, num_read
+
+    def get_write_buffer_size(self) -> int:
+        self.num_unread -= self.num_read
+        return self.num_unread
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0 if self.num_unread < 2**18 else 9)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None: ...
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        assert high - low < 2**17
+
+
+@pytest.mark.parametrize(("num_read", "is_slow"), [(2**17, False), (1, True)])
+async def test_who_reads_at_the_pace_of_speech_is_no_slow_reader(
+    num_read: int, is_slow: bool
+) -> None:
+    socket = WebSocket(dataclasses.replace(LIMITS, stall_s=0.02), last_words)
+    headers = {
+        "host": "a",
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    socket.accept({"query_string": b"", "raw_path": b"/", "headers": pairs})
+    transport: Any = SlowTransport(num_read)
+    upgrade: Any = SimpleNamespace(connect=lambda sink: Wire(transport, transport.drain))
+    socket.connect(upgrade)
+    with pytest.raises(SlowReader) if is_slow else nullcontext():
+        await socket.send("sound")
 
 
 async def test_a_drain_tells_its_reason() -> None:
