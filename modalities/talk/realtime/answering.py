@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from triptych.core.engine_api.caller import AccessRecord
@@ -19,7 +20,7 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.media.fetch import Fetched, data_media_type
-from triptych.core.text.threads import on_text_thread
+from triptych.core.text.threads import on_text_thread, on_text_thread_if_long
 from triptych.modalities.llm.api.generation import Generation, begin, chat_request
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.replies import UsageReply
@@ -67,20 +68,22 @@ class SessionAnswers:
         )
         generation = await self._begin(settings, start.messages, context)
         writing = _Writing(generation)
-        async with aclosing(generation.deltas):
-            if settings.speaks:
-                spoken = self._spoken(start.response_id, settings, writing, context)
-                async with aclosing(spoken) as sounds:
-                    async for sound in sounds:
-                        yield sound
-            else:
-                async for text in writing.words():
-                    yield AnswerText(start.response_id, text)
+        try:
+            async with aclosing(generation.deltas):
+                if settings.speaks:
+                    spoken = self._spoken(start.response_id, settings, writing, context)
+                    async with aclosing(spoken) as sounds:
+                        async for sound in sounds:
+                            yield sound
+                else:
+                    async for text in writing.words():
+                        yield AnswerText(start.response_id, text)
+        finally:  # also of an answer that was interrupted
+            self._record(generation.usage.total())
         for call in writing.calls:
             yield AnswerCall(start.response_id, call.name, call.arguments)
-        usage = generation.usage.total()
-        self._record(usage)
-        yield AnswerEnded(start.response_id, writing.is_cut, _usage(usage))
+        usage = _usage(generation.usage.total())
+        yield AnswerEnded(start.response_id, writing.is_cut, usage)
 
     async def _spoken(
         self, response_id: str, settings: Conversation, writing: _Writing, context: Context
@@ -99,8 +102,10 @@ class SessionAnswers:
             caller=context.caller,
         )
         sound = SoundOutput(output.format.form)
+        clock = context.metrics.audio_clock(self.speech_model, context.arrived_s)
         async with aclosing(self.speaker.speak(writing.words(), call)) as chunks:
             async for chunk in chunks:
+                clock.tick(len(chunk.pcm_S) / chunk.sample_rate)
                 data = sound.push(chunk.pcm_S, chunk.sample_rate)
                 if data or chunk.text:
                     yield AnswerSpeech(response_id, chunk.text, data, sound.milliseconds(data))
@@ -114,7 +119,7 @@ class SessionAnswers:
         head = [message for message in messages[:1] if message["role"] == "system"]
         turns = list(messages[len(head) :])
         while True:
-            body, files = self._request(settings, [*head, *turns])
+            body, files = await self._request(settings, [*head, *turns])
             try:
                 prompt = await self._encode(body, files, context)
                 return await begin(self.chat, body, context, [prompt])
@@ -124,14 +129,13 @@ class SessionAnswers:
                     raise
                 turns = later
 
-    def _request(
+    async def _request(
         self, settings: Conversation, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[ChatRequest, dict[str, Fetched]]:
-        files: dict[str, Fetched] = {}
-        given: dict[str, Any] = {
-            "model": self.chat_model,
-            "messages": [_without_images(message, files) for message in messages],
-        }
+        texts, files = await on_text_thread_if_long(
+            sum(map(_num_image_chars, messages)), partial(_split, messages)
+        )
+        given: dict[str, Any] = {"model": self.chat_model, "messages": texts}
         if not messages:
             raise InvalidRequest("The conversation is empty: add an item or instructions.")
         if settings.tools:
@@ -197,6 +201,19 @@ def _later(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """
     starts = [at for at, message in enumerate(turns) if at and message["role"] == "user"]
     return list(turns[starts[len(starts) // 4] :]) if starts else []
+
+
+def _num_image_chars(message: Mapping[str, Any]) -> int:
+    parts = message["content"] if isinstance(message.get("content"), list) else ()
+    return sum(len(part["image_url"]["url"]) for part in parts if part["type"] == "image_url")
+
+
+def _split(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], dict[str, Fetched]]:
+    """The messages with stand-ins for their images, and the files of these."""
+    files: dict[str, Fetched] = {}
+    return [_without_images(message, files) for message in messages], files
 
 
 def _without_images(message: Mapping[str, Any], files: dict[str, Fetched]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ import msgspec
 
 from triptych.core.errors import Draining, UnsupportedOption
 from triptych.core.http.errors import to_public
+from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.talk.hearing.sound_input import SoundFormat, SoundInput
@@ -55,7 +56,8 @@ from triptych.modalities.talk.realtime.session import Out, Session, error_event
 MAX_WAITING = 256
 """Events that wait to be sent: then answers wait, and the client's events are not read."""
 LONG_SAMPLES = HEARING_RATE // 5
-"""Longer pieces of sound are heard on a thread."""
+LONG_CHARS = 12_800
+"""Longer pieces of sound are heard on a thread, from more base64 on also decoded."""
 _log = logging.getLogger(__name__)
 
 
@@ -112,6 +114,7 @@ class Conductor:
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._telling: dict[LiveTranscriber, asyncio.Task[None]] = {}
         self._resting: asyncio.TimerHandle | None = None
+        self._decoding = asyncio.Lock()  # decoded sound takes more room than its bytes
 
     async def run(self, draining: asyncio.Event) -> None:
         """Serve the session. Raises the errors of the socket, and `Draining`."""
@@ -130,13 +133,12 @@ class Conductor:
     async def _close(self, ends: Iterable[asyncio.Task[None]]) -> None:
         if self._resting is not None:
             self._resting.cancel()
-        transcriber = self._ear.take()
         tasks = [*ends, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sound = None  # its filter has threads, which must not wait for the garbage collector
-        if transcriber is not None:
+        for transcriber in self._telling:  # also of a task that was cancelled before it began
             await transcriber.close()
 
     async def _await_drain(self, draining: asyncio.Event) -> None:
@@ -159,20 +161,21 @@ class Conductor:
             except EXPECTED as error:
                 self._apply([error_event(error_fields(error), event_id_of(value))])
             await self._room()
+            await asyncio.sleep(0)  # other sessions go on, however much has arrived of this one
 
     async def _take(self, event: ClientEvent) -> None:
         if isinstance(event, AppendSound):
-            await self._hear(event.data())
+            await self._hear(event)
         else:
             self._apply(self._session.take(event, _now_ms()))
 
-    async def _hear(self, data: bytes) -> None:
+    async def _hear(self, sound: AppendSound) -> None:
         """Take sound of the client: it may begin a turn, or end one."""
         form = self._session.settings.audio.input.format.form
         if form != self._form:
             self._form, self._sound = form, SoundInput(form)
         assert self._sound is not None
-        pcm_S = self._sound.push(data)
+        pcm_S = await _decoded(self._sound, sound)
         self._apply(self._session.hear(1000 * len(pcm_S) / HEARING_RATE))
         self._ear.push(pcm_S)
         if len(pcm_S) > LONG_SAMPLES:
@@ -273,7 +276,8 @@ class Conductor:
     async def _transcribe_whole(self, item_id: str, data: bytes) -> None:
         """Transcribe the sound of an item, which did not come through the buffer."""
         sound = SoundInput(self._session.settings.audio.input.format.form)
-        pcm_S = sound.push(data)
+        async with self._decoding:
+            pcm_S = await asyncio.to_thread(sound.push, data)
         transcriber: LiveTranscriber | None = None
         try:
             transcriber = self._open_transcriber()
@@ -325,6 +329,13 @@ class Conductor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _decoded(sound: SoundInput, event: AppendSound) -> Pcm:
+    """Return the samples of an event. Raises `InvalidRequest`."""
+    if len(event.audio) > LONG_CHARS:
+        return await asyncio.to_thread(lambda: sound.push(event.data()))
+    return sound.push(event.data())
 
 
 def _note(error: Exception) -> None:

@@ -22,7 +22,7 @@ from triptych.modalities.talk.realtime.events import (
 
 MAX_ITEMS = 1024
 MAX_CHARS = 2**25
-"""Characters of text and images that a client may add to a conversation."""
+"""Characters of text, images and sound without words that a client may add to a conversation."""
 Role = Literal["system", "user", "assistant"]
 Status = Literal["completed", "incomplete", "in_progress"]
 
@@ -83,6 +83,8 @@ class Part:
     spoken: Spoken | None = None
     is_pending: bool = False
     """Whether its transcription is not known yet."""
+    num_sound_chars: int = 0
+    """The size of sound that a client has added, in base64; it is held while it is pending."""
 
     def shown(self) -> dict[str, Any]:
         """The part as events show it."""
@@ -141,6 +143,7 @@ class ConversationItem:
     def num_chars(self) -> int:
         """The size of its texts and images."""
         parts = sum(len(part.text) + len(part.image_url) for part in self.parts)
+        parts += sum(part.num_sound_chars for part in self.parts if part.is_pending)
         return parts + len(self.arguments) + len(self.output)
 
     @property
@@ -165,7 +168,10 @@ def _part_of(part: Any) -> Part:
             return Part(type=part.type, image_url=part.image_url, detail=part.detail)
         case UserSound():
             return Part(
-                type=part.type, text=part.transcript or "", is_pending=part.transcript is None
+                type=part.type,
+                text=part.transcript or "",
+                is_pending=part.transcript is None,
+                num_sound_chars=len(part.audio or ""),
             )
         case _:
             text = getattr(part, "text", None) or getattr(part, "transcript", None) or ""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -70,7 +72,8 @@ async def test_telephone_formats(tmp_path: Path, kind: str, num_bytes: int) -> N
     assert talk.ears.opened[0].num_heard > 3000
 
 
-async def test_barge_in_ends_the_jobs(tmp_path: Path) -> None:
+async def test_barge_in_ends_the_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     talk = talk_app(tmp_path, FakeEngine(answer="Hi. ", is_endless=True, step_s=0.01))
     with live(talk.app) as server:
         async with realtime(server) as client:
@@ -79,6 +82,12 @@ async def test_barge_in_ends_the_jobs(tmp_path: Path) -> None:
             await client.send("input_audio_buffer.append", audio=sound(0.1))
             events = await client.until("conversation.item.truncated")
             until(lambda: not talk.chat.running)
+        metrics = (await asyncio.to_thread(httpx.get, f"{server.url}/metrics")).text
+    (heard,) = re.findall(r"triptych_audio_seconds_total\S+ (\S+)", metrics)
+    assert float(heard) >= 0.1
+    lines = [each.__dict__["fields"] for each in caplog.records if each.getMessage() == "request"]
+    (tokens,) = [each["completion_tokens"] for each in lines if each["route"] == "/v1/realtime"]
+    assert tokens >= 1
     done = next(event for event in events if event["type"] == "response.done")
     assert done["response"]["status_details"]["reason"] == "turn_detected"
     assert talk.voice.num_open == 0

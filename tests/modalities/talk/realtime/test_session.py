@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from triptych.core.errors import RequestError, TriptychError
 from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
+from triptych.modalities.talk.realtime import items
 from triptych.modalities.talk.realtime.events import parse_event
 from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
@@ -355,6 +356,18 @@ def test_silence_after_an_answer_prompts_another() -> None:
     assert "response.created" in kinds(outs)
     talk.update(instructions="Prompt the user.")
     assert not talk.learn(IdleTimedOut(6000, 11000)), "an answer is on its way"
+
+
+def test_sound_that_waits_for_its_words_takes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "MAX_CHARS", 10)
+    talk = Talk()
+    part = {"type": "input_audio", "audio": "A" * 8}
+    item = {"type": "message", "role": "user", "content": [part]}
+    talk.say("conversation.item.create", item=item)
+    with pytest.raises(RequestError, match="at most 10 characters"):
+        talk.say("conversation.item.create", item=item)
+    talk.learn(TranscriptEnded("item_1", "", 0.1))
+    talk.say("conversation.item.create", item=item)
 
 
 def test_items_are_placed_and_removed() -> None:

@@ -1,0 +1,123 @@
+"""A session's tasks: what they leave to others, and that each ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from support.http import until
+from support.talk import FakeEars, KnowingTranscriber
+from triptych.modalities.asr.api.service import TranscribeCall
+from triptych.modalities.talk.hearing import sound_input
+from triptych.modalities.talk.realtime.conductor import Conductor
+from triptych.modalities.talk.realtime.inputs import AnswerText, StartAnswer
+from triptych.modalities.talk.realtime.routes import new_id
+from triptych.modalities.talk.realtime.session import Session
+from triptych.modalities.talk.realtime.settings import Conversation
+
+
+class Scripted:
+    """A client that has sent all its messages at once, and then leaves or stays."""
+
+    def __init__(self, *messages: str, leaves: bool = True) -> None:
+        self.messages = list(messages)
+        self.leaves = leaves
+        self.sent: list[str] = []
+
+    async def receive(self) -> str:
+        if self.messages:
+            return self.messages.pop(0)
+        if not self.leaves:
+            await asyncio.Event().wait()
+        raise EOFError
+
+    async def send(self, text: str) -> None:
+        self.sent.append(text)
+
+
+class Ears:
+    """Ears without settings."""
+
+    def __init__(self) -> None:
+        self.hearing = FakeEars()
+
+    def open_transcriber(self, session: Session, call_id: str) -> KnowingTranscriber:
+        return self.hearing.open_transcriber(TranscribeCall(model="ears"))
+
+
+class NoAnswers:
+    """Answers that are not asked for."""
+
+    async def answer(self, start: StartAnswer) -> AsyncGenerator[AnswerText, None]:
+        yield AnswerText(start.response_id, "")
+
+
+def conductor(socket: Scripted, ears: Ears) -> Conductor:
+    settings: dict[str, Any] = {"model": "tiny", "audio": {"input": {"turn_detection": None}}}
+    session = Session(Conversation.model_validate(settings), new_id)
+    return Conductor(socket, session, NoAnswers(), ears, new_id)
+
+
+def append(num_bytes: int) -> str:
+    data = base64.b64encode(bytes(num_bytes)).decode()
+    return f'{{"type": "input_audio_buffer.append", "audio": "{data}"}}'
+
+
+COMMIT = '{"type": "input_audio_buffer.commit"}'
+
+
+async def test_what_waits_of_one_session_leaves_time_to_others() -> None:
+    num_turns = 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    other = asyncio.create_task(others())
+    with pytest.raises(EOFError):
+        await conductor(Scripted(*[append(480)] * 64), Ears()).run(asyncio.Event())
+    other.cancel()
+    assert num_turns >= 64
+
+
+async def test_long_sound_is_decoded_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    push = sound_input.SoundInput.push
+
+    def noted(self: sound_input.SoundInput, data: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return push(self, data)
+
+    monkeypatch.setattr(sound_input.SoundInput, "push", noted)
+    part = f'{{"type": "input_audio", "audio": "{base64.b64encode(bytes(9600)).decode()}"}}'
+    item = f'{{"type": "message", "role": "user", "content": [{part}]}}'
+    whole = f'{{"type": "conversation.item.create", "item": {item}}}'
+    socket = Scripted(append(480), append(48_000), whole, leaves=False)
+    running = asyncio.create_task(conductor(socket, Ears()).run(asyncio.Event()))
+    await asyncio.to_thread(until, lambda: len(threads) == 3)
+    running.cancel()
+    assert threads == [True, False, False]
+
+
+async def test_a_turn_that_is_cut_off_before_its_task_began_is_closed() -> None:
+    ears = Ears()
+    socket = Scripted(append(9600), COMMIT, leaves=False)
+    session = asyncio.create_task(conductor(socket, ears).run(asyncio.Event()))
+    receive = socket.receive
+
+    async def cut_off() -> str:
+        if len(socket.messages) == 1:
+            session.cancel()
+        return await receive()
+
+    socket.receive = cut_off  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await session
+    assert [each.is_closed for each in ears.hearing.opened] == [True]
