@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
 
@@ -45,25 +46,37 @@ _logger = logging.getLogger(__name__)
 class _Kept:
     """A request and its body, `None` where that is too large."""
 
-    state: Mapping[str, Any]
+    request_id: str
+    call_id: str
+    key: str
     route: str
     body: bytes | None
     num_bytes: int
+    recent: RecentRequest | None
     arrived_s: float = field(default_factory=time.time)
 
-    def line(self) -> dict[str, Any]:
-        recent: RecentRequest | None = self.state.get("recent_request")
-        is_over = recent is not None and recent.ended_s is not None
+    @property
+    def status(self) -> int | None:
+        """The status of the response; `None` until it has been sent."""
+        is_over = self.recent is not None and self.recent.ended_s is not None
+        return self.recent.status if self.recent is not None and is_over else None
+
+    def line(self, status: int | None) -> dict[str, Any]:
+        """The line of a dump, with the status at the crash."""
         return {
-            "request_id": self.state["request_id"],
-            "call_id": self.state["call_id"],
-            "key": self.state["principal"].key,
+            "request_id": self.request_id,
+            "call_id": self.call_id,
+            "key": self.key,
             "arrived": _iso(self.arrived_s),
             "route": self.route,
-            "status": recent.status if recent is not None and is_over else None,
+            "status": status,
             "num_bytes": self.num_bytes,
             "body": None if self.body is None else masked(json.loads(self.body)),
         }
+
+
+_AtCrash: TypeAlias = list[tuple[_Kept, int | None]]
+"""Requests, and their statuses when the engine crashed."""
 
 
 class KeptRequests:
@@ -82,8 +95,12 @@ class KeptRequests:
 
     def __call__(self, request: Request, raw: bytes, value: Any) -> None:
         """Keep a request with its body, and forget those that are too old or too many."""
+        state = request.scope["state"]
         kept = _Kept(
-            state=request.scope["state"],
+            request_id=state["request_id"],
+            call_id=state["call_id"],
+            key=state["principal"].key,
+            recent=state.get("recent_request"),
             route=getattr(request.scope.get("route"), "path", "unmatched"),
             body=raw if len(raw) <= MAX_BODY_BYTES else None,
             num_bytes=len(raw),
@@ -98,13 +115,24 @@ class KeptRequests:
             ):
                 self._num_bytes -= len(self._kept.popleft().body or b"")
 
-    def dump(self, reason: str) -> None:
-        """Write the kept requests, if there are any, to a new file. A failure is logged."""
+    def dump(self, reason: str) -> threading.Thread | None:
+        """Write the kept requests, if there are any, to a new file. A failure is logged.
+
+        Returns at once: a thread of its own masks and writes megabytes of bodies.
+        """
         now_s = time.time()
         with self._lock:
             kept = [each for each in self._kept if each.arrived_s >= now_s - WINDOW_S]
         if not kept:  # as when a model fails to load
-            return
+            return None
+        at_crash = [(each, each.status) for each in kept]  # before jobs end with errors
+        writer = threading.Thread(
+            target=self._write, args=(at_crash, reason, now_s), name="crash-dump"
+        )
+        writer.start()
+        return writer
+
+    def _write(self, kept: _AtCrash, reason: str, now_s: float) -> None:
         stamp = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = self._folder / f"crash-{stamp}.jsonl"
         try:
@@ -115,9 +143,9 @@ class KeptRequests:
         else:
             _logger.warning("crash dump", extra=fields(file=path.name, num_requests=len(kept)))
 
-    def _lines(self, kept: list[_Kept], reason: str, now_s: float) -> Iterator[bytes]:
+    def _lines(self, kept: _AtCrash, reason: str, now_s: float) -> Iterator[bytes]:
         head = {"reason": reason, "time": _iso(now_s), **self._facts}
-        for line in (head, *(each.line() for each in kept)):
+        for line in chain((head,), (each.line(status) for each, status in kept)):
             yield json.dumps(line).encode() + b"\n"  # also integers of any size
 
     def _delete_old(self) -> None:

@@ -7,7 +7,8 @@ Owns SGLang's levels, and what each shows of a body:
     2   also texts, cut to `PARTIAL_CHARS`, and answers
     3   all of them, whole
 
-Fields that may hold a credential are masked at every level. Headers are never logged.
+Fields that may hold a credential are masked at every level, also in the arguments of tool calls, as
+are passwords and queries of URLs that are a value on their own. Headers are never logged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -27,7 +30,16 @@ from triptych.core.process.logs import fields
 
 PARTIAL_CHARS = 2048
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_CREDENTIALS = frozenset({"api_key", "authorization", "headers", "hf_token", "password", "token"})
+_MAX_FIELDS = 64
+"""Fields of a body that are shown: a body may have more that are unknown."""
+_CREDENTIAL = re.compile(
+    r"token|.*(authorization|bearer|cookies?|credentials?|headers|api_?key|access_?key|private_?key|pass_?word"
+    r"|passphrase|secret|(access|auth|client|hf|id|refresh|security|session)_?token)"
+)
+"""Names of fields that may hold a credential, in lower case with underscores."""
+_SECRET_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@|(?<=\?)[^#\s]*")
+_IS_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.IGNORECASE)
+_MAX_URL_CHARS = 8192
 _logger = logging.getLogger(__name__)
 
 
@@ -52,7 +64,8 @@ class RequestLog:
         )
 
     def _shown(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        named = {name: value for name, value in body.items() if _NAME.fullmatch(name)}
+        fields = (name for name in body if _NAME.fullmatch(name))
+        named = {name: body[name] for name in islice(fields, _MAX_FIELDS)}
         show = _outline if self._level == 1 else self._text
         return {name: show(value) for name, value in masked(named).items()}
 
@@ -71,16 +84,31 @@ def answer_chars(options: ServerOptions) -> int | None:
     return PARTIAL_CHARS if level == 2 else 0
 
 
-def masked(value: Any) -> Any:
-    """A JSON value with a mask in place of all that may be a credential."""
+def masked(value: Any, name: str = "") -> Any:
+    """A JSON value with a mask in place of all that may be a credential.
+
+    `name` is that of the field which holds it.
+    """
     if isinstance(value, list):
-        return list(map(masked, value))
-    if not isinstance(value, dict):
+        return [masked(each, name) for each in value]
+    if isinstance(value, dict):
+        return {name: _masked_field(name, inner) for name, inner in value.items()}
+    if not isinstance(value, str):
         return value
-    return {
-        name: MASK if name.lower() in _CREDENTIALS else masked(inner)
-        for name, inner in value.items()
-    }
+    if name == "arguments" and value.lstrip().startswith("{"):  # of a tool call
+        with suppress(ValueError, RecursionError):
+            return json.dumps(masked(json.loads(value)), ensure_ascii=False)
+    is_url = len(value) <= _MAX_URL_CHARS and _IS_URL.fullmatch(value)
+    return _SECRET_OF_URL.sub(_mask_of_url, value) if is_url else value
+
+
+def _masked_field(name: str, value: Any) -> Any:
+    is_credential = _CREDENTIAL.fullmatch(name.lower().replace("-", "_"))
+    return MASK if is_credential else masked(value, name)
+
+
+def _mask_of_url(found: re.Match[str]) -> str:
+    return f"{MASK}@" if found[0].endswith("@") and found.string[found.start() - 1] == "/" else MASK
 
 
 def _outline(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ async def _dumped(tmp_path: Path, *bodies: dict[str, Any]) -> list[dict[str, Any
     async with in_process(app, authorization="Bearer hidden-key") as client:
         for body in bodies:
             await client.post("/v1/chat/completions", json=body)
-    app.state.kept_requests.dump("the engine was killed")
+    app.state.kept_requests.dump("the engine was killed").join()
     (file,) = folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -57,7 +58,7 @@ async def test_the_folder_keeps_so_many_dumps(tmp_path: Path) -> None:
     async with in_process(app) as client:
         await client.post("/v1/chat/completions", json=chat())
     for _ in range(crash_dump.MAX_DUMPS + 3):
-        app.state.kept_requests.dump("x")
+        app.state.kept_requests.dump("x").join()
     assert len(list(folder.iterdir())) == crash_dump.MAX_DUMPS
 
 
@@ -68,3 +69,17 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--crash-dump-folder"):
         crash_dump.KeptRequests(str(tmp_path / "file"), {})
+
+
+async def test_a_dump_keeps_no_loop_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(tmp_path, FakeEngine(), crash_dump_folder=str(tmp_path / "dumps"))
+    async with in_process(app) as client:
+        await client.post("/v1/chat/completions", json=chat())
+    written_by = []
+    monkeypatch.setattr(
+        crash_dump, "write_whole", lambda *_, **__: written_by.append(threading.get_ident())
+    )
+    app.state.kept_requests.dump("x").join()
+    assert written_by != [threading.get_ident()]

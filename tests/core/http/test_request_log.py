@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.http import ANSWER, FakeEngine, chat, in_process, make_app
-from triptych.core.http.request_log import PARTIAL_CHARS
+from triptych.core.http.request_log import PARTIAL_CHARS, masked
 from triptych.core.options.config import ServerOptions
 from triptych.core.process.logs import configure
 
@@ -82,3 +82,37 @@ async def test_what_may_be_a_credential_is_masked(tmp_path: Path, log: io.String
         await client.post("/v1/chat/completions", json=body)
     assert "request received" in log.getvalue()
     assert "hidden" not in log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (
+            {"tools": [{"X-Api-Key": "x", "accessToken": "x"}]},
+            '{"tools": [{"X-Api-Key": "***", "accessToken": "***"}]}',
+        ),
+        ({"function": {"arguments": '{"client_secret": "x", "n": 1}'}}, None),
+        (
+            {"url": "https://ann:x@a.example/i.png?sig=x#top"},
+            '{"url": "https://***@a.example/i.png?***#top"}',
+        ),
+        ({"url": "https://a.example/i.png"}, '{"url": "https://a.example/i.png"}'),
+        (
+            {"content": "Is https://a.example/?q=1 up?"},
+            '{"content": "Is https://a.example/?q=1 up?"}',
+        ),
+        ({"max_tokens": 3, "stop_token_ids": [1]}, '{"max_tokens": 3, "stop_token_ids": [1]}'),
+    ],
+)
+def test_credentials_are_found_by_any_spelling(value: object, shown: str | None) -> None:
+    if shown is None:
+        shown = json.dumps({"function": {"arguments": '{"client_secret": "***", "n": 1}'}})
+    assert json.dumps(masked(value)) == shown
+
+
+async def test_a_line_has_a_bounded_number_of_fields(tmp_path: Path, log: io.StringIO) -> None:
+    options = {"log_requests": True, "log_requests_level": 1}
+    async with in_process(make_app(tmp_path, FakeEngine(), **options)) as client:
+        await client.post("/v1/chat/completions", json={f"f{i}": i for i in range(1000)})
+    assert "request received" in log.getvalue()
+    assert "f999" not in log.getvalue()
