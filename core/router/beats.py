@@ -133,13 +133,20 @@ def _merge(
 
 
 def _models(beats: Iterable[Heartbeat]) -> tuple[ModelStatus, ...]:
+    """The best state of each model, and the context that it has on every replica."""
     best: dict[str, ModelStatus] = {}
     num_loads: dict[str, int] = {}
+    contexts: dict[str, int] = {}
     for status in (each for beat in beats for each in beat.models):
         num_loads[status.model] = num_loads.get(status.model, 0) + status.num_loads
+        if length := status.reduced_context:
+            contexts[status.model] = min(length, contexts.get(status.model, length))
         known = best.get(status.model)
         if known is None or _STATES.index(status.state) > _STATES.index(known.state):
             best[status.model] = status
     return tuple(
-        msgspec.structs.replace(status, num_loads=num_loads[name]) for name, status in best.items()
+        msgspec.structs.replace(
+            status, num_loads=num_loads[name], reduced_context=contexts.get(name, 0)
+        )
+        for name, status in best.items()
     )

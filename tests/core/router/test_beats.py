@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from triptych.core.engine_api.reports import Heartbeat, ModelState, ModelStatus
 from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.router.beats import ReplicaBeat, joint_status, labelled
 from triptych.core.router.report import LoadReport
 
 
-def heartbeat(state: ModelState = "ready", num_leased: float = 1.0) -> Heartbeat:
+def heartbeat(
+    state: ModelState = "ready", num_leased: float = 1.0, *, reduced_context: int = 0
+) -> Heartbeat:
     return Heartbeat(
         turn=3,
         phase="idle",
         stall_budget_s=1.0,
         num_jobs=2,
-        models=(ModelStatus(model="m", state=state, num_loads=2),),
+        models=(ModelStatus(model="m", state=state, num_loads=2, reduced_context=reduced_context),),
         gauges={
             series("triptych_kv_pages", model="m"): 10.0,
             series("triptych_kv_pages_leased", model="m"): num_leased,
@@ -53,6 +57,14 @@ def test_counts_add_up() -> None:
     assert gauges['triptych_device_info{device="cpu"}'] == 1
     assert status.last_beat.counters == {"triptych_x_total": 4.0}
     assert status.last_beat.histograms == {"triptych_step_seconds": [2.0, 4.0]}
+
+
+def test_a_context_fits_every_replica() -> None:
+    beats = [
+        msgspec.structs.replace(beat(str(length)), beat=heartbeat(reduced_context=length))
+        for length in (0, 4000, 2000)
+    ]
+    assert [each.reduced_context for each in joint_status(beats, 0).models] == [2000]
 
 
 def test_one_that_is_ready_is_enough() -> None:

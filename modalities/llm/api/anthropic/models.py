@@ -6,7 +6,7 @@ header distinguishes the clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -71,8 +71,8 @@ class _OwnRoute(APIRoute):
         return match if is_own else Match.NONE, dict(found)
 
 
-def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
-    """The routes that list `models` and show one."""
+def model_routes(models: Mapping[str, TextModel], find: Callable[[str], TextModel]) -> APIRouter:
+    """The routes that list `models` and show one, as `find` has it: with the context that fits."""
     router = APIRouter(route_class=_OwnRoute, include_in_schema=False)
 
     @router.get("/v1/models")
@@ -89,7 +89,7 @@ def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
             names = names[: _place(names, before_id)]
         shown = names[-limit:] if is_backward else names[:limit]
         return ModelPage(
-            data=[ModelInfo.of(models[name]) for name in shown],
+            data=[ModelInfo.of(find(name)) for name in shown],
             has_more=len(shown) < len(names),
             first_id=shown[0] if shown else None,
             last_id=shown[-1] if shown else None,
@@ -102,7 +102,7 @@ def model_routes(models: Mapping[str, TextModel]) -> APIRouter:
         """Return one model."""
         if name not in models:
             raise UnknownModel.among(models, name)
-        return ModelInfo.of(models[name])
+        return ModelInfo.of(find(name))
 
     return router
 

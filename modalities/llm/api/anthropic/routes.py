@@ -119,5 +119,5 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
             _, prompt = await encoded(body, request)
         return TokenCount(input_tokens=len(prompt.prompt_ids))
 
-    router.include_router(model_routes(service.models))
+    router.include_router(model_routes(service.models, service.model))
     return router

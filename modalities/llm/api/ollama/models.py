@@ -243,7 +243,7 @@ class Catalogue:
 
 
 def _abilities(service: LlmService, name: str) -> Abilities:
-    model = service.models[name]
+    model = service.model(name)  # with the context that it has
     special = {"vision": service.sees(name), "thinking": model.answers.has_reasoning}
     able = [word for word, is_able in special.items() if is_able]
     return Abilities(

@@ -464,6 +464,20 @@ async def test_the_models(client: httpx.AsyncClient, engine: FakeEngine) -> None
     assert whole.json() == {"status": "success"}
 
 
+async def test_a_reduced_context_is_shown_to_every_client(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.state = with_tiny(state="ready", reduced_context=1000)
+    (loaded,) = (await client.get("/api/ps")).json()["models"]
+    assert loaded["context_length"] == 1000
+    info = (await client.post("/api/show", json={"name": "tiny"})).json()["model_info"]
+    assert info["llama.context_length"] == 1000
+    version = {"anthropic-version": "2023-06-01"}
+    assert (await client.get("/v1/models/tiny", headers=version)).json()["max_tokens"] == 1000
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert card["max_model_len"] == 1000
+
+
 async def test_one_model(thinker: httpx.AsyncClient) -> None:
     shown = (await thinker.post("/api/show", json={"name": "tiny"})).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
