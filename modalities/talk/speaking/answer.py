@@ -120,19 +120,31 @@ class _Ahead:
 
 
 async def _write(texts: AsyncIterator[str], ahead: _Ahead) -> None:
-    """Cut the answer as it arrives. Ends `texts` if it is cancelled."""
+    """Cut the answer as it arrives. Ends `texts` if it is cancelled.
+
+    Of an answer that fails, what was written is spoken before the error is raised.
+    """
     cutter = AnswerCutter()
     try:
-        async for text in texts:
-            cutter.push(text)
-            while piece := cutter.next(is_urgent=ahead.is_urgent):
-                await ahead.put(piece)
-        while piece := cutter.next(is_urgent=False, is_last=True):
-            await ahead.put(piece)
+        try:
+            async for text in texts:
+                cutter.push(text)
+                while piece := cutter.next(is_urgent=ahead.is_urgent):
+                    await ahead.put(piece)
+        except Exception:
+            await _put_rest(cutter, ahead)
+            raise
+        await _put_rest(cutter, ahead)
     finally:
         ahead.end()
         if isinstance(texts, AsyncGenerator):
             await texts.aclose()
+
+
+async def _put_rest(cutter: AnswerCutter, ahead: _Ahead) -> None:
+    """Add the last pieces."""
+    while piece := cutter.next(is_urgent=False, is_last=True):
+        await ahead.put(piece)
 
 
 class _Speaking:
