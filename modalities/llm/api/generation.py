@@ -210,9 +210,9 @@ async def _observe(
                 yield delta
     finally:  # also for a client that left
         total = usage.total()
-        if total.prompt_tokens:  # it was admitted
-            context.record.prompt_tokens = total.prompt_tokens
-            context.record.completion_tokens = total.completion_tokens
+        if total.prompt_tokens:  # it was admitted; sound has tokens in the usage alone
+            context.record.prompt_tokens = total.prompt_tokens - usage.num_heard_tokens
+            context.record.completion_tokens = total.completion_tokens - usage.num_spoken_tokens
     if most != 0:
         _log_text("answer", context, [text[:most] for text in texts.values()])
 

@@ -188,7 +188,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         generation.usage.num_heard_tokens = num_heard
         details = AnswerDetails.of(body)
         if voice is not None:
-            spoken = SpokenChat(service, generation, voice, context.caller)
+            spoken = SpokenChat(service, generation, voice, context)
             speaking = SpokenFormatter(model, context.call_id, details, spoken.answer)
             return await _spoken(spoken, body, speaking, context.options)
         formatter = ChatFormatter(model, context.call_id, details)

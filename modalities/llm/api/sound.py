@@ -62,6 +62,10 @@ class ChatSound(Protocol):
         """
         ...
 
+    def speech_model(self, choice: VoiceChoice) -> str:
+        """Return the name of the model that speaks. Raises `UnsupportedOption` if there is none."""
+        ...
+
     def is_replaced(self, choice: VoiceChoice) -> bool:
         """Whether another voice speaks: the model lacks this one of another server."""
         ...

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.caller import Caller
 from triptych.core.errors import UnsupportedOption
+from triptych.core.http.context import Context
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.modalities.llm.api.formatters import AnswerDetails, ChatFormatter
 from triptych.modalities.llm.api.generation import Generation
@@ -126,13 +127,15 @@ class SpokenChat:
     """One spoken answer on its way. It is kept for later requests once it is whole."""
 
     def __init__(
-        self, service: LlmService, generation: Generation, voice: AnswerVoice, caller: Caller
+        self, service: LlmService, generation: Generation, voice: AnswerVoice, context: Context
     ) -> None:
         self.answer = service.spoken_answers.new_id()
         self._kept = service.spoken_answers
         self._generation = generation
         self._voice = voice
-        self._caller = caller
+        self._caller = context.caller
+        model = voice.sound.speech_model(voice.choice)
+        self._clock = context.metrics.audio_clock(model, context.arrived_s)
         self._encoder = voice.encoder
         self._words: list[str] = []
         self._num_samples = 0
@@ -203,6 +206,7 @@ class SpokenChat:
         return words
 
     async def _encode(self, sound: SpokenPiece) -> bytes:
+        self._clock.tick(len(sound.pcm_S) / sound.sample_rate)
         self._num_samples += len(sound.pcm_S)
         seconds = self._num_samples / sound.sample_rate
         self._generation.usage.num_spoken_tokens = round(seconds * SPOKEN_TOKENS_PER_S)

@@ -54,9 +54,20 @@ class ServedSound:
         await self._speech.check_clip(call)
         return front.sample_rate
 
+    def speech_model(self, choice: VoiceChoice) -> str:
+        """Return the name of the model that speaks (see the protocol)."""
+        name = choice.model or next(iter(self._speech.models), "")
+        if not name:
+            raise UnsupportedOption(
+                "No speech model is served, so no answer is spoken: start the server with one, such"
+                " as `triptych serve embedded triptych-voice`, or leave modalities out.",
+                param="modalities",
+            )
+        return name
+
     def is_replaced(self, choice: VoiceChoice) -> bool:
         """Whether the default voice speaks instead."""
-        return self._speech.model(self._model(choice)).replaces(choice.voice)
+        return self._speech.model(self.speech_model(choice)).replaces(choice.voice)
 
     async def speak(
         self, texts: AsyncIterator[str], choice: VoiceChoice, caller: Caller
@@ -99,22 +110,12 @@ class ServedSound:
 
     def _call(self, choice: VoiceChoice, caller: Caller) -> SpeechCall:
         return SpeechCall(
-            model=self._model(choice),
+            model=self.speech_model(choice),
             text="",
             voice=choice.voice,
             is_live=choice.is_live,
             caller=caller,
         )
-
-    def _model(self, choice: VoiceChoice) -> str:
-        name = choice.model or next(iter(self._speech.models), "")
-        if not name:
-            raise UnsupportedOption(
-                "No speech model is served, so no answer is spoken: start the server with one, such"
-                " as `triptych serve embedded triptych-voice`, or leave modalities out.",
-                param="modalities",
-            )
-        return name
 
 
 def _check_form(data: bytes | bytearray, form: str) -> None:

@@ -58,8 +58,14 @@ async def post(client: httpx.AsyncClient, wanted: dict[str, Any]) -> dict[str, A
     return answer
 
 
-async def test_a_whole_answer_has_text_and_sound(client: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_has_text_and_sound(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     reply = await post(client, body(**SPOKEN))
+    (line,) = [each for each in caplog.records if each.getMessage() == "request"]
+    assert line.__dict__["fields"]["completion_tokens"] == len(SAID)
+    assert "triptych_time_to_first_audio_seconds_count" in (await client.get("/metrics")).text
     message = reply["choices"][0]["message"]
     assert message["content"] is None
     audio = message["audio"]
