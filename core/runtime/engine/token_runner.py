@@ -46,6 +46,7 @@ from triptych.core.runtime.layers.states import StateBatch
 _PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1, is_sampled=False)
 """A row that pads a bucket: its slot is the last line of the page table."""
 _NO_CHUNK = TokenRow(job_id="", slot=-1, start=0, num_tokens=0, is_sampled=False)
+_CONTEXTS = 5  # the place of the contexts' lengths among the arrays of a step
 
 
 @dataclass(slots=True)
@@ -256,10 +257,10 @@ class TokenRunner:
         """
         static = copy(step)
         tensors = inputs[0].tensor_split(ends)
-        self._attach(static, tensors)
-        contexts_B = static.batch.context_lengths_B
+        contexts_B = tensors[_CONTEXTS]
         most = np.full(bucket.rows, bucket.pages * self._page_size)
-        static.batch.host_context_lengths_B = contexts_B.numpy() if contexts_B.is_cpu else most
+        static.contexts_B = contexts_B.numpy() if contexts_B.is_cpu else most
+        self._attach(static, tensors)
         hidden_TC = self._head.forward(static, self._kv)
         return hidden_TC, static.positions_T, static.sampled_index_R, static.sampled_slots_R
 

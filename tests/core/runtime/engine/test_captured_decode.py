@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -44,6 +46,28 @@ def test_torch_alone_samples_the_same_tokens(decoder: Decoder) -> None:
     rig, backend = captured_rig(decoder)
     assert tokens_after(rig, 3, 20) == tokens_after(decoder_rig(decoder), 3, 20)
     assert backend.num_replays == 20
+
+
+def test_layers_with_pages_of_their_own_have_the_limits_of_the_others(decoder: Decoder) -> None:
+    found: list[tuple[list[int], list[int]]] = []
+
+    class Limits(Recorder):
+        def forward(
+            self, ids: torch.Tensor, positions: torch.Tensor, step: PagedStep
+        ) -> torch.Tensor:
+            assert step.batch.windowed is not None
+            batches = step.batch, step.batch.windowed
+            full, own = (batch.host_context_lengths_B.tolist() for batch in batches)
+            found.append((full, own))
+            return super().forward(ids, positions, step)
+
+    steps, _ = verified_steps()
+    layout = decoder.config.kv_layout(4, decoder.dtype)
+    shapes = tuple(replace(shape, window=9) for shape in layout.shapes)
+    layout = replace(layout, shapes=shapes, num_window_pages=40)
+    rig = Rig(decoder, layout, graphs=DecodeGraphs(steps, BUCKETS), recorder=Limits)
+    tokens_after(rig, 3, 20)
+    assert all(full == own for full, own in found), found
 
 
 def test_only_steps_of_answers_are_replayed(decoder: Decoder) -> None:
