@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol, Unpack, cast
+from typing import BinaryIO, Protocol, Unpack, cast, get_args
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -26,7 +26,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import STDIN, read_text, report_write_errors
-from triptych.modalities.tts.api.results import SpeakOptions, SpeechPiece, format_of
+from triptych.modalities.tts.api.results import InputFormat, SpeakOptions, SpeechPiece, format_of
 from triptych.modalities.tts.modality import SPEECH
 
 PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -38,6 +38,7 @@ PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Programs that play a WAV stream from stdin, and their flags for it."""
+INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 WANTED = Wanted(
     task=SPEECH.task[0],
     default=SPEECH.default,
@@ -63,6 +64,9 @@ def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych speak`."""
     parser.add_argument("text", nargs="*", help="text to speak (default: stdin)")
     parser.add_argument("-i", "--input", help='file with the text; "-" is stdin')
+    parser.add_argument(
+        "--input-format", choices=INPUT_FORMATS, default="text", help="plain text, or SSML"
+    )
     parser.add_argument("-o", "--output", help='file to write; "-", the default, is stdout')
     parser.add_argument("--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}")
     parser.add_argument("--format", choices=FORMATS, help="default: the file's extension, else wav")
@@ -89,6 +93,7 @@ def run_speak(args: argparse.Namespace) -> int:
         speed=args.speed,
         instructions=args.instructions,
         language=args.language,
+        input_format=args.input_format,
         seed=args.request_seed,
     )
     with _open_pipeline(args) as pipeline:

@@ -34,7 +34,8 @@ SpeechPart: TypeAlias = tuple[PlannedSegment, ...]
 class SpeechPlanner:
     """Plans the parts of a text in the background while this context is open.
 
-    `write` is called and iterated on threads, by one at a time.
+    `write` is called and iterated on threads, by one at a time. The context may be opened again
+    inside itself; leaving either ends it.
     """
 
     def __init__(self, write: Callable[[], Iterator[PlannedSegment]]) -> None:
@@ -43,7 +44,7 @@ class SpeechPlanner:
         self._task: asyncio.Task[Coverage] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._plan())
+        self._task = self._task or asyncio.create_task(self._plan())
         return self
 
     async def __aexit__(

@@ -23,7 +23,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
 )
-from triptych.modalities.tts.api.results import SpeechPiece, SpokenWord
+from triptych.modalities.tts.api.results import InputFormat, SpeechPiece, SpokenWord
 from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's
@@ -94,6 +94,9 @@ class SpeechFields(NamesModel, NullIsAbsent, Refusing):
     tasks = ("speech",)
 
     input: Text = Field(description="The text to speak.")
+    input_format: InputFormat = Field(
+        default="text", description="What input is: text, or SSML. Not in OpenAI's API."
+    )
     voice: (
         Annotated[
             Annotated[Name, Tag(":name")] | Annotated[VoiceId, Tag(":id")],

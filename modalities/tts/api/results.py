@@ -6,9 +6,10 @@ loads no more.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -16,6 +17,13 @@ from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish
+
+if TYPE_CHECKING:  # coverage and what it reads are of the process that speaks
+    from triptych.modalities.tts.api.text.coverage import Coverage
+
+
+InputFormat: TypeAlias = Literal["text", "ssml"]
+"""What a text is: words, or SSML that says how they are spoken."""
 
 
 class SpeakOptions(TypedDict, total=False):
@@ -25,6 +33,7 @@ class SpeakOptions(TypedDict, total=False):
     speed: float
     instructions: str
     language: str
+    input_format: InputFormat
     dialect: Literal["us", "uk"] | None
     acronyms: Literal["spell", "keep"]
     emoji: Literal["drop", "name"]
@@ -38,8 +47,8 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
 
-    def plus(self, delta: SpeechDelta) -> SpeechUsage:
-        """Add the counts of another job."""
+    def plus(self, delta: SpeechDelta | SpeechUsage) -> SpeechUsage:
+        """Add the counts of another job or call."""
         return SpeechUsage(
             num_prompt_tokens=self.num_prompt_tokens + delta.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens + delta.num_cached_tokens,
@@ -74,6 +83,20 @@ class SpeechPiece:
     usage: SpeechUsage
     coverage: float
     finish_reason: SpeechFinish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStream:
+    """The sound of one call. Nothing runs before the first piece is requested.
+
+    Closing `pieces` cancels the jobs. `speakable` returns which share of the text the model has
+    sounds for; await it after the first piece. `ignored` are the wishes that change nothing.
+    """
+
+    sample_rate: int
+    pieces: AsyncGenerator[SpeechPiece, None]
+    speakable: Callable[[], Awaitable[Coverage]]
+    ignored: tuple[str, ...] = ()
 
 
 def format_of(path: str | Path) -> str:

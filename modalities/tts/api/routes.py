@@ -26,6 +26,7 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.core.process.logs import fields
+from triptych.core.text.threads import on_text_thread_if_long
 from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed, opener
@@ -41,8 +42,8 @@ from triptych.modalities.tts.api.protocol import (
     VoiceId,
     WordTimes,
 )
-from triptych.modalities.tts.api.results import SpeechPiece
-from triptych.modalities.tts.api.service import SpeechCall, SpeechService, SpeechStream
+from triptych.modalities.tts.api.results import SpeechPiece, SpeechStream
+from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -139,7 +140,8 @@ class _SpokenAnswer:
 async def _speak(service: SpeechService, body: AnyBody, request: Request) -> _SpokenAnswer:
     context = Context.of(request)
     call = _without_hints(_call(body, context), service.model(body.model), request)
-    stream = service.speak(call)
+    stream = await on_text_thread_if_long(len(call.text), service.speak, call)
+    note_ignored(request, *stream.ignored)
     encoder = await asyncio.to_thread(
         open_encoder, body.response_format, stream.sample_rate, target_rate=body.sample_rate
     )
@@ -176,7 +178,7 @@ def speech_card(front: FrontEnd) -> ModelCard:
 
 
 def _call(body: AnyBody, context: Context) -> SpeechCall:
-    asked = {"model", "speed", "instructions", "language", "seed"}
+    asked = {"model", "speed", "instructions", "language", "seed", "input_format"}
     reading = {} if body.normalize is None else body.normalize.model_dump()
     return SpeechCall(
         text=body.input,

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,9 +31,9 @@ from triptych.modalities.service import ModelService
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart, SpeechPlanner
 from triptych.modalities.tts.api.progress import SpeechProgress
-from triptych.modalities.tts.api.results import SpeechPiece
+from triptych.modalities.tts.api.results import InputFormat, SpeechPiece, SpeechStream
+from triptych.modalities.tts.api.ssml.speaking import speak_ssml
 from triptych.modalities.tts.api.text.clean import Emoji
-from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import (
     LETTERS_PER_S,
     check_spoken,
@@ -54,7 +54,7 @@ _SILENCE: Pcm = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCall:
-    """One text to be spoken.
+    """One text to be spoken: words, or with the `input_format` "ssml" a document.
 
     `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
     made. `dialect`, `acronyms` and `emoji` say how the text is read. Without a `dialect`, the
@@ -66,6 +66,7 @@ class SpeechCall:
 
     model: str
     text: str
+    input_format: InputFormat = "text"
     voice: str = ""
     speed: float = 1.0
     instructions: str = ""
@@ -79,19 +80,6 @@ class SpeechCall:
     has_word_times: bool = False
     is_admitted: bool = False
     caller: Caller = field(default_factory=Caller)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechStream:
-    """The sound of one call. Nothing runs before the first piece is requested.
-
-    Closing `pieces` cancels the jobs. `speakable` returns which share of the text the model has
-    sounds for; await it after the first piece.
-    """
-
-    sample_rate: int
-    pieces: AsyncGenerator[SpeechPiece, None]
-    speakable: Callable[[], Awaitable[Coverage]]
 
 
 FindClip: TypeAlias = Callable[[str, str, str], VoiceClip | None]
@@ -129,8 +117,18 @@ class SpeechService(ModelService[FrontEnd]):
         raise those of `core.errors.Unavailable`.
         """
         check_text(call.text, math.inf if call.is_admitted else self.max_characters)
+        if call.input_format == "ssml":
+            return speak_ssml(self, dataclasses.replace(call, seed=self._seed(call.seed)))
+        return self.speak_planned(call, self.plan(call))
+
+    def plan(self, call: SpeechCall) -> SpeechPlanner:
+        """The plan of a call's words, which begins when it is opened. Raises `RequestError`s."""
         front, voice = self.check(call)
-        planner = SpeechPlanner(partial(self._plan, call, front, voice))
+        return SpeechPlanner(partial(self._plan, call, front, voice))
+
+    def speak_planned(self, call: SpeechCall, planner: SpeechPlanner) -> SpeechStream:
+        """Speak a call with its plan. Raises as `speak` does."""
+        front, voice = self.check(call)
         pieces = self._pieces(call, front, voice, planner)
         return SpeechStream(front.sample_rate, pieces, planner.coverage)
 

@@ -46,6 +46,15 @@ class Coverage:
         text = utterance.spoken.text
         self._num_spoken_letters += _letters(text[: round(fraction * len(text))])
 
+    def add(self, other: Coverage) -> None:
+        """Add what was expected and spoken of another text."""
+        self._num_letters += other._num_letters
+        self._num_spoken_letters += other._num_spoken_letters
+
+    def miss(self, text: str) -> None:
+        """Add a text that will not be spoken."""
+        self._num_letters += _letters(text)
+
     @property
     def fraction(self) -> float:
         """Spoken letters divided by expected ones; 1.0 where there was nothing to speak."""

@@ -363,3 +363,16 @@ async def test_runaway_speech_is_reported_and_logged(caplog: pytest.LogCaptureFi
     assert done["finish_reason"] == "loop"
     assert done["coverage"] < 1
     assert "did not end by itself" in caplog.text
+
+
+async def test_ssml_is_spoken_and_what_it_ignores_is_named() -> None:
+    text = '<speak><emphasis>Hi</emphasis><voice name="nova"> you</voice><break time="1s"/></speak>'
+    body = speech(text, input_format="ssml", response_format="pcm")
+    answer = await post(FakeSpeechEngine(), body)
+    assert len(answer.content) == 2 * (num_samples("Hi you") + RATE)
+    assert answer.headers["x-triptych-ignored"] == "voice, emphasis"
+    assert answer.headers["x-speech-coverage"] == "1.000"
+    refused = await post(FakeSpeechEngine(), speech("<speak><mark/></speak>", input_format="ssml"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "unsupported_option"
+    assert "line 1, column 8: <mark> is not supported" in refused.json()["error"]["message"]

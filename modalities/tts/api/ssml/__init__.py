@@ -1,0 +1,1 @@
+"""SSML: text with marks that say how it is spoken."""
