@@ -16,7 +16,7 @@ from xml.parsers import expat
 
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.modalities.tts.api.ssml.say_as import spoken_as
-from triptych.modalities.tts.api.ssml.script import Delivery, Passage, Place, Script
+from triptych.modalities.tts.api.ssml.script import Delivery, DocumentPlace, Passage, Script
 from triptych.modalities.tts.api.ssml.values import MAX_PAUSES_S, pause_s, rate
 from triptych.modalities.tts.api.text.chunks import CLAUSE_ENDS
 from triptych.modalities.tts.api.text.spoken import Boundary, Span
@@ -48,7 +48,7 @@ _REPLACED = ("say-as", "sub")
 
 def read_ssml(source: str) -> Script:
     """The script of a document. Raises `RequestError` that names the place of a mistake."""
-    return _Reader(source).read()
+    return _SsmlReader(source).read()
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _Open:
     """The passage that is being read."""
 
     delivery: Delivery
-    place: Place
+    place: DocumentPlace
     pause_s: float | None
     text: list[str] = field(default_factory=list)
     sources: list[Span] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _Open:
     has_english_words: bool = False
 
     def add(self, text: str, sources: list[Span]) -> None:
-        """Add characters."""
+        """Add characters with their sources."""
         self.text += text
         self.sources += sources
 
@@ -97,7 +97,7 @@ class _Open:
         )
 
 
-class _Reader:
+class _SsmlReader:
     """One pass over one document."""
 
     def __init__(self, source: str) -> None:
@@ -123,7 +123,7 @@ class _Reader:
         try:
             self._parser.Parse(self._data, True)
         except expat.ExpatError as error:
-            place = Place(error.lineno, error.offset + 1)
+            place = DocumentPlace(error.lineno, error.offset + 1)
             reason = expat.errors.messages[error.code]
             raise InvalidRequest(f"SSML, {place}: {reason}.", param="input") from error
         self._close()
@@ -275,8 +275,8 @@ class _Reader:
 
     # -- places ----------------------------------------------------------------------------------
 
-    def _place(self) -> Place:
-        return Place(self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber + 1)
+    def _place(self) -> DocumentPlace:
+        return DocumentPlace(self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber + 1)
 
     def _offset(self) -> int:
         """The character of the source at which the current event begins."""

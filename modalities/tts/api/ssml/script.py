@@ -1,4 +1,4 @@
-"""What an SSML document says: passages to speak, and the pauses between them.
+"""The meaning of an SSML document: passages to speak, and the pauses between them.
 
 Owns these types, and the way from a passage's characters back to the document's. Knows neither XML
 nor models.
@@ -14,7 +14,7 @@ from triptych.modalities.tts.api.results import SpokenWord
 from triptych.modalities.tts.api.text.spoken import Boundary, Span
 
 
-class Place(NamedTuple):
+class DocumentPlace(NamedTuple):
     """A place in a document, for people: lines and columns count from 1."""
 
     line: int
@@ -46,7 +46,7 @@ class Passage:
     sources: tuple[Span, ...]
     written: Mapping[Span, str]
     delivery: Delivery
-    place: Place
+    place: DocumentPlace
     pause_s: float | None
     boundary: Boundary
     has_english_words: bool = False

@@ -34,7 +34,9 @@ def speak_ssml(service: SpeechService, call: SpeechCall) -> SpeechStream:
     """The sound of a call whose text is SSML. Raises `RequestError`s with their place in it."""
     script = read_ssml(call.text)
     parts = [
-        _Part(passage, own := _passage_call(service, call, passage, number), service.plan(own))
+        _PassagePart(
+            passage, own := _passage_call(service, call, passage, number), service.plan(own)
+        )
         for number, passage in enumerate(script.passages)
     ]
     front = service.model(call.model)
@@ -42,11 +44,11 @@ def speak_ssml(service: SpeechService, call: SpeechCall) -> SpeechStream:
     ignored = (*(["voice"] if has_other_voice else []), *script.ignored)
     whole = partial(_coverage, parts)
     return SpeechStream(
-        front.sample_rate, _Speaking(service, call, script, parts).pieces(), whole, ignored
+        front.sample_rate, _ScriptSpeaking(service, call, script, parts).pieces(), whole, ignored
     )
 
 
-class _Part(NamedTuple):
+class _PassagePart(NamedTuple):
     """A passage with the call that speaks it, and the plan of its sound."""
 
     passage: Passage
@@ -78,7 +80,7 @@ def _passage_call(
     return own
 
 
-async def _coverage(parts: Sequence[_Part]) -> Coverage:
+async def _coverage(parts: Sequence[_PassagePart]) -> Coverage:
     """The share of all passages that the model has sounds for."""
     whole = Coverage()
     for passage, _, planner in parts:
@@ -89,11 +91,15 @@ async def _coverage(parts: Sequence[_Part]) -> Coverage:
     return whole
 
 
-class _Speaking:
+class _ScriptSpeaking:
     """The sound of one script."""
 
     def __init__(
-        self, service: SpeechService, call: SpeechCall, script: Script, parts: Sequence[_Part]
+        self,
+        service: SpeechService,
+        call: SpeechCall,
+        script: Script,
+        parts: Sequence[_PassagePart],
     ) -> None:
         self._service = service
         self._call = call
@@ -131,7 +137,7 @@ class _Speaking:
                     raise error
                 yield self._end()
 
-    async def _say(self, part: _Part) -> AsyncGenerator[SpeechPiece, None]:
+    async def _say(self, part: _PassagePart) -> AsyncGenerator[SpeechPiece, None]:
         """The sound of a passage, after the silence that precedes it."""
         passage = part.passage
         self._rest_s += self._pause_s(passage)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from triptych.core.errors import RequestError, UnsupportedOption
 from triptych.modalities.tts.api.ssml.reader import MAX_DEPTH, MAX_ELEMENTS, read_ssml
-from triptych.modalities.tts.api.ssml.script import Delivery, Place
+from triptych.modalities.tts.api.ssml.script import Delivery, DocumentPlace
 from triptych.modalities.tts.api.ssml.values import rate
 from triptych.modalities.tts.api.text.spoken import Boundary
 
@@ -32,7 +32,7 @@ def test_a_document_becomes_passages_with_pauses() -> None:
     ends = [Boundary.PARAGRAPH, Boundary.CLAUSE, Boundary.WORD, Boundary.WORD]
     assert [passage.boundary for passage in script.passages] == ends
     assert (script.pause_s, script.ignored) == (0.75, ())
-    assert script.passages[1].place == Place(4, 20)
+    assert script.passages[1].place == DocumentPlace(4, 20)
 
 
 def test_each_character_has_its_place_in_the_document() -> None:
