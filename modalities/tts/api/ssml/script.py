@@ -62,7 +62,7 @@ class Passage:
         return Span(sources[0].start, max(source.end for source in sources))
 
     def as_written(self, start: int, end: int) -> str:
-        """What the document says for `text[start:end]`, each replaced stretch once."""
+        """The document's own words for `text[start:end]`, each replaced stretch once."""
         pieces: list[str] = []
         last: Span | None = None
         for char, source in zip(self.text[start:end], self.sources[start:end], strict=True):
