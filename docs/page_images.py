@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from PIL import Image
 
 import triptych
 from support.browser import chromium, opened
+from support.spoken_file import microphone_of
 
 IMAGES = Path(__file__).with_name("images")
 PICTURES = Path(triptych.__file__).with_name("page") / "pictures"
@@ -41,6 +43,7 @@ EXAMPLES = {  # of the page, with seeds that turned out well
 }
 QUESTION = "Describe an apple in one sentence."
 EARLIER = ("Write a Python function that reverses a string.", "What is the capital of France?")
+ASKED = "Tell me a long story about a ship."
 SPOKEN = "Once upon a time, a small machine learned to speak. Every evening it told a story."
 
 FILM_S = 7.2
@@ -144,6 +147,16 @@ def speech(page: Any) -> None:
     page.wait_for_timeout(1500)
 
 
+def talk(page: Any) -> None:
+    """Ask by voice, and interrupt the answer by the next question."""
+    go(page, "talk")
+    page.get_by_label("Instructions").fill("Answer with a long story of many sentences.")
+    page.get_by_role("button", name="Start talking").click()
+    page.get_by_text("Interrupted").wait_for(timeout=SLOW_MS)
+    page.get_by_text("Speaking: you can interrupt").wait_for(timeout=SLOW_MS)
+    page.wait_for_timeout(2500)
+
+
 def images(page: Any) -> None:
     """Draw the examples, one after the other."""
     go(page, "images")
@@ -168,6 +181,7 @@ def timeline(page: Any) -> None:
 SCENES: dict[str, Callable[[Any], None]] = {
     "home": home,
     "chat": chat,
+    "talk": talk,
     "speech": speech,
     "images": images,
     "timeline": timeline,
@@ -268,7 +282,10 @@ def main(url: str, wanted: list[str]) -> None:
     """Make the wanted ones; without any, all."""
     if "examples" in wanted or not wanted:
         examples(url)
-    with chromium() as browser:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chromium(microphone_of(url, ASKED, Path(folder))) as browser,
+    ):
         for name, prepare in SCENES.items():
             if name in wanted or not wanted:
                 with page_of(browser, url, TALL if name == "chat" else DESK) as page:

@@ -17,7 +17,7 @@ from support.browser import barriers, chromium, opened
 from support.http import until
 from support.serve_process import Server
 
-PANELS = ("chat", "speech", "images", "embeddings", "timeline")
+PANELS = ("chat", "talk", "speech", "images", "embeddings", "timeline")
 SENTENCE = "The morning train to London leaves at seven."
 DESK = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}

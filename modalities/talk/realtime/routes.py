@@ -82,13 +82,14 @@ def realtime_router(parts: SessionParts, options: ServerOptions) -> APIRouter:
 
     @router.get(ROUTE, include_in_schema=False)
     async def realtime(request: Request) -> Response:
-        """Open a session."""
-        if not hasattr(request.state, "upgrade"):
-            raise UpgradeRequired(f"{ROUTE} is a WebSocket: open it with ws:// or wss://.")
+        """Open a session. A plain request gets the refusal of one."""
         context = Context.of(request)
         count.check(context.principal.key)
         models = _models(request, parts.services)
         hearing = await asyncio.to_thread(parts.open_hearing)
+        # Browsers hide why a WebSocket was refused: a plain request learns it, so this comes last.
+        if not hasattr(request.state, "upgrade"):
+            raise UpgradeRequired(f"{ROUTE} is a WebSocket: open it with ws:// or wss://.")
         draining: asyncio.Event = request.app.state.in_flight.draining
         context.record.model = models.chat or models.recognition
 

@@ -8,10 +8,12 @@ import { openImages } from "./images/panel.js";
 import { seesImages } from "./models.js";
 import { markLink, servedPanels, showLinks, watchHealth } from "./rail.js";
 import { openSpeech } from "./speech/panel.js";
+import { openTalk } from "./talk/panel.js";
 import { openTimeline } from "./timeline/panel.js";
 
 const PANELS = {
   chat: openChat,
+  talk: openTalk,
   speech: openSpeech,
   images: openImages,
   embeddings: openEmbeddings,

@@ -3,20 +3,20 @@
 import { byId, show } from "./dom.js";
 import { onServer } from "./server.js";
 
-export const TASKS = {
-  chat: ["chat"],
-  speech: ["speech", "transcription"],
-  images: ["image"],
-  embeddings: ["embedding", "chat"],
-  timeline: null, // always
+/** Whether a panel can be served, by a function that says whether there is a model of a task. */
+const TASKS = {
+  chat: (has) => has("chat"),
+  talk: (has) => has("chat") && has("transcription"),
+  speech: (has) => has("speech") || has("transcription"),
+  images: (has) => has("image"),
+  embeddings: (has) => has("embedding") || has("chat"),
+  timeline: () => true,
 };
 
-/** Return the names of the panels that some model can serve. */
+/** Return the names of the panels that the models can serve. */
 export function servedPanels(models) {
-  const isServed = ([, tasks]) => !tasks || models.some((model) => tasks.includes(model.task));
-  return Object.entries(TASKS)
-    .filter(isServed)
-    .map(([name]) => name);
+  const has = (task) => models.some((model) => model.task === task);
+  return Object.keys(TASKS).filter((name) => TASKS[name](has));
 }
 
 export function showLinks(models) {

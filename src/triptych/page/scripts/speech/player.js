@@ -1,21 +1,24 @@
 // Plays 16-bit audio while it arrives, and again from any position.
 
-const LEAD_S = 0.08; // between the arrival of a piece and its playback
+const LEAD_S = 0.15; // between the arrival of a piece and its playback
 
 export class PcmPlayer {
   #context;
+  #ownContext;
   #planned = []; // scheduled pieces: {node, at, from, to} in seconds
   #nextS = 0;
   #rest = new Uint8Array(0); // half a sample
   #plannedS = 0;
 
-  constructor(sampleRate, onChange) {
+  /** `context` may be one that several players share. */
+  constructor(sampleRate, onChange, context = null) {
     this.sampleRate = sampleRate;
     this.samples = new Float32Array(sampleRate * 30);
     this.numSamples = 0;
     this.isPaused = false;
     this.onChange = onChange;
-    this.#context = new AudioContext({ sampleRate });
+    this.#ownContext = context ? null : new AudioContext({ sampleRate });
+    this.#context = context ?? this.#ownContext;
   }
 
   get lengthS() {
@@ -103,7 +106,7 @@ export class PcmPlayer {
 
   close() {
     this.#silence(0);
-    this.#context.close();
+    this.#ownContext?.close();
   }
 
   /** Return all samples as a WAV file. */

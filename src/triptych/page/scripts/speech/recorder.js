@@ -17,13 +17,20 @@ export const canRecord = () =>
 /** Return a file name for a recording, by its type. */
 export const fileNameOf = (blob) => `recording.${EXTENSIONS[blob.type] ?? "webm"}`;
 
-/** Start a recording; its `stop` returns the blob. */
-export async function record(canvas) {
-  const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch(() => {
+/** Return the stream of the microphone; `audio` are its constraints. Throws `Advice`. */
+export function askForMicrophone(audio = true) {
+  return navigator.mediaDevices.getUserMedia({ audio }).catch((error) => {
     throw new Advice(
-      "The microphone cannot be used. Allow it for this page in the browser, then try again.",
+      error?.name === "NotFoundError"
+        ? "There is no microphone. Connect one, then try again."
+        : "The microphone cannot be used. Allow it for this page in the browser, then try again.",
     );
   });
+}
+
+/** Start a recording; its `stop` returns the blob. */
+export async function record(canvas) {
+  const stream = await askForMicrophone();
   const mimeType = KINDS.find((kind) => MediaRecorder.isTypeSupported(kind));
   const recorder = new MediaRecorder(stream, mimeType ? { mimeType } : {});
   const pieces = [];

@@ -1,13 +1,14 @@
 // Text to speech: voice, speed, and a waveform that plays while it arrives.
 
-import { errorBox, getJson, isAborted } from "../api.js";
-import { byId, chips, fill, relabel, show } from "../dom.js";
+import { errorBox, isAborted } from "../api.js";
+import { byId, chips, relabel, show } from "../dom.js";
 import { SPEAK } from "../examples.js";
 import { chooseModel } from "../models.js";
-import { keepField, restoreField } from "../prefs.js";
+import { keepField } from "../prefs.js";
 import { sayWhileWaiting } from "../server.js";
 import { PcmPlayer } from "./player.js";
 import { SAMPLE_RATE, speakInto } from "./request.js";
+import { fillVoices } from "./voices.js";
 import { drawWave } from "./wave.js";
 
 const EXPECTED_S = 4; // minimum width of the waveform
@@ -56,14 +57,8 @@ class Speaker {
     new ResizeObserver(() => this.player && this.#draw()).observe(this.wave);
   }
 
-  async showVoices() {
-    const { data } = await getJson(
-      `/v1/audio/voices?model=${encodeURIComponent(byId("speak-model").value)}`,
-    ).catch(() => ({ data: [] }));
-    const named = (voice) => (voice.language ? `${voice.name} (${voice.language})` : voice.name);
-    fill(byId("speak-voice"), [["", "default"], ...data.map((voice) => [voice.id, named(voice)])]);
-    restoreField(byId("speak-voice"));
-    show(byId("speak-voice-field"), data.length > 1);
+  showVoices() {
+    return fillVoices(byId("speak-voice"), byId("speak-voice-field"), byId("speak-model").value);
   }
 
   /** Let the voice introduce itself. */

@@ -5,14 +5,18 @@ import { color, sharp } from "../dom.js";
 const BAR_PX = 3;
 const GAP_PX = 2;
 
-/** Draw the peaks of `samples`, the first `playedShare` in color, at least `minSamples` wide. */
-export function drawWave(canvas, samples, { playedShare = 0, minSamples = 0 } = {}) {
+/** Draw the peaks of `samples`, the first `playedShare` in the color `hue`, at least `minSamples` wide. */
+export function drawWave(
+  canvas,
+  samples,
+  { playedShare = 0, minSamples = 0, hue = "speech" } = {},
+) {
   const context = sharp(canvas);
   const { clientWidth: width, clientHeight: height } = canvas;
   const numBars = Math.max(1, Math.floor(width / (BAR_PX + GAP_PX)));
   const perBar = Math.max(samples.length, minSamples) / numBars;
   const played = playedShare * samples.length;
-  const [ahead, behind] = [color("wave"), color("speech")];
+  const [ahead, behind] = [color("wave"), color(hue)];
   for (let bar = 0; bar < numBars; bar += 1) {
     const start = Math.floor(bar * perBar);
     const size = Math.max(

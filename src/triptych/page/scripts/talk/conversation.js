@@ -1,0 +1,124 @@
+// A spoken conversation: the server's events become text and sound, and speech stops an answer.
+
+import { ApiError } from "../api.js";
+import { PcmPlayer } from "../speech/player.js";
+import { SAMPLE_RATE } from "../speech/request.js";
+import { decoded, encoded } from "./socket.js";
+
+const LOST = "The connection was lost. Start again to go on with a new conversation.";
+const HEARD = "conversation.item.input_audio_transcription";
+
+export class Conversation {
+  player = null; // of the answer that is or was spoken
+  isHearing = false;
+  isThinking = false;
+  #spokenId = null;
+  #isClosed = false;
+  #error = null; // the last one, which may have ended the session
+  #context = new AudioContext({ sampleRate: SAMPLE_RATE });
+
+  /** `onEnd` is called once if the server ends the session, with the error. */
+  constructor(socket, log, session, onEnd) {
+    Object.assign(this, { socket, log });
+    socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
+    socket.onclose = () => {
+      if (this.#isClosed) return;
+      this.close();
+      onEnd(this.#error ?? new ApiError(LOST));
+    };
+    this.#send("session.update", { session });
+  }
+
+  /** The state in words. */
+  get state() {
+    if (this.isHearing) return "Hearing you";
+    if (this.player?.isPlaying) return "Speaking: you can interrupt";
+    return this.isThinking ? "Thinking" : "Listening";
+  }
+
+  /** Send samples of the user. */
+  hear(samples) {
+    if (this.socket.readyState === WebSocket.OPEN)
+      this.#send("input_audio_buffer.append", { audio: encoded(samples) });
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.socket.close();
+    this.player?.close();
+    this.#context.close();
+  }
+
+  #send(type, fields) {
+    this.socket.send(JSON.stringify({ type, ...fields }));
+  }
+
+  #take(event) {
+    const { type, item_id: id, delta } = event;
+    if (type === "error") this.#fail(event.error);
+    else if (type === "input_audio_buffer.speech_started") this.#begin(id);
+    else if (type === "input_audio_buffer.speech_stopped") this.#pause();
+    else if (type.startsWith(HEARD)) this.#write(type, event);
+    else if (type === "response.output_audio.delta") this.#play(id, decoded(delta));
+    else if (
+      type === "response.output_audio_transcript.delta" ||
+      type === "response.output_text.delta"
+    )
+      this.log.add(id, "assistant", delta);
+    else if (type === "response.done") this.#finish(event.response);
+    else if (type === "conversation.item.retrieved")
+      this.log.cut(event.item.id, event.item.content[0].transcript);
+  }
+
+  /** The user speaks: what is said stops, and the model learns how much of it was heard. */
+  #begin(id) {
+    this.isHearing = true;
+    this.isThinking = false;
+    this.log.add(id, "user", "");
+    if (!this.player?.isPlaying) return;
+    const heardMs = Math.floor(this.player.positionS * 1000);
+    this.#silence();
+    const item = { item_id: this.#spokenId };
+    this.#send("conversation.item.truncate", { ...item, content_index: 0, audio_end_ms: heardMs });
+    this.#send("conversation.item.retrieve", item);
+  }
+
+  #pause() {
+    this.isHearing = false;
+    this.isThinking = true;
+  }
+
+  #write(type, { item_id: id, delta, transcript, error }) {
+    if (type === `${HEARD}.delta`) this.log.add(id, "user", delta);
+    else if (type === `${HEARD}.completed`) {
+      this.log.set(id, "user", transcript.trim());
+      if (!transcript.trim()) this.isThinking = false; // such a turn gets no answer
+    } else if (type === `${HEARD}.failed`) this.#fail(error);
+  }
+
+  #play(id, bytes) {
+    if (id !== this.#spokenId) {
+      this.#silence();
+      this.#spokenId = id;
+      this.player = new PcmPlayer(SAMPLE_RATE, () => {}, this.#context);
+    }
+    this.isThinking = false;
+    this.player.push(bytes);
+  }
+
+  #silence() {
+    this.player?.close();
+    this.player = null;
+  }
+
+  #finish({ status, status_details: details }) {
+    if (status === "failed") this.#fail(details.error);
+    if (status !== "cancelled") this.isThinking = false;
+  }
+
+  #fail({ message, code }) {
+    this.isThinking = false;
+    this.#error = new ApiError(message, { code });
+    this.log.complain(this.#error);
+  }
+}

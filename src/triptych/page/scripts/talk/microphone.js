@@ -1,0 +1,51 @@
+// The microphone as a stream of samples.
+
+import { urlOf } from "../api.js";
+import { askForMicrophone } from "../speech/recorder.js";
+
+const PIECE_S = 0.04;
+const CLEAN = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
+
+/** Call `onPiece` with samples, 40 ms at a time at `rate`. Returns {mute, close}; throws `Advice`. */
+export async function openMicrophone(rate, onPiece) {
+  const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
+  const tracks = stream.getTracks();
+  const source = sourceOf(stream, rate);
+  const { context } = source;
+  let isOpen = true;
+  const close = () => {
+    isOpen = false;
+    tracks.forEach((track) => track.stop());
+    context.close();
+  };
+  try {
+    await capture(source, rate, (samples) => isOpen && onPiece(samples));
+  } catch (error) {
+    close();
+    throw error;
+  }
+  const mute = (isMuted) => tracks.forEach((track) => (track.enabled = !isMuted));
+  return { mute, close };
+}
+
+async function capture(source, rate, onPiece) {
+  const { context } = source;
+  await context.audioWorklet.addModule(urlOf("/page/scripts/talk/capture.worklet.js"));
+  const node = new AudioWorkletNode(context, "capture", {
+    numberOfOutputs: 0,
+    processorOptions: { wantedRate: rate, numSamples: Math.round(rate * PIECE_S) },
+  });
+  node.port.onmessage = ({ data }) => onPiece(data);
+  source.connect(node);
+}
+
+/** Some browsers connect a microphone only to a context of its own rate. */
+function sourceOf(stream, rate) {
+  const context = new AudioContext({ sampleRate: rate });
+  try {
+    return context.createMediaStreamSource(stream);
+  } catch {
+    context.close();
+    return new AudioContext().createMediaStreamSource(stream);
+  }
+}
