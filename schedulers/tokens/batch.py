@@ -19,7 +19,7 @@ from typing import Any
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.engine_api.tokens import FinishReason, TokenDelta, TokenRequest
-from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
+from triptych.core.errors import NonFinite
 from triptych.core.grammar.matcher import TokenMask
 from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
@@ -34,7 +34,9 @@ from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
 from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
-from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
+from triptych.schedulers.tokens.request_sizes import RequestSizes
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+from triptych.schedulers.tokens.state import SequenceState, TokenProgress, TokenState
 from triptych.schedulers.tokens.state_saves import (
     book_saves,
     book_spares,
@@ -90,7 +92,8 @@ class TokenBatch:
         """The adapters of rows; set before the first sequence, if there may be any."""
         self.vocab_size = 0
         """The length of masks in tokens; set before the first sequence of a model with masks."""
-        self._max_length = max_length
+        self.sizes = RequestSizes(pool, options, max_length)
+        """The bounds of prompts and answers."""
         self._namespace = namespace
         self._counters = counters
         self._num_opened = 0
@@ -99,7 +102,7 @@ class TokenBatch:
         self, name: str, job: Job, request: TokenRequest, *, arrival_s: float
     ) -> SequenceState:
         """A new sequence with its rank. Raises InvalidRequest or ContextLengthExceeded."""
-        max_outputs = self.max_outputs(request)
+        max_outputs = self.sizes.max_outputs(request)
         reasoning = None
         if request.reasoning is not None:
             reasoning = ReasoningCounter(request.reasoning, request, self.vocab_size)
@@ -201,38 +204,6 @@ class TokenBatch:
             is_answered=row.is_decoding,
         )
 
-    @property
-    def max_prompt_tokens(self) -> int:
-        """The longest possible prompt."""
-        page_size, limit = self.pool.page_size, self.options.max_batch_total_tokens
-        most = self._max_length - 1
-        return min(most, limit // page_size * page_size) if limit else most
-
-    def max_outputs(self, request: TokenRequest) -> int:
-        """The most tokens the request may yield. Raises `RequestError` if it can never run."""
-        num_prompt = len(request.prompt_ids)
-        if not num_prompt:
-            raise InvalidRequest("The prompt is empty.", param="prompt")
-        if num_prompt >= self._max_length:
-            raise ContextLengthExceeded(
-                f"The prompt has {num_prompt} tokens; this model takes {self._max_length} tokens,"
-                " prompt and output together."
-            )
-        max_outputs = min(request.sampling.max_tokens, self._max_length - num_prompt)
-        capacity = self.pool.num_pages * self.pool.page_size
-        if num_prompt + max_outputs - 1 > capacity:
-            raise ContextLengthExceeded(
-                f"Prompt and output may take {num_prompt + max_outputs} tokens; the KV cache holds"
-                f" {capacity}. Ask for fewer tokens (max_tokens), or enlarge the cache."
-            )
-        limit = self.options.max_batch_total_tokens
-        if limit and self.pool.num_pages_for(num_prompt) * self.pool.page_size > limit:
-            raise ContextLengthExceeded(
-                f"The prompt has {num_prompt} tokens; max_batch_total_tokens allows {limit},"
-                " counted in whole pages."
-            )
-        return max_outputs
-
     def choose_step(self, limits: TokenLimits) -> TokenStep | None:
         """The policy's choice with its work; the owner sets its due time."""
         step = choose_step(self.state, limits)
@@ -329,7 +300,8 @@ class TokenBatch:
             delta = self._answer(piece, result, num_accepted)
         if row.num_committed >= (lease.num_published + 1) * self.pool.page_size:
             self.state.publish(row)
-        self.pool.leave_windows(lease, row.num_committed)
+        if self.pool.windows is not None:
+            self.pool.leave_windows(lease, row.num_committed)
         publish_saves(self.pool, piece)
         if self.state.retries.restarts:
             self.state.retries.settle(row)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from triptych.core.engine_api.plan import StepResult
-from triptych.schedulers.tokens.state import ScheduledRow
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
 
 _WEIGHT = 0.15
 """That of the latest step in the mean of steps without drafts."""

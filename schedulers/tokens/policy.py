@@ -44,7 +44,8 @@ from triptych.schedulers.tokens.coming_pages import ComingPages
 from triptych.schedulers.tokens.preemption import Preemption
 from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN, by_prefix, overtaken_by
 from triptych.schedulers.tokens.prompt_order import split_by_work
-from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+from triptych.schedulers.tokens.state import SequenceState, TokenState
 from triptych.schedulers.tokens.step import UNLIMITED, AdmittedRow, TokenLimits, TokenStep
 
 _MAX_BLOCKED = 8  # prompts without room that later ones may overtake in one step

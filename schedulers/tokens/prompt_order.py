@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+from triptych.schedulers.tokens.state import SequenceState
 
 
 def split_by_work(

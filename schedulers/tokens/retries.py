@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+    from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+    from triptych.schedulers.tokens.state import SequenceState
 
 _LEAST_TOKENS = 64
 """Of a row that begins again: whole contexts are computed before any other row goes on."""

@@ -32,7 +32,8 @@ from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece, DraftStep
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
-from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+from triptych.schedulers.tokens.state import SequenceState
 from triptych.schedulers.tokens.step import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 

@@ -21,7 +21,8 @@ from collections.abc import Iterable
 
 from triptych.core.kv.pages import PagePool
 from triptych.core.kv.snapshots import SnapshotIndex
-from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
+from triptych.schedulers.tokens.state import SequenceState
 
 _LEAST_SPARE_TOKENS, _SPARE_TOKENS = 64, 256
 """The first place and the largest distance of snapshots that are saved where memory is free.

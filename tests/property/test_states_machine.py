@@ -14,7 +14,7 @@ from triptych.core.kv.snapshots import SnapshotIndex
 from triptych.schedulers.tokens import batch as token_batch
 from triptych.schedulers.tokens import state_saves
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.state import ScheduledRow
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
 
 
 def test_every_row_goes_on_from_its_own_state() -> None:

@@ -60,7 +60,7 @@ from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.tokens.batch import COUNTERS as TOKEN_COUNTERS
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.state import ScheduledRow
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
 
 _COUNTERS = (
     "speech_frames_total",
@@ -191,7 +191,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         """Raise `RequestError` if some segment can never be spoken."""
         for index, spec in enumerate(stream.request.segments):
             request = self._token_request(stream, index, spec, with_context=False)
-            self._tokens.max_outputs(request)
+            self._tokens.sizes.max_outputs(request)
 
     def _token_request(
         self, stream: Stream, index: int, spec: SpeechSegment, *, with_context: bool
@@ -200,7 +200,7 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
         voice = stream.voice or VoicePrompt()
         num_own = len(voice.prompt_ids) + len(spec.prompt_ids) + len(voice.suffix_ids)
         num_steps = spec.max_steps or self._max_tokens
-        room = min(self._max_tokens - num_steps, self._tokens.max_prompt_tokens) - num_own
+        room = min(self._max_tokens - num_steps, self._tokens.sizes.max_prompt_tokens) - num_own
         prompt_ids, frames = segment_prompt(self._speech, stream, spec, room if with_context else 0)
         sampling = msgspec.structs.replace(
             request.sampling,

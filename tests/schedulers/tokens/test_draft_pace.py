@@ -9,7 +9,7 @@ import pytest
 from triptych.core.engine_api.plan import StepResult
 from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_pace import DraftPace
-from triptych.schedulers.tokens.state import ScheduledRow
+from triptych.schedulers.tokens.scheduled_row import ScheduledRow
 
 
 def price(num_rows: int, num_drafts: int) -> float:
