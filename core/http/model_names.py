@@ -1,13 +1,13 @@
 """Names of models that requests may use without their being served under them.
 
-Owns the names of OpenAI's models by task, and the choice of the model that such a name means
-(`--accept-model-names`). The list of models does not show them.
+Owns the names of OpenAI's models by task, the choice of the model that such a name means
+(`--accept-model-names`), and Ollama's tag. The list of models does not show them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 _OTHER_KINDS = r"(?!.*(?:transcribe|tts|image|audio|realtime))"
@@ -24,6 +24,18 @@ _OPENAI: Mapping[str, re.Pattern[str]] = MappingProxyType(
     }
 )
 """OpenAI's models, by task. Later versions follow the same pattern."""
+
+_TAG = ":latest"
+
+
+def with_tag(name: str) -> str:
+    """A model's name with a tag, as Ollama's clients expect it."""
+    return name if ":" in name else name + _TAG
+
+
+def without_tag(name: str, known: Collection[str]) -> str:
+    """The served name of a model that a client may call with a tag."""
+    return name if name in known else name.removesuffix(_TAG)
 
 
 def is_openai(name: str, task: str) -> bool:

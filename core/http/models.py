@@ -18,7 +18,7 @@ from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
 from triptych.core.http.fields import NamesModel, TakesModel, models_of
-from triptych.core.http.model_names import model_meant
+from triptych.core.http.model_names import model_meant, without_tag
 from triptych.core.limits import MAX_NAME_CHARS
 
 
@@ -127,7 +127,7 @@ def with_model(request: Request, kind: Any, fields: Any) -> Any:
         return {**fields, "model": _only(names)} if issubclass(named, NamesModel) else fields
     is_more = any(given in each for each in state.more_models)
     if isinstance(given, str) and given not in state.tasks and not is_more:
-        meant = state.further_names.get(given) or model_meant(
+        meant = _other_name(state, given) or model_meant(
             state.accepted_names, given, named.tasks[0], names
         )
         return {**fields, "model": meant or given}
@@ -214,5 +214,11 @@ def _own_name(state: State, name: str) -> str | None:
     accepted = "served" if state.accepted_names == "served" else "openai"
     by_task = state.models_by_task
     meant = (model_meant(accepted, name, task, models) for task, models in by_task.items())
-    own: str | None = state.further_names.get(name) or next(filter(None, meant), None)
-    return own
+    return _other_name(state, name) or next(filter(None, meant), None)
+
+
+def _other_name(state: State, name: str) -> str | None:
+    """Return the model with the further name `name`, or with this name and Ollama's tag."""
+    bare = without_tag(name, state.tasks)
+    further: str | None = state.further_names.get(name)
+    return further or (bare if bare in state.tasks else None)

@@ -17,6 +17,7 @@ from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.fields import InputText
+from triptych.core.http.model_names import without_tag
 from triptych.modalities.embedding.api.replies import json_response, numbers
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, EmbedResult
 from triptych.modalities.llm.api.messages import is_list
@@ -25,7 +26,6 @@ from triptych.modalities.llm.api.ollama.dialect import (
     OllamaRoute,
     keep_model,
     nanoseconds,
-    without_tag,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 from triptych.modalities.llm.api.translation import rename_errors

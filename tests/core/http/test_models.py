@@ -239,6 +239,20 @@ async def test_a_further_name_means_its_model(tmp_path: Path) -> None:
     assert (reply.status_code, card.json()["id"]) == (200, "tiny")
 
 
+@pytest.mark.parametrize(("kind", "path", "body"), ROUTES_BY_KIND[:5])
+async def test_a_name_of_ollamas_lists_means_its_model(
+    app: FastAPI, kind: str, path: str, body: dict[str, Any]
+) -> None:
+    """Open WebUI sends them to the paths of OpenAI and Anthropic, too."""
+    async with in_process(app) as client:
+        tagged = {**body["json"], "model": f"{MODELS[kind]}:latest"}
+        reply = await client.post(path, json=tagged)
+        card = await client.get(f"/v1/models/{MODELS[kind]}:latest")
+        unknown = await client.post(path, json={**tagged, "model": f"{MODELS[kind]}:7b"})
+    assert (reply.status_code, card.json()["id"]) == (200, MODELS[kind])
+    assert unknown.status_code == 404
+
+
 @pytest.mark.parametrize(
     ("references", "names"),
     [

@@ -6,7 +6,7 @@ Owns these conventions. Knows only the prefix of its routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +24,6 @@ from triptych.core.http.dialects import Dialect, named_message
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 
 PREFIX = "/api"
-_TAG = ":latest"
 
 
 class OllamaError(BaseModel):
@@ -90,16 +89,6 @@ def _begin_unload(client: EngineClient, model: str) -> None:
 async def _unload(client: EngineClient, model: str) -> None:
     with suppress(TriptychError):  # without an engine, or without the model, nothing is in memory
         await client.unload(model)
-
-
-def with_tag(name: str) -> str:
-    """A model's name with a tag, as Ollama's clients expect it."""
-    return name if ":" in name else name + _TAG
-
-
-def without_tag(name: str, known: Collection[str]) -> str:
-    """The served name of a model that a client may call with a tag."""
-    return name if name in known else name.removesuffix(_TAG)
 
 
 def now_text() -> str:

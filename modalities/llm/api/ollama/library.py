@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from triptych.core.http.engine_models import check_may_store, followed, lift_time_limit
+from triptych.core.http.model_names import without_tag
 from triptych.core.http.models import ModelCard
 from triptych.core.http.runtime_models import Pull, RuntimeModels
 from triptych.core.http.sse import LineStream, described_lines
@@ -74,7 +75,7 @@ def _reference(name: str) -> str:
     """The reference that a client means: it may write a tag, and the hub's host before an id."""
     for prefix in _HUB_PREFIXES:
         name = name.removeprefix(prefix)
-    return name.removesuffix(":latest")
+    return without_tag(name, ())
 
 
 async def _lines(name: str, begun: Pull | ModelCard | None) -> AsyncGenerator[PullLine, None]:

@@ -19,12 +19,13 @@ from pydantic import BaseModel
 
 from triptych.core.engine_api.reports import ModelStatus
 from triptych.core.errors import UnknownModel
+from triptych.core.http.model_names import with_tag, without_tag
 from triptych.core.process.metrics import DEVICE_INFO, held_bytes, labelled_series
 from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.ollama.dialect import time_text, with_tag, without_tag
+from triptych.modalities.llm.api.ollama.dialect import time_text
 from triptych.modalities.llm.api.service import LlmService
 
 _FOR_EVER = "9999-12-31T23:59:59Z"

@@ -170,13 +170,13 @@ class _TextRoutes:
     async def _load(
         self, body: AnswerFields, model: str, kind: type[OllamaFormatter], request: Request
     ) -> Response:
-        """Load a model only, or unload it, which needs an admin key if there are API keys."""
-        self.service.model(model)
+        """Load a model that writes text, or unload any; unloading is for `check_is_admin`."""
         if body.keep_s == 0:
             check_is_admin(request)
             await self.service.client.unload(model)
             timing = Timing(Context.of(request).arrived_s, 0.0)
             return _document(kind(body.model, timing).empty("unload"))
+        self.service.model(model)
         await keep_model(request, body, self.service.client, model)
         timing = await self._timing(model, request)
         return _document(kind(body.model, timing).empty("load"))

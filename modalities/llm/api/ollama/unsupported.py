@@ -19,8 +19,10 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
     {
         "embedding_only": RefusedField(_ONE_USE, (False,)),
         "logits_all": RefusedField("use logprobs.", (False,)),
+        "logit_bias": RefusedField("send it to /v1/chat/completions."),
         "mirostat": RefusedField(_SAMPLER, (0,)),
         "penalize_newline": RefusedField("penalties apply to every token.", (True,)),
+        "reasoning_effort": RefusedField("send think."),
         "tfs_z": RefusedField(_SAMPLER, (1.0,)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "vocab_only": RefusedField(_ONE_USE, (False,)),

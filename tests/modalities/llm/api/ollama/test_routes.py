@@ -12,18 +12,23 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.http import ANSWER, READY, FakeEngine, in_process
-from support.other_apis import WEATHER_SCHEMA, other_apis_app
+from support.http import ANSWER, READY, FakeEngine, in_process, make_service
+from support.other_apis import DIALECTS, WEATHER_SCHEMA, other_apis_app
 from support.text_models import byte_tokenizer
 from triptych.core import limits
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.model_changes import KeepModel
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import EngineDown, RateLimited
+from triptych.core.http.app import create_app
+from triptych.core.options.config import Config
 from triptych.core.process.metrics import DEVICE_INFO, series
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.generation import chat_request
 from triptych.modalities.llm.api.ollama.conversation import chat_fields
+from triptych.modalities.llm.api.ollama.models import Catalogue
 from triptych.modalities.llm.api.ollama.protocol import OllamaChatRequest
+from triptych.modalities.llm.api.ollama.routes import ollama_router
 
 CHAT = "/api/chat"
 GENERATE = "/api/generate"
@@ -365,6 +370,19 @@ async def test_with_keys_an_admin_key_unloads_a_model(tmp_path: Path, engine: Fa
     assert engine.unloaded == ["tiny"]
 
 
+async def test_a_model_without_text_output_is_unloaded(tmp_path: Path, engine: FakeEngine) -> None:
+    """Open WebUI ejects embedding models with the request for text models."""
+    service = make_service(tmp_path, engine)
+    words = ResolvedModel(name="words", reference="words", folder="", digest="")
+    routers = [ollama_router(service, Catalogue([words], service))]
+    body = {"model": "words:latest", "keep_alive": 0, "prompt": ""}
+    async with in_process(create_app(Config(), engine, routers, dialects=DIALECTS)) as client:
+        reply = await client.post(GENERATE, json=body)
+        loaded = await client.post(GENERATE, json={**body, "keep_alive": "5m"})
+    assert (reply.status_code, reply.json()["done_reason"]) == (200, "unload")
+    assert (loaded.status_code, engine.unloaded) == (404, ["words"])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
@@ -373,6 +391,8 @@ async def test_with_keys_an_admin_key_unloads_a_model(tmp_path: Path, engine: Fa
         (CHAT, chat(options={"temperature": 9}), "options.temperature"),
         (CHAT, chat(options={"colour": 9}), "options.colour"),
         (CHAT, chat(options={"mirostat": 2}), "mirostat is not offered"),
+        (CHAT, chat(options={"reasoning_effort": "low"}), "send think"),
+        (CHAT, chat(options={"logit_bias": {"5": 1}}), "/v1/chat/completions"),
         (CHAT, chat(options={"repeat_last_n": 0}), "repeat_last_n 0 is not offered"),
         (CHAT, chat(think=True), "think"),
         (CHAT, chat(top_logprobs=2), "logprobs"),
