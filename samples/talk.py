@@ -15,7 +15,7 @@ from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, Wr
 def main() -> None:
     """Ask by voice, then by text, and ask again about the answer."""
     with Engine(["embedded", "triptych-voice", "whisper-tiny.en"], max_length=2048) as engine:
-        question = engine.speak("What is the capital of Italy?", voice="michael")
+        question = engine.speak("What is the capital of Italy?")
         talk = engine.talk(temperature=0, max_tokens=48)
 
         started_s, first_s, num_samples = time.monotonic(), 0.0, 0

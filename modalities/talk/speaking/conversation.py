@@ -57,7 +57,8 @@ class SpokenConversation:
                 player.write(event.pcm_S)
         talk.answer("And of Italy?").save("italy.wav")
 
-    A turn is a text, or sound: a `Path`, bytes of a file, or samples. Leaving a turn early ends
+    A turn is a text, or sound: a `Path`, bytes of a file, or samples. One without words has no
+    answer. Leaving a turn early ends
     the chat and the speech at once; the conversation then has the part of the answer whose sound
     was made. Turns follow each other: one begins when the last has ended. Every call has an async
     twin that may be awaited on any loop.
@@ -116,6 +117,8 @@ class SpokenConversation:
         words = said if isinstance(said, str) else await self._hear(said)
         if not isinstance(said, str):
             yield HeardWords(words)
+            if not words:
+                return
         self.messages.append({"role": "user", "content": words})
         answer = {"role": "assistant", "content": ""}
         try:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import runpy
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import triptych
 from triptych import Engine
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError
 from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, WrittenWords
 
 pytestmark = pytest.mark.embedded
+SAMPLE = Path(__file__).parents[4] / "samples" / "talk.py"
 MODELS = ["embedded", "triptych-voice", "whisper-tiny.en"]
 
 
@@ -52,6 +58,33 @@ def test_leaving_a_turn_keeps_what_was_spoken(engine: Engine) -> None:
     roles = [message["role"] for message in talk.messages[:4]]
     assert roles[:3] == ["system", "user", "assistant"]
     assert len(talk.messages[2]["content"]) < 200
+
+
+def test_sound_without_words_is_not_answered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = engine.talk()
+
+    async def nothing(sound: object) -> SimpleNamespace:
+        return SimpleNamespace(text=" ")
+
+    monkeypatch.setattr(talk._models.recognizer, "acall", nothing)
+    assert list(talk(b"a cough")) == [HeardWords("")]
+    assert not talk.messages
+    assert not len(talk.answer(b"a cough").audio)
+
+
+def test_the_sample_runs(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(triptych, "Engine", lambda *_, **__: nullcontext(engine))
+    runpy.run_path(str(SAMPLE), run_name="__main__")
+    assert "-- heard: What is the capital of Italy?" in capsys.readouterr().out
+    assert Path("answer.wav").stat().st_size > 10_000
 
 
 def test_what_cannot_be_said_or_heard_is_an_error(engine: Engine) -> None:
