@@ -6,6 +6,7 @@ import sys
 import wave
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from support.full_app import open_full_app
 from support.http import live
 from support.speech_app import num_samples
 from triptych.cli import main
+from triptych.core.errors import ConfigError
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.talk.ports import HEARING_RATE, SpeechStarted, SpeechStopped, TurnEvent
 from triptych.modalities.talk.speaking.events import SpokenSound
+from triptych.talk_cli import LocalTalk
 from triptych.talk_devices import Loudspeaker, first_turn
 
 NOISE = np.random.default_rng(0).normal(0, 0.1, HEARING_RATE).astype(np.float32)
@@ -60,6 +63,16 @@ def test_errors_say_what_to_type(
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     assert main(["talk", *arguments, "--no-server"]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_missing_models_are_named() -> None:
+    def talk(**_: Any) -> None:
+        raise ConfigError("There is no chat model.")
+
+    local = object.__new__(LocalTalk)
+    local._engine = SimpleNamespace(talk=talk)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"talk -m embedded -m whisper-tiny\.en"):
+        local.begin(system="", voice="")
 
 
 class Scripted:

@@ -140,6 +140,7 @@ class SessionAnswers:
             raise InvalidRequest("The conversation is empty: add an item or instructions.")
         if settings.tools:
             given["tools"] = chat_tools(settings.tools)
+        if settings.tools or settings.tool_choice not in ("auto", "none"):
             given["tool_choice"] = chat_tool_choice(settings.tool_choice)
         if settings.max_output_tokens != "inf":
             given["max_tokens"] = settings.max_output_tokens

@@ -56,6 +56,14 @@ class InputImage(Strict):
     image_url: Sound
     detail: Literal["auto", "low", "high"] | None = None
 
+    @model_validator(mode="after")
+    def _check_url(self) -> InputImage:
+        if not self.image_url.startswith("data:"):
+            raise InvalidRequest(
+                "image_url is a data URL: data:image/png;base64,...", param="image_url"
+            )
+        return self
+
 
 class AssistantText(Strict):
     """Text of the assistant."""

@@ -182,6 +182,17 @@ async def test_the_oldest_turns_give_way(tmp_path: Path, truncation: str, status
         assert response["status_details"]["error"]["code"] == "context_length_exceeded"
 
 
+async def test_a_choice_of_no_tool_is_refused(tmp_path: Path) -> None:
+    talk = talk_app(tmp_path)
+    with live(talk.app) as server:
+        async with realtime(server) as client:
+            chosen = {"tool_choice": {"type": "function", "name": "weather"}}
+            await client.send("session.update", session={"type": "realtime", **chosen})
+            await client.ask("Is it warm?")
+            response = (await client.until("response.done"))[-1]["response"]
+    assert "tool" in response["status_details"]["error"]["message"]
+
+
 async def test_a_turn_that_cannot_be_transcribed_fails_alone(tmp_path: Path) -> None:
     talk = talk_app(tmp_path)
     talk.ears.words = "fail"

@@ -430,6 +430,13 @@ def test_a_response_has_sound_of_its_own_in_one_direction() -> None:
     assert answer.messages[1]["content"] == [{"type": "image_url", "image_url": image}]
 
 
+def test_an_image_is_a_data_url() -> None:
+    item = image_item("low")
+    item["content"][0]["image_url"] = "http://127.0.0.1/a.png"
+    with pytest.raises(RequestValidationError, match="data URL"):
+        Talk().say("conversation.item.create", item=item)
+
+
 def image_item(detail: str) -> dict[str, Any]:
     part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": detail}
     return {"type": "message", "role": "user", "content": [part]}
