@@ -1,13 +1,16 @@
 """Transcripts as subtitles and plain text.
 
-Owns SubRip (SRT) and WebVTT (W3C, https://www.w3.org/TR/webvtt1/). Knows no HTTP.
+Owns which text stands in a cue; `core.media.captions` writes the formats. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from triptych.core.media import captions
+from triptych.core.media.captions import Cue
 
 if TYPE_CHECKING:
     from triptych.modalities.asr.api.transcript import Transcript
@@ -24,37 +27,14 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_srt(transcript: Transcript) -> str:
-    """SubRip: numbered cues."""
-    cues = (
-        f"{segment.index + 1}\n{_time(segment.start_s, ',')} --> {_time(segment.end_s, ',')}\n"
-        f"{_cue_text(segment.text)}\n\n"
-        for segment in transcript.segments
-    )
-    return "".join(cues)
+    """SubRip: a numbered cue for each segment."""
+    return captions.as_srt(_cues(transcript))
 
 
 def as_vtt(transcript: Transcript) -> str:
-    """WebVTT, with hours in every time."""
-    cues = (
-        f"{_time(segment.start_s, '.')} --> {_time(segment.end_s, '.')}\n"
-        f"{_escaped(_cue_text(segment.text))}\n\n"
-        for segment in transcript.segments
-    )
-    return "WEBVTT\n\n" + "".join(cues)
+    """WebVTT: a cue for each segment."""
+    return captions.as_vtt(_cues(transcript))
 
 
-def _time(seconds: float, point: str) -> str:
-    """HH:MM:SS and milliseconds."""
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    minutes, second = divmod(whole, 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour:02}:{minute:02}:{second:02}{point}{milliseconds:03}"
-
-
-def _cue_text(text: str) -> str:
-    """One cue's text without arrows, which begin a cue, and empty lines, which end it."""
-    return " ".join(text.split()).replace("-->", "->")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _cues(transcript: Transcript) -> Iterator[Cue]:
+    return (Cue(each.start_s, each.end_s, each.text) for each in transcript.segments)

@@ -24,9 +24,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
+from triptych.core.media.captions import CAPTION_FORMATS, CaptionFormat
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import STDIN, read_text, report_write_errors
-from triptych.modalities.tts.api.results import InputFormat, SpeakOptions, SpeechPiece, format_of
+from triptych.modalities.tts.api.captions import caption_file
+from triptych.modalities.tts.api.results import (
+    InputFormat,
+    SpeakOptions,
+    SpeechPiece,
+    SpokenWord,
+    format_of,
+)
 from triptych.modalities.tts.modality import SPEECH
 
 PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -68,6 +76,7 @@ def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
         "--input-format", choices=INPUT_FORMATS, default="text", help="plain text, or SSML"
     )
     parser.add_argument("-o", "--output", help='file to write; "-", the default, is stdout')
+    parser.add_argument("--captions", help="file for the words with their times: .srt or .vtt")
     parser.add_argument("--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}")
     parser.add_argument("--format", choices=FORMATS, help="default: the file's extension, else wav")
     parser.add_argument("--voice", default="", help="name or id; `triptych voices` lists them")
@@ -88,6 +97,8 @@ def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
 def run_speak(args: argparse.Namespace) -> int:
     """Speak a text to a file, to stdout or to a player, while it is generated."""
     text, audio_format = _read_text(args), _choose_format(args)
+    caption_format = None if args.captions is None else _caption_format(args.captions)
+    words: list[SpokenWord] = []
     options = SpeakOptions(
         voice=args.voice,
         speed=args.speed,
@@ -95,6 +106,7 @@ def run_speak(args: argparse.Namespace) -> int:
         language=args.language,
         input_format=args.input_format,
         seed=args.request_seed,
+        has_word_times=caption_format is not None,
     )
     with _open_pipeline(args) as pipeline:
         is_file = args.output not in (None, STDIN)
@@ -102,7 +114,11 @@ def run_speak(args: argparse.Namespace) -> int:
         first = next(pieces)  # an invalid request creates no file
         encoder = open_encoder(audio_format, pipeline.sample_rate)
         with _open_sink(args) as sink:
-            _write(chain([first], pieces), encoder, sink, is_file=is_file)
+            heard = _collect_words(chain([first], pieces), words)
+            _write(heard, encoder, sink, is_file=is_file)
+    if caption_format is not None:
+        with report_write_errors(args.captions):
+            Path(args.captions).write_text(caption_file(words, caption_format), encoding="utf-8")
     return 0
 
 
@@ -137,6 +153,22 @@ def _choose_format(args: argparse.Namespace) -> str:
             " pipe it into a player, as in `triptych speak ... | aplay`."
         )
     return str(args.format or "wav")
+
+
+def _caption_format(path: str) -> CaptionFormat:
+    """The format of a caption file's extension. Raises `ConfigError` if it is unknown."""
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    found = next((kind for kind in CAPTION_FORMATS if kind == suffix), None)
+    if found is None:
+        raise ConfigError(f"--captions: use .{' or .'.join(CAPTION_FORMATS)}, not {path!r}.")
+    return found
+
+
+def _collect_words(pieces: Iterable[SpeechPiece], words: list[SpokenWord]) -> Iterator[SpeechPiece]:
+    """Pass pieces through, and add their words to `words`."""
+    for piece in pieces:
+        words += piece.words
+        yield piece
 
 
 def _find_player() -> list[str]:

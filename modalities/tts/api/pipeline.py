@@ -20,12 +20,14 @@ from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.media.captions import CaptionFormat
 from triptych.core.media.child import DecodePool
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.service import default_seed
+from triptych.modalities.tts.api.captions import caption_file
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import Voice
 from triptych.modalities.tts.api.results import (
@@ -70,6 +72,10 @@ class Speech:
         """Write a file, in the format of its extension unless another is given."""
         audio_format = audio_format or format_of(path)
         Path(path).write_bytes(encode_clip(audio_format, self.sample_rate, self.audio))
+
+    def captions(self, caption_format: CaptionFormat = "srt") -> str:
+        """The words as captions: the text of a file, empty of cues if the model knows no times."""
+        return caption_file(self.words, caption_format)
 
     def _repr_html_(self) -> str:
         """An audio player for notebooks."""

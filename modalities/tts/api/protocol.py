@@ -23,6 +23,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
 )
+from triptych.core.media.captions import CaptionFormat
 from triptych.modalities.tts.api.results import InputFormat, SpeechPiece, SpokenWord
 from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
 
@@ -139,19 +140,24 @@ class SpeechBody(SpeechFields):
         default=[], description="The times of words, in events. Not in OpenAI's API."
     )
 
+    caption_format: CaptionFormat | None = Field(
+        default=None, description="The captions of the speech, with its last event."
+    )
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.timestamp_granularities and self.stream_format != "sse":
-            raise InvalidRequest(
-                "timestamp_granularities needs stream_format sse: a file has no place for times.",
-                param="timestamp_granularities",
-            )
+        given = self.timestamp_granularities, self.caption_format
+        for name, value in zip(("timestamp_granularities", "caption_format"), given, strict=True):
+            if value and self.stream_format != "sse":
+                raise InvalidRequest(
+                    f"{name} needs stream_format sse: a file has no place for times.", param=name
+                )
         return self
 
     @property
     def has_word_times(self) -> bool:
         """Whether the times of words are requested."""
-        return bool(self.timestamp_granularities)
+        return bool(self.timestamp_granularities or self.caption_format)
 
 
 class CaptionedSpeechBody(SpeechFields):
@@ -222,7 +228,8 @@ class AudioUsage(BaseModel):
 class AudioDone(BaseModel):
     """The end of the file: `coverage` is the share of the text that was spoken, `words` are all.
 
-    `token_usage` is `usage` under its name in speaches.
+    `captions` are a file in the requested format. `token_usage` is `usage` under its name in
+    speaches.
     """
 
     type: Literal["speech.audio.done"]
@@ -231,10 +238,11 @@ class AudioDone(BaseModel):
     finish_reason: str
     coverage: float
     words: list[WordTimes] | None = None
+    captions: str | None = None
 
     @classmethod
-    def of(cls, last: SpeechPiece, **words: list[WordTimes]) -> AudioDone:
-        """The end of a call, from its last piece."""
+    def of(cls, last: SpeechPiece, **wanted: Any) -> AudioDone:
+        """The end of a call, from its last piece, with the `wanted` words and captions."""
         usage = AudioUsage(
             input_tokens=last.usage.num_prompt_tokens,
             output_tokens=last.usage.num_output_tokens,
@@ -246,5 +254,5 @@ class AudioDone(BaseModel):
             token_usage=usage,
             finish_reason=last.finish_reason or "stop",
             coverage=round(last.coverage, 3),
-            **words,
+            **wanted,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from triptych.core.client.choice import RemoteModel
 from triptych.core.errors import EngineDown
 from triptych.core.media.audio.framing import read_wav_header
-from triptych.modalities.tts.api.results import SpeakOptions, SpeechPiece, SpeechUsage
+from triptych.modalities.tts.api.results import SpeakOptions, SpeechPiece, SpeechUsage, SpokenWord
 
 _ROUTE = "/v1/audio/speech"
 
@@ -30,7 +30,9 @@ class RemoteSpeech(RemoteModel):
     ) -> Iterator[SpeechPiece]:
         """Speak a text as `SpeechPipeline.pieces` does. The server always speaks at once."""
         given = {name: value for name, value in options.items() if value not in ("", None)}
-        form = {"response_format": "wav", "stream_format": "sse"}
+        form: dict[str, Any] = {"response_format": "wav", "stream_format": "sse"}
+        if given.pop("has_word_times", False):
+            form["timestamp_granularities"] = ["word"]
         head = b""
         body = self.request({**given, **form, "input": text})
         for event in self.connection.events(_ROUTE, body):
@@ -53,6 +55,12 @@ def _piece(data: bytes) -> SpeechPiece:
     return SpeechPiece(pcm_S=pcm_S, usage=SpeechUsage(), coverage=1.0)
 
 
+def _word(entry: Mapping[str, Any]) -> SpokenWord:
+    """A word; its place in the text does not cross."""
+    times = {"start_s": entry["start"], "end_s": entry["end"]}
+    return SpokenWord(text=entry["word"], source=(0, 0), **times)
+
+
 def _last(event: Mapping[str, Any]) -> SpeechPiece:
     usage = event["usage"]
     return SpeechPiece(
@@ -62,4 +70,5 @@ def _last(event: Mapping[str, Any]) -> SpeechPiece:
         ),
         coverage=event["coverage"],
         finish_reason=event["finish_reason"],
+        words=tuple(map(_word, event.get("words", ()))),
     )

@@ -37,6 +37,7 @@ class SpeakOptions(TypedDict, total=False):
     dialect: Literal["us", "uk"] | None
     acronyms: Literal["spell", "keep"]
     emoji: Literal["drop", "name"]
+    has_word_times: bool
     seed: int | None
 
 

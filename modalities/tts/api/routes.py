@@ -30,6 +30,7 @@ from triptych.core.text.threads import on_text_thread_if_long
 from triptych.core.weights.resolve import open_resolved
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed, opener
+from triptych.modalities.tts.api.captions import caption_file
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.protocol import (
@@ -42,7 +43,7 @@ from triptych.modalities.tts.api.protocol import (
     VoiceId,
     WordTimes,
 )
-from triptych.modalities.tts.api.results import SpeechPiece, SpeechStream
+from triptych.modalities.tts.api.results import SpeechPiece, SpeechStream, SpokenWord
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService
@@ -104,7 +105,7 @@ def speech_router(service: SpeechService) -> APIRouter:
         answer = await _speak(service, body, request)
         if body.stream_format == "sse":
             heartbeat_s = Context.of(request).options.heartbeat_s
-            events = _events(answer.encoded, has_words=body.has_word_times)
+            events = _events(answer.encoded, body)
             return EventStream(events, heartbeat_s=heartbeat_s, end=b"")
         chunks = _chunks(answer.encoded)
         return ByteStream(chunks, media_type=answer.encoder.content_type, describe=answer.describe)
@@ -239,13 +240,15 @@ async def _chunks(
 
 
 async def _events(
-    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None], *, has_words: bool
+    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None], body: SpeechBody
 ) -> AsyncGenerator[BaseModel, None]:
     """The events of a file; words come with the next bytes, and all of them at the end."""
+    spoken: list[SpokenWord] = []
     words: list[WordTimes] = []
-    num_sent = 0
+    num_sent, has_words = 0, bool(body.timestamp_granularities)
     async with aclosing(encoded):
         async for data, piece in encoded:
+            spoken += piece.words
             words += map(WordTimes.of, piece.words)
             if data:
                 audio = base64.b64encode(data).decode()
@@ -253,7 +256,10 @@ async def _events(
                 num_sent = len(words)
                 yield AudioDelta(type="speech.audio.delta", audio=audio, **given)
             if piece.finish_reason is not None:
-                yield AudioDone.of(piece, **({"words": words} if has_words else {}))
+                wanted: dict[str, Any] = {"words": words} if has_words else {}
+                if body.caption_format:
+                    wanted["captions"] = caption_file(spoken, body.caption_format)
+                yield AudioDone.of(piece, **wanted)
 
 
 async def _captioned(answer: _SpokenAnswer) -> AsyncGenerator[tuple[bytes, list[Caption]], None]:

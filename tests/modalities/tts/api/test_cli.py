@@ -205,3 +205,13 @@ def test_a_player_gets_the_stream(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert speak(TEXT, "--play") == 0
     assert len((tmp_path / "heard").read_bytes()) == 44 + 2 * num_samples(TEXT)
+
+
+def test_captions_are_a_file(speak: Run, tmp_path: Path) -> None:
+    sound, captions = str(tmp_path / "out.wav"), tmp_path / "out.vtt"
+    document = "<speak>Hi <break time='1s'/>you</speak>"
+    argv = (document, "-o", sound, "--input-format", "ssml", "--captions")
+    assert speak(*argv, str(captions)) == 0
+    assert captions.read_text().count("-->") == 2
+    with pytest.raises(ConfigError, match=r"\.srt or \.vtt"):
+        speak(*argv, "out.txt")

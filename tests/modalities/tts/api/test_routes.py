@@ -376,3 +376,13 @@ async def test_ssml_is_spoken_and_what_it_ignores_is_named() -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "unsupported_option"
     assert "line 1, column 8: <mark> is not supported" in refused.json()["error"]["message"]
+
+
+async def test_captions_come_with_the_last_event() -> None:
+    body = speech("Hi you. Bye.", stream_format="sse", caption_format="vtt")
+    *deltas, last = documents((await post(FakeSpeechEngine(), body)).text)
+    assert last["captions"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.250\nHi you.\n\n")
+    assert not any({"words", "captions"} & event.keys() for event in deltas)
+    refused = await post(FakeSpeechEngine(), speech(caption_format="vtt"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "caption_format"
