@@ -25,7 +25,7 @@ _SPARE = 2  # pools double when they grow
 _LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
 _KEPT_OF_MASK = 5  # in latents: image, mask and noise; of FLUX.1 Fill image and pixels of the mask
 _SEEN_RATIO = 4 / 3  # sides are rounded: this is the most pixels over those of a square
-_LONG_PROMPT = "a " * 2048
+_LONG_PROMPT = f'"{"a " * 2048}"'  # some recipes encode what is quoted apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,12 @@ def _text_bytes(recipe: Recipe, request: ImageRequest) -> int:
 
 
 def _live_bytes(recipe: Recipe) -> int:
-    """The most that an encoder held in its latest run, if the recipe has outlines of encoders."""
-    return max(getattr(part, "live_bytes", 0) for part in recipe.components.values())
+    """The most that an encoder held in its latest run, if the recipe has outlines of encoders.
+
+    A language model that writes tokens of images reads the prompt as well.
+    """
+    parts = (getattr(part, "live_bytes", 0) for part in recipe.components.values())
+    return max(recipe.live_bytes, *parts)
 
 
 def width_of(config: Any) -> int:

@@ -22,7 +22,10 @@ from transformers.generation.logits_process import (
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.devices.transfer import to_device
+from triptych.modalities.diffusion.engine.loading.outline import LIVE_WIDTHS
 
+MAX_READ = 2048
+"""Tokens of a prompt that are read at once: activations of a longer one would have no bound."""
 _DEFAULT_TOP_K = 50  # of transformers, where a configuration has none
 _UNSUPPORTED = {
     "epsilon_cutoff": 0.0,
@@ -64,8 +67,18 @@ class ImageTokenModel:
         """Bytes that the cache keeps of a token."""
         text = self.module.config.get_text_config()
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        item_bytes = int(next(self.module.parameters()).dtype.itemsize)
-        return int(2 * text.num_hidden_layers * text.num_key_value_heads * size * item_bytes)
+        num_values = 2 * text.num_hidden_layers * text.num_key_value_heads * size
+        return int(num_values * self._item_bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of activations while it reads a part of a prompt, an estimate on the large side."""
+        width = self.module.config.get_text_config().hidden_size
+        return int(MAX_READ * LIVE_WIDTHS * width * self._item_bytes)
+
+    @property
+    def _item_bytes(self) -> int:
+        return int(next(self.module.parameters()).dtype.itemsize)
 
     def sample(self, logits_V: Tensor, generator: torch.Generator) -> int:
         """The next token. One that no image has, such as the end, is sampled again among others."""
@@ -127,19 +140,28 @@ class ImageTokens:
 
     def _logits(self) -> Tensor:
         """The logits of the next token, after the prompt or after the last token."""
-        module, at = self._model.module, self.num_done
-        device = next(module.parameters()).device
-        if at == 0:
-            self._cache = DynamicCache()
-            given = self._inputs
-        else:
+        at = self.num_done
+        if at > 0:
             self._drop_after(self._inputs["input_ids"].shape[1] + at - 1)
-            given = {
-                "input_ids": torch.tensor([self._tokens[-1:]]),
-                "position_ids": self._positions_3N[:, None, at - 1 : at],
-            }
-        on_device = {name: to_device(value, device) for name, value in given.items()}
-        output = module(**on_device, cache=self._cache, use_cache=True, logits_to_keep=1)
+            last = torch.tensor([self._tokens[-1:]])
+            return self._read(last, self._positions_3N[:, None, at - 1 : at])
+        self._cache = DynamicCache()
+        pieces = (self._inputs[name].split(MAX_READ, -1) for name in ("input_ids", "position_ids"))
+        for ids_1T, positions_31T in zip(*pieces, strict=True):
+            logits = self._read(ids_1T, positions_31T)
+        return logits
+
+    def _read(self, ids_1T: Tensor, positions_31T: Tensor) -> Tensor:
+        """Add tokens to the cache, and return the logits of the one after them."""
+        module = self._model.module
+        device = next(module.parameters()).device
+        output = module(
+            input_ids=to_device(ids_1T, device),
+            position_ids=to_device(positions_31T, device),
+            cache=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         logits: Tensor = output.logits[0, -1]
         return logits
 

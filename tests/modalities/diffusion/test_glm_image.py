@@ -15,6 +15,8 @@ from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from support.image_folders import save_pipeline
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
+from triptych.modalities.diffusion.engine import prior
+from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.prior import ImageTokenModel, ImageTokens
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
@@ -87,6 +89,39 @@ def test_a_prompt_lays_out_no_images_and_its_quotes_are_bounded() -> None:
     text = recipe.encode('"1" ' * 2000, is_negative=False)["encoder_hidden_states"]
     assert len(text) == 2048
     assert recipe.num_cut_tokens('"1" ' * 2000, is_negative=False) > 0
+
+
+def test_a_long_prompt_is_read_in_parts_of_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components(NAME)
+    model = ImageTokenModel(parts["vision_language_encoder"], num_codes=20)
+    ids = torch.randint(1, 20, (1, 50), generator=torch.Generator().manual_seed(3))
+    seen: list[int] = []
+    model.module.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    logits = []
+    for most in (64, 16):
+        monkeypatch.setattr(prior, "MAX_READ", most)
+        tokens = ImageTokens(
+            model,
+            {"input_ids": ids, "position_ids": torch.arange(50).expand(3, 1, 50)},
+            torch.arange(50, 56).expand(3, 6),
+            generator=torch.Generator(),
+            done=lambda found: None,
+        )
+        with torch.no_grad():
+            logits.append(tokens._logits())
+    assert seen == [50, 16, 16, 16, 2]
+    torch.testing.assert_close(*logits)
+
+
+def test_the_memory_of_quoted_words_and_of_the_language_model_is_counted() -> None:
+    parts = {**components(NAME), "scheduler": SCHEDULERS[NAME][0]}
+    recipe: Any = open_recipe(NAME, parts)
+    costs = GenerationCosts.of(recipe)
+    width = parts["text_encoder"].config.d_model
+    assert costs.text_bytes >= recipe.window * width * 4
+    assert costs.encode_bytes >= recipe._writer.live_bytes > 0
 
 
 def test_tokens_that_no_image_has_are_sampled_again() -> None:

@@ -139,6 +139,11 @@ class GlmImage(TextRecipe):
         num_tokens += math.prod(_grid(request)) + _MOST_PREVIEW
         return num_tokens * self._writer.token_bytes
 
+    @property
+    @override
+    def live_bytes(self) -> int:
+        return self._writer.live_bytes
+
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
         """The model is shown the times of even steps, whatever the shift of the noise levels."""

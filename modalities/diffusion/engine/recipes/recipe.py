@@ -232,6 +232,11 @@ class Recipe(ABC):
         """Bytes that a row keeps besides latents and encoded prompts."""
         return 0
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of activations of a step before the first denoising step, if there is any."""
+        return 0
+
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         """The latents' channels, height and width; before them their number, with layers."""
         pixels = downscale(self.vae.config)
