@@ -8,6 +8,7 @@ other programs interrupted say little: the line and the steps without drafts are
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -23,11 +24,18 @@ _ABOVE = 0.1
 nothing makes them shorter."""
 _MOST = 4.0
 """The longest step that counts, in steps without drafts: others were interrupted."""
+_FADED = 1 / 512
+"""The part of what was learned that gives way to the guess, after each step without drafts: a price
+that is too high to draft would otherwise be the last one."""
+_MOST_WITHOUT = 48
+"""Steps with drafts, after which there is one without, so that these are still measured."""
+_FASTER = 0.95
+"""A step with drafts that takes less than this part of one without shows that those are faster now:
+a machine that was busy is no longer."""
 _GUESS = ((1, 0.3), (7, 1.0))
 """Drafts and their price in a step of one row, before any were measured."""
-
 _FOLLOW_PART, _LEAST_FOLLOWED = 0.2, 32
-"""The price of a token that a drafting model follows, in its tokens, before it was measured: in
+"""The price of a token that a drafting model follows, in its tokens, before any was measured: in
 steps of at least so many tokens."""
 
 
@@ -38,6 +46,7 @@ class _Line:
         self._sums = [0.0] * 5  # of 1, x, x * x, y and x * y
         for num_drafts, price in guess:
             self.add(num_drafts, price)
+        self._guess = self._sums
 
     def add(self, x: float, y: float) -> None:
         """Learn from a measurement, less from one above the line."""
@@ -46,6 +55,11 @@ class _Line:
         added = (weight * each for each in (1.0, x, x * x, y, x * y))
         kept = 1 - weight * (1 - _KEPT)
         self._sums = [kept * old + new for old, new in zip(self._sums, added, strict=True)]
+
+    def fade(self) -> None:
+        """Forget a little of the measurements."""
+        pairs = zip(self._sums, self._guess, strict=True)
+        self._sums = [old + _FADED * (guess - old) for old, guess in pairs]
 
     def at(self, x: float) -> float:
         """The price of `x` drafts; one that falls with their number is flat."""
@@ -67,7 +81,10 @@ class DraftCosts:
         self._waits_s: dict[int, float] = {}
         guess = ((1, relative_size), (7, 7 * relative_size))
         self._model_lines: defaultdict[int, _Line] = defaultdict(lambda: _Line(guess))
-        self._follow_price = _FOLLOW_PART * relative_size
+        self._relative_size = relative_size
+        self._text_token_s = math.inf
+        self._follow_price: float | None = None
+        self._num_without_plain = 0
         self._last_end_s = 0.0
         self._had_drafts = False
 
@@ -80,17 +97,30 @@ class DraftCosts:
         num_drafts = sum([len(piece.drafts) for piece in pieces])
         num_tokens = sum([piece.num_tokens for piece in pieces])
         if num_tokens - num_drafts == num_rows and num_drafts:
+            self._num_without_plain += 1
             self._compare(num_rows, num_drafts, result.elapsed_s, wait_s)
         elif num_tokens == num_rows:
+            self._fade(num_rows)
             self._plain_s[num_rows] = self._mean_s(num_rows, result.elapsed_s)
             usual_s = self._waits_s.get(num_rows, wait_s)
             self._waits_s[num_rows] = usual_s + _WEIGHT * (wait_s - usual_s)
+        elif not num_drafts and num_tokens - num_rows >= _LEAST_FOLLOWED:
+            self._text_token_s = _low_mean(self._text_token_s, result.elapsed_s / num_tokens)
+        if not num_drafts:
+            self._num_without_plain = 0
         self._last_end_s, self._had_drafts = result.ended_s, num_drafts > 0
+
+    def _fade(self, num_rows: int) -> None:
+        """Forget a little of the prices in steps of about as many rows."""
+        for lines in (self._lines, self._model_lines):
+            if (line := lines.get(_size_of(num_rows))) is not None:
+                line.fade()
 
     def _mean_s(self, num_rows: int, elapsed_s: float) -> float:
         """The mean of steps without drafts, after one more; the first ones also page in."""
         plain_s = self._plain_s.get(num_rows, elapsed_s)
-        if elapsed_s < plain_s / 2:
+        was_due = self._num_without_plain >= _MOST_WITHOUT
+        if elapsed_s < (plain_s if was_due else plain_s / 2):
             return elapsed_s
         weight = _WEIGHT * (_ABOVE if elapsed_s > plain_s else 1.0)
         return plain_s + weight * (min(elapsed_s, _MOST * plain_s) - plain_s)
@@ -108,7 +138,10 @@ class DraftCosts:
         num_waits = 1 if self._had_drafts else 2
         wait_s = max(0.0, wait_s - self._waits_s.get(num_rows, 0.0))
         seconds = elapsed_s + num_waits * min(wait_s, plain_s)
-        part = min(seconds / plain_s, _MOST) - 1
+        if seconds < _FASTER * plain_s:
+            self._num_without_plain = _MOST_WITHOUT
+            return
+        part = max(0.0, min(seconds / plain_s, _MOST) - 1)
         self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part)
 
     @property
@@ -130,7 +163,8 @@ class DraftCosts:
         part = min((result.elapsed_s + min(wait_s, plain_s)) / plain_s, _MOST)
         if num_tokens >= _LEAST_FOLLOWED:
             price = result.elapsed_s / plain_s / num_tokens
-            self._follow_price += _WEIGHT * (price - self._follow_price)
+            before = math.inf if self._follow_price is None else self._follow_price
+            self._follow_price = _low_mean(before, price)
         elif drafts:
             line = self._model_lines[_size_of(num_rows)]
             line.add(max(drafts), num_rows * part / len(drafts))
@@ -142,12 +176,29 @@ class DraftCosts:
         return drafting + self.price(num_rows, num_drafts)
 
     def follow_price(self, num_tokens: int) -> float:
-        """The price of so many tokens that the drafting model has not seen."""
-        return num_tokens * self._follow_price
+        """The price of so many tokens that the drafting model has not seen.
+
+        Before it was measured: that of the prompts of the other model, by its relative size.
+        """
+        if self._follow_price is not None:
+            return num_tokens * self._follow_price
+        plain_s = next(iter(self._plain_s.values()), 1.0)
+        part = min(_FOLLOW_PART, self._text_token_s / plain_s)
+        return num_tokens * self._relative_size * part
 
     def price(self, num_rows: int, num_drafts: int) -> float:
-        """The price of a step's drafts: the tokens that its rows would sample in that time."""
+        """The price of a step's drafts: the tokens that its rows would sample in that time.
+
+        It is infinite where a step without drafts is due.
+        """
+        if self._num_without_plain >= _MOST_WITHOUT:
+            return math.inf
         return self._lines[_size_of(num_rows)].at(num_drafts)
+
+
+def _low_mean(before: float, found: float) -> float:
+    """The mean of seconds or prices after one more, of which lower ones say more."""
+    return found if found < before else before + _WEIGHT * _ABOVE * (found - before)
 
 
 def _size_of(num_rows: int) -> int:

@@ -30,11 +30,9 @@ MAX_TOKENS = 512
 _EXPECTED, _TRUST, _KEPT = 0.6, 10.0, 0.995
 """The part of drafts that is accepted before any was, the drafts whose weight that has, and what is
 kept of what was learned with each draft."""
-_PLAIN_TURN = 48
-"""After so many steps a row has one without drafts, so that these are still measured."""
 _MAX_LAG_PART, _MOST_LEFT = 0.1, 512
 """A row whose text is new to the model is followed if that takes the time of so many of the tokens
-that it may still yield, of which no more than the second number count."""
+that it may still yield, of which no more than the second number count, and it can pay."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +91,7 @@ class DraftModel:
         """Learn how many of a row's last drafts were right."""
         assert row.drafted is not None, "its drafts were verified"
         row.drafted.pace.settle(num_drafts, num_accepted)
+        row.drafted.is_unpaid = False
         num_tried = min(num_drafts, num_accepted + 1)
         kept = _KEPT**num_tried
         self._accepted = kept * self._accepted + num_accepted
@@ -106,11 +105,12 @@ class DraftModel:
         """
         drafted, shape = row.drafted, self._shape
         assert drafted is not None, "a row that drafts"
-        drafted.num_turns += not row.num_unknown
+        if drafted.is_unpaid:  # no step had room for them, or the row gave way
+            drafted.pace.settle(0, 0)
+            drafted.is_unpaid = False
         most = min(most, shape.max_drafts, shape.max_length - row.num_known)
-        is_plain = drafted.num_turns % _PLAIN_TURN == 0 or not self.costs.is_known
         num_drafts = 0
-        if most > 0 and not is_plain:
+        if most > 0 and self.costs.is_known:
             num_drafts = drafted.pace.choose(most, 0, num_rows, self.costs.model_price)
         drafted.is_due = bool(num_drafts and row.num_unknown)
         if num_drafts and not row.num_unknown and self._follow(row, drafted):
@@ -135,7 +135,8 @@ class DraftModel:
         keys = self._keys(row, (row.num_known - 1) // page_size)
         num_cached = len(self.pool.peek(keys)) * page_size
         num_left = min(row.max_outputs - len(row.output_ids), _MOST_LEFT)
-        if self.costs.follow_price(row.num_known - num_cached) > _MAX_LAG_PART * num_left:
+        price = self.costs.follow_price(row.num_known - num_cached)
+        if price > _MAX_LAG_PART * num_left or not drafted.pace.pay(price):
             return False
         drafted.lease = self.pool.acquire(keys)
         drafted.num_computed = len(drafted.lease) * page_size
@@ -232,6 +233,10 @@ class DraftModel:
         row, drafted = piece.unit, piece.unit.drafted
         assert drafted is not None, "the row awaits drafts"
         assert drafted.lease is not None, "its pages are held while it is in flight"
+        if piece.num_drafts and not result.token_ids:  # nothing finite
+            self.pool.unpublish(drafted.lease, row.keys)
+            self.give_up(row)
+            return
         drafted.num_computed = piece.start + piece.num_tokens
         num_full = drafted.num_computed // self.pool.page_size
         if keys := self._keys(row, num_full)[drafted.lease.num_published :]:
@@ -240,7 +245,7 @@ class DraftModel:
             self.yields = True
             return
         drafted.guesses = result.token_ids[: piece.num_drafts - 1]
-        drafted.num_wanted = 0
+        drafted.num_wanted, drafted.is_unpaid = 0, True
         most = self._shape.target_vocab_size
         row.drafts = tuple(takewhile(lambda token_id: token_id < most, result.token_ids))
 

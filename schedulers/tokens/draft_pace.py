@@ -5,8 +5,9 @@ texts nor steps.
 
 A step that verifies drafts takes longer than one without; the difference is their price, in tokens
 that the batch would sample in that time. A row pays prices out of a credit: it gets a small part of
-each of its tokens, and what accepted drafts save. So however its drafts turn out, it loses no more
-than that part of its time.
+each of its tokens, and what accepted drafts save. It pays more than the price that is expected,
+since prices are known badly. So however its drafts turn out, it loses no more than the first credit
+and that part of its time, where no price is above what was paid.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Sequence
 _SHARE = 0.015
 """The part of a row's time that it may lose."""
 _FIRST_CREDIT, _MOST_CREDIT = 0.75, 3.0
+MARGIN = 1.2
+"""What is paid, in expected prices."""
 _LONGER = 2, 6
 """Matches of so many tokens are followed by the same tokens more often than shorter ones."""
 _EXPECTED = 0.4, 0.7, 0.9
@@ -58,7 +61,7 @@ class DraftPace:
             gain += part
             cost = price(num_rows, num_drafts)
             speed = (num_rows + gain) / (num_rows + cost)
-            if speed > best_speed and cost <= self._credit:
+            if speed > best_speed and MARGIN * cost <= self._credit:
                 best, best_speed, self._price = num_drafts, speed, cost
         self._kind = kind
         return best
@@ -67,7 +70,13 @@ class DraftPace:
         """Learn from a verified draft, of the number chosen last or less."""
         self._accepted[self._kind] += num_accepted
         self._tried[self._kind] += min(num_drafts, num_accepted + 1)
-        self._credit = min(self._credit + num_accepted - self._price, _MOST_CREDIT)
+        self._credit = min(self._credit + num_accepted - MARGIN * self._price, _MOST_CREDIT)
+
+    def pay(self, price: float) -> bool:
+        """Pay something else, if the credit is enough for it."""
+        is_enough = MARGIN * price <= self._credit
+        self._credit -= MARGIN * price if is_enough else 0.0
+        return is_enough
 
     def go_on(self, num_tokens: int) -> None:
         """Count tokens of the answer."""

@@ -29,5 +29,5 @@ class DraftedRow:
     guesses: tuple[int, ...] = ()
     is_bound: bool = False
     num_bound_pages: int = 0
-    num_turns: int = 0
-    """Steps after which it could have drafted."""
+    is_unpaid: bool = False
+    """Whether it has drafts that were neither verified nor paid."""

@@ -6,6 +6,7 @@ other models run. Knows no tensors.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -226,11 +227,12 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         step = None if drafter is None else drafter.choose(self._state)
         if drafter is None or step is None:
             return self._choose_own_step(now_s)
-        if drafter.yields and (own := self._choose_own_step(now_s)) is not None:
+        own = self._choose_own_step(now_s)
+        if drafter.yields and own is not None:
             return own
         if self._steps:  # its rows are verified together
             return None
-        step.due_s = self._due_s(step.rows)
+        step.due_s = min(self._due_s(step.rows), math.inf if own is None else own.due_s)
         return step
 
     def _choose_own_step(self, now_s: float) -> TokenStep | None:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from support.token_steps import prompt, step
 from support.token_world import StoryDrafts, World, expected_answer, token_request
-from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 
 
 class _LongDrafts(StoryDrafts):
@@ -52,3 +52,49 @@ def test_a_dropped_conversation_leaves_no_pages_with_the_drafting_model() -> Non
     assert drafter.pool.num_cached == num_cached - 2
     world.submit("d", structs.replace(drop, cache_action="clear"))
     assert drafter.pool.num_cached == 0
+
+
+def test_drafts_are_paid_though_no_step_verifies_them() -> None:
+    world = World(draft_pages=20)
+    world.submit("a", token_request(prompt(9), max_tokens=30))
+    drafter = world.scheduler.tokens.drafter
+    drafter.costs.model_price = lambda num_rows, num_drafts: 0.1 * num_drafts
+    row = world.scheduler.row_of("a")
+    while not row.drafted.is_unpaid:
+        step(world)
+    credit = row.drafted.pace._credit
+    row.drafts = ()  # as where the token budget has no room
+    assert step(world) == [("a", 1)]
+    assert row.drafted.pace._credit < credit
+
+
+def test_a_text_is_followed_only_if_the_credit_pays_for_it() -> None:
+    world = World(draft_pages=20)
+    drafter = world.scheduler.tokens.drafter
+    drafter.costs.follow_price = lambda num_tokens: 0.2 * num_tokens
+    world.submit("a", token_request(prompt(9), max_tokens=30))
+    world.finish_all()
+    assert world.scheduler.stats().counters["draft_tokens_total"] == 0
+
+
+def test_a_row_goes_on_alone_where_the_drafting_model_finds_nothing_finite() -> None:
+    world = World(draft_pages=20)
+    request = token_request(prompt(9), max_tokens=12)
+    world.submit("a", request)
+    world.drafts._run = lambda row: TokenDelta()
+    world.finish_all()
+    assert world.output_ids("a") == expected_answer(request, 48)[0]
+    assert world.scheduler.tokens.drafter.pool.num_cached == 0
+
+
+def test_a_prompt_that_is_due_is_not_hidden_behind_a_step_of_drafts() -> None:
+    world = World(draft_pages=20)
+    world.submit("a", token_request(prompt(9), max_tokens=30))
+    row = world.scheduler.row_of("a")
+    while not row.awaits_drafts:
+        step(world)
+    row.last_token_s = 1e6
+    world.submit("b", token_request(prompt(9, 1), max_tokens=30))
+    proposal = world.scheduler.propose(0.0)
+    assert proposal.kind == "draft"
+    assert proposal.due_s < 1e5
