@@ -184,7 +184,8 @@ class SpokenChat:
             file[: len(head)] = head
             self._keep()
         formatter.data = bytes(file)
-        return formatter.reply([deltas], self._generation.usage.total())
+        usage = self._generation.usage.total()
+        return await asyncio.to_thread(formatter.reply, [deltas], usage)  # minutes of base64
 
     def _keep(self) -> None:
         words = "".join(self._words)
