@@ -17,6 +17,12 @@ SoundFormat: TypeAlias = Literal["pcm16", "g711_ulaw", "g711_alaw"]
 SAMPLE_RATES: dict[SoundFormat, int] = {"pcm16": 24_000, "g711_ulaw": 8_000, "g711_alaw": 8_000}
 
 
+def milliseconds(form: SoundFormat, data: bytes) -> float:
+    """How long encoded sound lasts."""
+    num_samples = len(data) / (2 if form == "pcm16" else 1)
+    return 1000 * num_samples / SAMPLE_RATES[form]
+
+
 class SoundInput:
     """One stream of bytes in `form`, as samples [S] at `HEARING_RATE`.
 
@@ -38,6 +44,10 @@ class SoundInput:
         self._rest = joined[num_whole:]
         samples = np.frombuffer(joined[:num_whole], "<i2")
         return self._resampler.push(samples.astype(np.float32) / np.float32(32768))
+
+    def align(self) -> None:
+        """Begin a sample with the next byte: half of one is never completed."""
+        self._rest = b""
 
 
 def _ulaw_table() -> Pcm:

@@ -22,13 +22,15 @@ from triptych.core.http.errors import to_public
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
-from triptych.modalities.talk.hearing.sound_input import SoundFormat, SoundInput
+from triptych.modalities.talk.hearing.sound_input import SoundFormat, SoundInput, milliseconds
 from triptych.modalities.talk.ports import HEARING_RATE, Hearing, LiveTranscriber
 from triptych.modalities.talk.realtime.ear import Ear
 from triptych.modalities.talk.realtime.events import (
     EXPECTED,
     AppendSound,
+    ClearSound,
     ClientEvent,
+    CommitSound,
     error_fields,
     event_id_of,
     parse_event,
@@ -58,6 +60,8 @@ MAX_WAITING = 256
 LONG_SAMPLES = HEARING_RATE // 5
 LONG_CHARS = 12_800
 """Longer pieces of sound are heard on a thread, from more base64 on also decoded."""
+MAX_WHOLE = 4
+"""Items with sound of their own that are transcribed at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -114,7 +118,7 @@ class Conductor:
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._telling: dict[LiveTranscriber, asyncio.Task[None]] = {}
         self._resting: asyncio.TimerHandle | None = None
-        self._decoding = asyncio.Lock()  # decoded sound takes more room than its bytes
+        self._whole = asyncio.Semaphore(MAX_WHOLE)
 
     async def run(self, draining: asyncio.Event) -> None:
         """Serve the session. Raises the errors of the socket, and `Draining`."""
@@ -166,8 +170,10 @@ class Conductor:
     async def _take(self, event: ClientEvent) -> None:
         if isinstance(event, AppendSound):
             await self._hear(event)
-        else:
-            self._apply(self._session.take(event, _now_ms()))
+            return
+        self._apply(self._session.take(event, _now_ms()))
+        if isinstance(event, CommitSound | ClearSound) and self._sound is not None:
+            self._sound.align()
 
     async def _hear(self, sound: AppendSound) -> None:
         """Take sound of the client: it may begin a turn, or end one."""
@@ -175,8 +181,8 @@ class Conductor:
         if form != self._form:
             self._form, self._sound = form, SoundInput(form)
         assert self._sound is not None
-        pcm_S = await _decoded(self._sound, sound)
-        self._apply(self._session.hear(1000 * len(pcm_S) / HEARING_RATE))
+        pcm_S, sound_ms = await _decoded(self._sound, form, sound)
+        self._apply(self._session.hear(sound_ms))
         self._ear.push(pcm_S)
         if len(pcm_S) > LONG_SAMPLES:
             events = await asyncio.to_thread(self._ear.detect, pcm_S)
@@ -275,18 +281,18 @@ class Conductor:
 
     async def _transcribe_whole(self, item_id: str, data: bytes) -> None:
         """Transcribe the sound of an item, which did not come through the buffer."""
-        sound = SoundInput(self._session.settings.audio.input.format.form)
-        async with self._decoding:
+        form = self._session.settings.audio.input.format.form
+        sound = SoundInput(form)
+        async with self._whole:
             pcm_S = await asyncio.to_thread(sound.push, data)
-        transcriber: LiveTranscriber | None = None
-        try:
-            transcriber = self._open_transcriber()
+            try:
+                transcriber = self._open_transcriber()
+            except EXPECTED as error:
+                self._learn(TranscriptFailed(item_id, error_fields(error)))
+                return
+            self._telling[transcriber] = self._start(self._tell(item_id, transcriber))
             transcriber.push(pcm_S)
-        except EXPECTED as error:
-            self._learn(TranscriptFailed(item_id, error_fields(error)))
-            return
-        self._telling[transcriber] = self._start(self._tell(item_id, transcriber))
-        await self._transcribe(item_id, transcriber, len(pcm_S) / HEARING_RATE)
+            await self._transcribe(item_id, transcriber, milliseconds(form, data) / 1000)
 
     async def _drop(self, transcriber: LiveTranscriber) -> None:
         if telling := self._telling.pop(transcriber, None):
@@ -331,11 +337,17 @@ class Conductor:
         return task
 
 
-async def _decoded(sound: SoundInput, event: AppendSound) -> Pcm:
-    """Return the samples of an event. Raises `InvalidRequest`."""
-    if len(event.audio) > LONG_CHARS:
-        return await asyncio.to_thread(lambda: sound.push(event.data()))
-    return sound.push(event.data())
+async def _decoded(sound: SoundInput, form: SoundFormat, event: AppendSound) -> tuple[Pcm, float]:
+    """Return the samples of an event, and how many milliseconds it adds: the filter keeps a few.
+
+    Raises `InvalidRequest`.
+    """
+
+    def work() -> tuple[Pcm, float]:
+        data = event.data()
+        return sound.push(data), milliseconds(form, data)
+
+    return await asyncio.to_thread(work) if len(event.audio) > LONG_CHARS else work()
 
 
 def _note(error: Exception) -> None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from triptych.core.media.audio.resampling import Pcm, Resampler
-from triptych.modalities.talk.hearing.sound_input import SAMPLE_RATES, SoundFormat, SoundInput
+from triptych.modalities.talk.hearing.sound_input import (
+    SAMPLE_RATES,
+    SoundFormat,
+    SoundInput,
+    milliseconds,
+)
 from triptych.modalities.talk.ports import HEARING_RATE
 
 
@@ -32,8 +37,7 @@ class SoundOutput:
 
     def milliseconds(self, data: bytes) -> float:
         """How long encoded sound lasts."""
-        num_samples = len(data) // (2 if self._form == "pcm16" else 1)
-        return 1000 * num_samples / self._rate
+        return milliseconds(self._form, data)
 
     def _encode(self, pcm_S: Pcm) -> bytes:
         clipped_S = np.clip(pcm_S, -1.0, 1.0)

@@ -14,7 +14,7 @@ from support.http import until
 from support.talk import FakeEars, KnowingTranscriber
 from triptych.modalities.asr.api.service import TranscribeCall
 from triptych.modalities.talk.hearing import sound_input
-from triptych.modalities.talk.realtime.conductor import Conductor
+from triptych.modalities.talk.realtime.conductor import MAX_WHOLE, Conductor
 from triptych.modalities.talk.realtime.inputs import AnswerText, StartAnswer
 from triptych.modalities.talk.realtime.routes import new_id
 from triptych.modalities.talk.realtime.session import Session
@@ -63,9 +63,16 @@ def conductor(socket: Scripted, ears: Ears) -> Conductor:
     return Conductor(socket, session, NoAnswers(), ears, new_id)
 
 
-def append(num_bytes: int) -> str:
-    data = base64.b64encode(bytes(num_bytes)).decode()
+def append(num_bytes: int, high: int = 0) -> str:
+    samples = bytes([0, high]) * (num_bytes // 2) + bytes(num_bytes % 2)
+    data = base64.b64encode(samples).decode()
     return f'{{"type": "input_audio_buffer.append", "audio": "{data}"}}'
+
+
+def whole_item(num_bytes: int) -> str:
+    part = f'{{"type": "input_audio", "audio": "{base64.b64encode(bytes(num_bytes)).decode()}"}}'
+    item = f'{{"type": "message", "role": "user", "content": [{part}]}}'
+    return f'{{"type": "conversation.item.create", "item": {item}}}'
 
 
 COMMIT = '{"type": "input_audio_buffer.commit"}'
@@ -96,10 +103,7 @@ async def test_long_sound_is_decoded_on_a_thread(monkeypatch: pytest.MonkeyPatch
         return push(self, data)
 
     monkeypatch.setattr(sound_input.SoundInput, "push", noted)
-    part = f'{{"type": "input_audio", "audio": "{base64.b64encode(bytes(9600)).decode()}"}}'
-    item = f'{{"type": "message", "role": "user", "content": [{part}]}}'
-    whole = f'{{"type": "conversation.item.create", "item": {item}}}'
-    socket = Scripted(append(480), append(48_000), whole, leaves=False)
+    socket = Scripted(append(480), append(48_000), whole_item(9600), leaves=False)
     running = asyncio.create_task(conductor(socket, Ears()).run(asyncio.Event()))
     await asyncio.to_thread(until, lambda: len(threads) == 3)
     running.cancel()
@@ -121,3 +125,47 @@ async def test_a_turn_that_is_cut_off_before_its_task_began_is_closed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await session
     assert [each.is_closed for each in ears.hearing.opened] == [True]
+
+
+async def test_few_items_are_transcribed_at_once() -> None:
+    ears, released = Ears(), asyncio.Event()
+
+    class Slow(KnowingTranscriber):
+        async def finish(self) -> str:
+            await released.wait()
+            return await super().finish()
+
+    def open_slow(session: Session, call_id: str) -> Slow:
+        ears.hearing.opened.append(slow := Slow("Hi."))
+        return slow
+
+    ears.open_transcriber = open_slow  # type: ignore[method-assign]
+    socket = Scripted(*[whole_item(960)] * 6, leaves=False)
+    running = asyncio.create_task(conductor(socket, ears).run(asyncio.Event()))
+    await asyncio.to_thread(until, lambda: len(ears.hearing.opened) >= MAX_WHOLE)
+    await asyncio.sleep(0.05)
+    assert len(ears.hearing.opened) == MAX_WHOLE
+    released.set()
+    await asyncio.to_thread(until, lambda: len(ears.hearing.opened) == 6)
+    running.cancel()
+
+
+@pytest.mark.parametrize("num_odd", [0, 1])
+async def test_a_tenth_of_a_second_is_a_turn_and_the_next_begins_a_sample(num_odd: int) -> None:
+    ears = Ears()
+    heard: list[Any] = []
+    socket = Scripted(append(4800 + num_odd), COMMIT, append(4800, 0x40), COMMIT, leaves=False)
+    session = conductor(socket, ears)
+
+    def note(session: Session, call_id: str) -> KnowingTranscriber:
+        opened = ears.hearing.open_transcriber(TranscribeCall(model="ears"))
+        opened.push = heard.append  # type: ignore[method-assign]
+        return opened
+
+    ears.open_transcriber = note  # type: ignore[method-assign]
+    running = asyncio.create_task(session.run(asyncio.Event()))
+    committed = "input_audio_buffer.committed"
+    await asyncio.to_thread(until, lambda: sum(committed in each for each in socket.sent) == 2)
+    running.cancel()
+    assert not any("error" in each for each in socket.sent)
+    assert max(heard[-1]) == pytest.approx(0x40 / 256 * 2, abs=0.1)
