@@ -20,8 +20,8 @@ from triptych.cli import main
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.talk.ports import HEARING_RATE, SpeechStarted, SpeechStopped, TurnEvent
-from triptych.modalities.talk.speaking.events import SpokenSound
-from triptych.talk_cli import LocalTalk
+from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound
+from triptych.talk_cli import LocalTalk, _hold_turn
 from triptych.talk_devices import Loudspeaker, first_turn
 
 NOISE = np.random.default_rng(0).normal(0, 0.1, HEARING_RATE).astype(np.float32)
@@ -73,6 +73,14 @@ def test_missing_models_are_named() -> None:
     local._engine = SimpleNamespace(talk=talk)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"talk -m embedded -m whisper-tiny\.en"):
         local.begin(system="", voice="")
+
+
+def test_what_was_heard_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "[Music] I said [/b]."
+    talk = SimpleNamespace(turn=lambda said: iter([HeardWords(words)]))
+    sink = SimpleNamespace(end_turn=lambda: None)
+    _hold_turn(talk, b"", sink)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == f"you: {words}\n"
 
 
 class Scripted:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
 from rich.console import Console
+from rich.markup import escape
 
 from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
@@ -196,12 +197,12 @@ def _open_sink(args: argparse.Namespace) -> Sink:
 
 
 def _hold_turn(talk: Talks, said: Turn, sink: Sink) -> None:
-    """Answer a turn: words to the terminal, sound to `sink`. Ctrl-C ends the answer."""
+    """Answer a turn: words to the terminal, sound to `sink`."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for event in talk.turn(said):
         match event:
             case HeardWords(text):
-                console.print(f"[dim]you:[/] {text}", markup=True)
+                console.print(f"[dim]you:[/] {escape(text)}")
             case WrittenWords(text):
                 show(text)
             case SpokenSound():
