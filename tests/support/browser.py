@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,13 +48,13 @@ def chromium(*flags: str) -> Iterator[Any]:
 def opened(browser: Any, url: str, *, allowed: str = "", **context: Any) -> Iterator[Any]:
     """A page of its own, at `url`. What it may not do fails the test.
 
-    That is errors on its console, but for those with `allowed` in them, and requests elsewhere.
+    That is errors on its console, but for those that match `allowed`, and requests elsewhere.
     """
     faults: list[str] = []
     elsewhere: list[str] = []
 
     def on_console(message: Any) -> None:
-        if message.type == "error" and not (allowed and allowed in message.text):
+        if message.type == "error" and not (allowed and re.search(allowed, message.text)):
             faults.append(message.text)
 
     def on_request(request: Any) -> None:

@@ -20,6 +20,7 @@ from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from triptych.core.errors import EngineDown
 from triptych.core.http.app import create_app
 from triptych.core.http.models import Task
+from triptych.core.http.page import Pages, PagesRouter
 from triptych.core.http.server import HttpServer
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
@@ -140,8 +141,10 @@ class TalkApp:
     voice: FakeVoice
 
 
-def talk_app(folder: Path, chat: FakeEngine | None = None, **server: Any) -> TalkApp:
-    """An app with the realtime route alone."""
+def talk_app(
+    folder: Path, chat: FakeEngine | None = None, *, pages: Pages | None = None, **server: Any
+) -> TalkApp:
+    """An app with the realtime route alone, and `pages` for browsers."""
     chat, ears, voice = chat or FakeEngine(answer="Hi."), FakeEars(), FakeVoice()
     text = make_service(folder, chat)
     speech = SpeechService(
@@ -157,7 +160,8 @@ def talk_app(folder: Path, chat: FakeEngine | None = None, **server: Any) -> Tal
     cards = [card_of(model) for model in text.models.values()]
     cards += [*speech_cards(speech), *asr_cards(recognition)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
-    return TalkApp(create_app(config, chat, [router], cards, tasks), chat, ears, voice)
+    routers = [router, *([PagesRouter(pages)] if pages else [])]
+    return TalkApp(create_app(config, chat, routers, cards, tasks), chat, ears, voice)
 
 
 class RealtimeClient:

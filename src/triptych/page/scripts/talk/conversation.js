@@ -14,17 +14,18 @@ export class Conversation {
   isThinking = false;
   #spokenId = null;
   #isClosed = false;
-  #error = null; // the last one, which may have ended the session
+  #lastCode = ""; // of an error
   #context = new AudioContext({ sampleRate: SAMPLE_RATE });
 
-  /** `onEnd` is called once if the server ends the session, with the error. */
+  /** `onEnd` is called once if the session ends by itself, with an error that is not in the log. */
   constructor(socket, log, session, onEnd) {
     Object.assign(this, { socket, log });
     socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
-    socket.onclose = () => {
+    socket.onclose = ({ reason }) => {
       if (this.#isClosed) return;
       this.close();
-      onEnd(this.#error ?? new ApiError(LOST));
+      const isKnown = reason && reason === this.#lastCode;
+      onEnd(isKnown ? null : new ApiError(LOST));
     };
     this.#send("session.update", { session });
   }
@@ -43,6 +44,7 @@ export class Conversation {
   }
 
   close() {
+    if (this.#isClosed) return;
     this.#isClosed = true;
     this.socket.close();
     this.player?.close();
@@ -66,6 +68,8 @@ export class Conversation {
     )
       this.log.add(id, "assistant", delta);
     else if (type === "response.done") this.#finish(event.response);
+    else if (type === "conversation.item.truncated")
+      this.#send("conversation.item.retrieve", { item_id: id }); // for the words that were heard
     else if (type === "conversation.item.retrieved")
       this.log.cut(event.item.id, event.item.content[0].transcript);
   }
@@ -78,9 +82,11 @@ export class Conversation {
     if (!this.player?.isPlaying) return;
     const heardMs = Math.floor(this.player.positionS * 1000);
     this.#silence();
-    const item = { item_id: this.#spokenId };
-    this.#send("conversation.item.truncate", { ...item, content_index: 0, audio_end_ms: heardMs });
-    this.#send("conversation.item.retrieve", item);
+    this.#send("conversation.item.truncate", {
+      item_id: this.#spokenId,
+      content_index: 0,
+      audio_end_ms: heardMs,
+    });
   }
 
   #pause() {
@@ -103,7 +109,7 @@ export class Conversation {
       this.player = new PcmPlayer(SAMPLE_RATE, () => {}, this.#context);
     }
     this.isThinking = false;
-    this.player.push(bytes);
+    this.player?.push(bytes); // none once it was interrupted
   }
 
   #silence() {
@@ -118,7 +124,7 @@ export class Conversation {
 
   #fail({ message, code }) {
     this.isThinking = false;
-    this.#error = new ApiError(message, { code });
-    this.log.complain(this.#error);
+    this.#lastCode = code;
+    this.log.complain(new ApiError(message, { code }));
   }
 }

@@ -4,7 +4,7 @@ import { errorBox } from "../api.js";
 import { el } from "../dom.js";
 
 export class TalkLog {
-  #turns = new Map(); // by the id of the item: {turn, text}
+  #turns = new Map(); // by the id of the item: {turn, text, note}
 
   constructor(place) {
     this.place = place;
@@ -35,7 +35,7 @@ export class TalkLog {
     const found = this.#turns.get(id);
     if (!found) return;
     found.text.textContent = text;
-    found.turn.append(el("p", { class: "note" }, "Interrupted"));
+    found.note ??= found.turn.appendChild(el("p", { class: "note" }, "Interrupted"));
   }
 
   complain(error) {

@@ -1,6 +1,7 @@
 // The talk panel: one button starts a conversation, and the wave forms of both sides show it.
 
 import { Advice, errorBox, isAborted } from "../api.js";
+import { stopReading } from "../chat/aloud.js";
 import { byId, show } from "../dom.js";
 import { chooseModel } from "../models.js";
 import { keepField } from "../prefs.js";
@@ -13,6 +14,7 @@ import { openMicrophone } from "./microphone.js";
 import { openSocket } from "./socket.js";
 
 const SHOWN_S = 4; // of the microphone
+const ENDED = "The server has ended the conversation.";
 const NO_SPEECH = "The server has no speech model: answers are written.";
 const NO_MICROPHONE =
   "Talking requires https or the address 127.0.0.1: browsers allow the microphone only there.";
@@ -49,13 +51,14 @@ class TalkPanel {
   async start() {
     byId("talk-go").disabled = true;
     byId("talk-error").replaceChildren();
+    stopReading();
     this.state.textContent = "Starting";
     try {
       this.microphone = await openMicrophone(SAMPLE_RATE, (samples) => this.#hear(samples));
       const socket = await openSocket(byId("talk-model").value);
       this.log.clear();
       this.conversation = new Conversation(socket, this.log, this.#session(), (error) =>
-        this.#fail(error),
+        error ? this.#fail(error) : this.end(ENDED),
       );
       this.#showButtons();
       byId("talk-end").focus();
