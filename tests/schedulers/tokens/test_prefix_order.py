@@ -1,8 +1,12 @@
 """`--schedule-policy lpm`: waiting prompts by their cached prefixes."""
 
+import pytest
+
 from support.token_steps import prompt, shape, step
 from support.token_world import World, token_request
-from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN
+from triptych.core.kv.pages import PagePool
+from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN, by_prefix, overtaken_by
+from triptych.schedulers.tokens.state import SequenceState
 
 STEM = prompt(16, 7)
 """Four pages, which `_world` has in its cache."""
@@ -62,6 +66,34 @@ def test_a_large_prompt_of_another_client_is_overtaken_so_often_only() -> None:
     begun = [name for _ in range(8) for name, _ in step(world) if name != "held"]
     assert len(set(begun)) <= MAX_OVERTAKEN + 4, "a few more may pass in one step"
     world.finish_all()
+
+
+def test_a_shared_beginning_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of prompts with one long beginning may wait at each step."""
+    world = _world(max_queue_size=400)
+    for index in range(100):
+        world.submit(f"{index}", token_request((*STEM, *prompt(2, index)), max_tokens=1))
+    sizes: list[int] = []
+    peek = PagePool.peek
+    monkeypatch.setattr(
+        PagePool, "peek", lambda pool, keys: sizes.append(len(keys)) or peek(pool, keys)
+    )
+    rows = list(by_prefix(world.scheduler._state.waiting, world.scheduler._state.pool))
+    assert len(rows) == len(sizes) == 100
+    assert sum(sizes) == 4, "the pages of the first; others begin after them"
+
+
+def test_waiting_rows_of_other_clients_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _world(max_queue_size=400)
+    for index in range(200):
+        world.submit(f"{index}", token_request(prompt(2, index), max_tokens=1), client="ann")
+    world.submit("bob", token_request(prompt(2, 1), max_tokens=1), client="bob")
+    waiting = list(world.scheduler._state.waiting)
+    judged: list[SequenceState] = []
+    monkeypatch.setattr(SequenceState, "can_step", property(lambda row: not judged.append(row)))
+    assert not overtaken_by([waiting[0], waiting[-1]], waiting)
+    assert not judged
+    assert overtaken_by(waiting[2:4], waiting) == [waiting[0]] * 2 + [waiting[1]] * 2
 
 
 def test_only_the_first_of_a_long_queue_are_compared() -> None:
