@@ -6,6 +6,7 @@ Owns how such a model is recognized and which functions open its halves. Loads n
 from __future__ import annotations
 
 from triptych.core.options.command import Command
+from triptych.core.weights.text_alone import missing_package
 from triptych.modalities.modality import Modality
 
 _HERE = "triptych.modalities.vlm"
@@ -54,7 +55,9 @@ _COMMANDS = (
 VISION = Modality(
     role="vision",
     task=("chat", "chats", "/v1/chat/completions"),
-    matches=lambda _, config: isinstance(config.get("vision_config"), dict),
+    matches=lambda _, config: (
+        isinstance(config.get("vision_config"), dict) and not missing_package(config)
+    ),
     wire=(
         "triptych.core.engine_api.tokens:TokenRequest",
         "triptych.core.engine_api.tokens:TokenDelta",

@@ -48,6 +48,9 @@ from triptych.core.weights.encoding import WeightEncoding
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
+_AMONG_OTHERS = "model.language_model."
+"""The beginning of the names of a decoder's tensors in a model of more than text."""
+
 
 class Blueprint(Protocol):
     """A model that is known but not yet loaded."""
@@ -178,7 +181,8 @@ class NativeBlueprint:
     ) -> Decoder:
         """Allocate, stream the weights into place and pack them.
 
-        `part` selects the decoder in a checkpoint that holds more; the rest is not read.
+        `part` selects the decoder in a checkpoint that holds more; the rest is not read. It is
+        found where the names say that there is more.
         """
         checkpoint = split_experts(checkpoint, names_of(self.config.moe).stacked)
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
@@ -187,7 +191,10 @@ class NativeBlueprint:
         if self.adapter_room is not None:
             modules, kernels = self._adaptable(decoder), self._adapter_kernels
             self.adapters = DecoderAdapters(decoder, modules, self.adapter_room, kernels)
-        is_bare = embedding_target(decoder).name not in checkpoint.tensors
+        names = checkpoint.tensors
+        if part is None and any(name.startswith(_AMONG_OTHERS) for name in names):
+            part = DecoderTensors.find(names)
+        is_bare = embedding_target(decoder).name not in names
         load_tensors(
             checkpoint,
             decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),

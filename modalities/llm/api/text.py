@@ -42,6 +42,7 @@ from triptych.core.text.tokenizer import (
 )
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.text_alone import text_alone
 from triptych.modalities.llm.api.detokenizer import PRIMING_TOKENS, Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.infill import GapPrompt
@@ -111,7 +112,7 @@ class TextModel:
         needs, `ConfigError` for a bad `--chat-template`.
         """
         folder = Path(resolved.folder)
-        config = {**read_json(folder / "config.json"), **text_config}
+        config = {**text_alone(read_json(folder / "config.json")), **text_config}
         tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
         generation = read_json_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)

@@ -5,6 +5,7 @@ Owns the order of these steps. Knows no architecture: blueprints do.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.text_alone import missing_package, text_alone
 from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.modalities.llm.engine.draft_loader import DraftLoader
 from triptych.schedulers.base import LoadedModel
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
     from triptych.core.runtime.engine.ranks import Plans, Ranks
 
+_log = logging.getLogger(__name__)
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 
 
@@ -195,7 +198,9 @@ class LlmLoader(TokenLoader):
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
     ) -> Any:
         """The model's blueprint, before loading."""
-        config = checkpoint.config
+        config = text_alone(checkpoint.config)
+        if package := missing_package(checkpoint.config):
+            _log.warning("%s answers text alone: its encoders need %s", self.name, package)
         is_known = is_native(config, self._config.models.max_length)
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_known)
         is_ours = kind is NativeBlueprint
