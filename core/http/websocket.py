@@ -205,11 +205,14 @@ class WebSocket:
         self._set_reading()
         return message
 
-    async def send(self, text: str) -> None:
+    async def send(self, message: str | bytes) -> None:
         """Send a message. Raises `SocketClosed`, or `SlowReader` if the client stops reading."""
         if self._is_over or self._conn.state is not State.OPEN:
             raise SocketClosed
-        self._conn.send_text(text.encode())
+        if isinstance(message, str):
+            self._conn.send_text(message.encode())
+        else:
+            self._conn.send_binary(message)
         self._flush()
         await self._drain()
 

@@ -141,13 +141,14 @@ class ServerOptions:
     )
     max_realtime_sessions_per_key: int = option(
         64,
-        "Maximum number of `/v1/realtime` sessions that one API key may have open.",
+        "Maximum number of sessions of `/v1/realtime` and `/v1/audio/speech/stream` that one API"
+        " key may have open.",
         within=BOUND,
         is_for_server=True,
     )
     realtime_idle_timeout_s: float = option(
         600.0,
-        "Longest time between two events of a client in a `/v1/realtime` session.",
+        "Longest time between two messages of a client in such a session.",
         within=DURATION,
         is_for_server=True,
     )

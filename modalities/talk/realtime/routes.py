@@ -70,15 +70,25 @@ class SessionCount:
             self._num_open[key] -= 1
 
 
-def realtime_router(parts: SessionParts, options: ServerOptions) -> APIRouter:
-    """Create the route. It is no part of the OpenAPI document, which has no WebSockets."""
-    router = APIRouter()
-    count = SessionCount(options.max_realtime_sessions_per_key)
-    limits = SocketLimits(
+def socket_limits(options: ServerOptions) -> SocketLimits:
+    """The limits of a session's socket."""
+    return SocketLimits(
         message_bytes=options.max_request_bytes,
         stall_s=options.stream_timeout_s,
         idle_s=options.realtime_idle_timeout_s,
     )
+
+
+def realtime_router(
+    parts: SessionParts, options: ServerOptions, count: SessionCount | None = None
+) -> APIRouter:
+    """Create the route. It is no part of the OpenAPI document, which has no WebSockets.
+
+    `count` is shared with the other routes that hold sessions.
+    """
+    router = APIRouter()
+    count = count or SessionCount(options.max_realtime_sessions_per_key)
+    limits = socket_limits(options)
 
     @router.get(ROUTE, include_in_schema=False)
     async def realtime(request: Request) -> Response:

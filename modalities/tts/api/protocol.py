@@ -88,16 +88,12 @@ def _voice_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":id"
 
 
-class SpeechFields(NamesModel, NullIsAbsent, Refusing):
-    """The fields of every request for speech."""
+class VoiceFields(NamesModel, NullIsAbsent, Refusing):
+    """How a text is spoken, wherever it comes from."""
 
     refused = REFUSED
     tasks = ("speech",)
 
-    input: Text = Field(description="The text to speak.")
-    input_format: InputFormat = Field(
-        default="text", description="What input is: text, or SSML. Not in OpenAI's API."
-    )
     voice: (
         Annotated[
             Annotated[Name, Tag(":name")] | Annotated[VoiceId, Tag(":id")],
@@ -127,6 +123,15 @@ class SpeechFields(NamesModel, NullIsAbsent, Refusing):
     ) = Field(default=None, description="Language of the text, as a tag like en-GB.")
     normalize: TextNormalization | None = Field(
         default=None, description="How ambiguous text is read."
+    )
+
+
+class SpeechFields(VoiceFields):
+    """The fields of every request that has its text."""
+
+    input: Text = Field(description="The text to speak.")
+    input_format: InputFormat = Field(
+        default="text", description="What input is: text, or SSML. Not in OpenAI's API."
     )
 
 

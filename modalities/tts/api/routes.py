@@ -40,6 +40,7 @@ from triptych.modalities.tts.api.protocol import (
     CaptionedSpeech,
     CaptionedSpeechBody,
     SpeechBody,
+    VoiceFields,
     VoiceId,
     WordTimes,
 )
@@ -178,16 +179,27 @@ def speech_card(front: FrontEnd) -> ModelCard:
     return ModelCard(id=front.name, task="speech")
 
 
-def _call(body: AnyBody, context: Context) -> SpeechCall:
-    asked = {"model", "speed", "instructions", "language", "seed", "input_format"}
-    reading = {} if body.normalize is None else body.normalize.model_dump()
+def speech_call(fields: VoiceFields, context: Context, text: str = "", **own: Any) -> SpeechCall:
+    """The call that the fields of a request mean, with its `own` other fields."""
+    asked = {"model", "speed", "instructions", "language", "seed"}
+    reading = {} if fields.normalize is None else fields.normalize.model_dump()
     return SpeechCall(
-        text=body.input,
-        voice=body.voice.id if isinstance(body.voice, VoiceId) else body.voice or "",
-        has_word_times=body.has_word_times,
+        text=text,
+        voice=fields.voice.id if isinstance(fields.voice, VoiceId) else fields.voice or "",
         caller=context.caller,
-        **body.model_dump(include=asked, exclude_none=True),
+        **fields.model_dump(include=asked, exclude_none=True),
         **reading,
+        **own,
+    )
+
+
+def _call(body: AnyBody, context: Context) -> SpeechCall:
+    return speech_call(
+        body,
+        context,
+        body.input,
+        input_format=body.input_format,
+        has_word_times=body.has_word_times,
     )
 
 
