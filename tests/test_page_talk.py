@@ -89,3 +89,22 @@ def test_a_failed_turn_and_a_server_that_leaves_are_sentences(browser: Any, tmp_
             page.locator("#talk-log .error", has_text="gone").first.wait_for()
             server.close()
             page.locator("#talk-error", has_text="The connection was lost.").wait_for()
+
+
+@pytest.mark.parametrize("missing", ["speech", "transcription"])
+def test_a_missing_model_is_explained(browser: Any, tmp_path: Path, missing: str) -> None:
+    def without(route: Any) -> None:
+        served = route.fetch().json()
+        kept = [model for model in served["data"] if model["task"] != missing]
+        route.fulfill(json={**served, "data": kept})
+
+    talk = talk_app(tmp_path, pages=read_pages(FOLDER))
+    with live(talk.app) as running, opened(browser, running.url, allowed=REFUSALS) as page:
+        page.route("**/v1/models", without)
+        page.reload()
+        page.get_by_role("link", name="Chat").wait_for()
+        is_offered = page.get_by_role("link", name="Talk").is_visible()
+        assert is_offered == (missing == "speech")
+        if is_offered:
+            page.get_by_role("link", name="Talk").click()
+            page.get_by_text("The server has no speech model: answers are written.").wait_for()
