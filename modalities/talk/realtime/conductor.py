@@ -183,14 +183,18 @@ class Conductor:
         assert self._sound is not None
         pcm_S, sound_ms = await _decoded(self._sound, form, sound)
         self._apply(self._session.hear(sound_ms))
-        self._ear.push(pcm_S)
-        if len(pcm_S) > LONG_SAMPLES:
-            events = await asyncio.to_thread(self._ear.detect, pcm_S)
-        else:
-            events = self._ear.detect(pcm_S)
-        for event in events:
-            self._apply(self._session.learn(event, _now_ms()))
-        self._ear.forget()
+        is_long = len(pcm_S) > LONG_SAMPLES
+        size = LONG_SAMPLES if self._ear.detects else max(1, len(pcm_S))
+        for at in range(0, len(pcm_S), size):  # a turn hears nothing of the next one
+            piece_S = pcm_S[at : at + size]
+            self._ear.push(piece_S)
+            if is_long:
+                events = await asyncio.to_thread(self._ear.detect, piece_S)
+            else:
+                events = self._ear.detect(piece_S)
+            for event in events:
+                self._apply(self._session.learn(event, _now_ms()))
+            self._ear.forget()
 
     # -- what follows ----------------------------------------------------------------------------
 

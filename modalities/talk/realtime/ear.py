@@ -56,6 +56,11 @@ class Ear:
         """Seconds of sound in the present turn."""
         return self._num_in_turn / HEARING_RATE
 
+    @property
+    def detects(self) -> bool:
+        """Whether turns are detected."""
+        return self._detector is not None
+
     def detect(self, pcm_S: Pcm) -> list[TurnEvent]:
         """Return what samples that were pushed begin and end. It may run on a thread."""
         events = () if self._detector is None else self._detector.push(pcm_S)

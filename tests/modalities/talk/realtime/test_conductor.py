@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.http import until
@@ -125,6 +126,20 @@ async def test_a_turn_that_is_cut_off_before_its_task_began_is_closed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await session
     assert [each.is_closed for each in ears.hearing.opened] == [True]
+
+
+async def test_turns_in_one_piece_of_sound_are_heard_apart() -> None:
+    ears = Ears()
+    second = np.repeat([0x4000, 0], 12_000)  # half a second of sound, and of silence
+    data = base64.b64encode(np.tile(second, 2).astype("<i2").tobytes()).decode()
+    socket = Scripted(f'{{"type": "input_audio_buffer.append", "audio": "{data}"}}', leaves=False)
+    session = Session(Conversation(model="tiny"), new_id)
+    running = Conductor(socket, session, NoAnswers(), ears, new_id).run(asyncio.Event())
+    task = asyncio.create_task(running)
+    committed = "input_audio_buffer.committed"
+    await asyncio.to_thread(until, lambda: sum(committed in each for each in socket.sent) == 2)
+    task.cancel()
+    assert [each.num_heard < 13_000 for each in ears.hearing.opened] == [True, True]
 
 
 async def test_few_items_are_transcribed_at_once() -> None:
