@@ -64,9 +64,13 @@ class StepCallback:
         try:
             if self.error is None:
                 tensors = end.tensors(self._names)
-                end.replace(self._callback(image, end.step, end.timestep, tensors) or {})
+                found = self._callback(image, end.step, end.timestep, tensors)
+                end.replace({} if found is None else found)
         except Exception as error:  # the caller's, who gets it from the call
             self.error = error
+        except BaseException as error:  # as of sys.exit, which would end the engine's thread
+            self.error = RuntimeError(f"callback_on_step_end raised {error!r}")
+            self.error.__cause__ = error
         if image.interrupt or self.error is not None:
             end.interrupt()
 

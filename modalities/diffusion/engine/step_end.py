@@ -59,13 +59,15 @@ class RowStepEnd:
 
     def replace(self, tensors: Mapping[str, Any]) -> None:
         """Continue with other latents. Raises `InvalidRequest`."""
-        if not tensors:
-            return
         sample = self.row.sample.sample
-        latents, shape = tensors.get("latents"), (1, *sample.shape)
-        if len(tensors) > 1 or not isinstance(latents, Tensor) or latents.shape != shape:
+        is_mapping, shape = isinstance(tensors, Mapping), (1, *sample.shape)
+        if is_mapping and not tensors:
+            return
+        latents = tensors.get("latents") if is_mapping and len(tensors) == 1 else None
+        if not isinstance(latents, Tensor) or latents.shape != shape:
             raise InvalidRequest(
-                f"A callback may return latents alone, as a tensor of shape {list(shape)}.",
+                "A callback may return a mapping with latents alone, as a tensor of shape"
+                f" {list(shape)}.",
                 param="callback_on_step_end",
             )
         with torch.inference_mode():  # as the row's storage was made

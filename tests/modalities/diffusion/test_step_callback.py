@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.options.config import Config, DeviceOptions
@@ -60,6 +62,11 @@ def test_what_a_callback_raises_ends_the_call(generate: ImagePipeline) -> None:
         generate(PROMPT, callback_on_step_end=fail, **OPTIONS)
     with pytest.raises(InvalidRequest, match=r"latents alone.*\[1, 16, 32\]"):
         generate(PROMPT, callback_on_step_end=lambda *_: {"latents": 1}, **OPTIONS)
+    for wrong in ([1], 3, torch.zeros(2)):
+        with pytest.raises(InvalidRequest, match="a mapping with latents alone"):
+            generate(PROMPT, callback_on_step_end=lambda *_, wrong=wrong: wrong, **OPTIONS)
+    with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):  # and the engine goes on
+        generate(PROMPT, callback_on_step_end=lambda *_: sys.exit(3), **OPTIONS)
     assert generate(PROMPT, **OPTIONS)[0].num_computed == 4
 
 
