@@ -101,7 +101,8 @@ class DraftLoader:
         self._max_length = min(blueprint.max_length, target.max_length)
         pages_per_row = -(-self._max_length // page_size)
         room = int(_CACHE_SHARE * memory.available_bytes) // self._layout.page_bytes
-        self._num_pages = max(pages_per_row, min(room, pages_per_row * num_rows))
+        # Rows without a page are not drafted, so the other model's context comes first.
+        self._num_pages = max(1, min(room, pages_per_row * num_rows))
         memory.reserve("draft-kv", (self._num_pages + 1) * self._layout.page_bytes)
         pool = PagePool(
             num_pages=self._num_pages,

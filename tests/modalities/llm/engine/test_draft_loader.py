@@ -48,6 +48,16 @@ def test_its_memory_is_in_the_ledger_and_given_back(tmp_path: Path) -> None:
     assert ledger.by_owner() == {}
 
 
+def test_its_pages_take_no_more_than_their_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.modalities.llm.engine.draft_loader._CACHE_SHARE", 1e-9)
+    loader = open_loader(tmp_path, Ledger(256 * MIB), config(speculation=DRAFTING))
+    loaded = loader.load(lambda _: None)
+    assert loaded.scheduler.tokens.drafter.pool.num_pages == 1
+    loaded.close()
+
+
 @pytest.mark.parametrize(("tokens", "fits"), [(("<a>", "<b>"), True), (("<b>",), False)])
 def test_a_token_means_one_text_in_both(
     tmp_path: Path, tokens: tuple[str, ...], fits: bool
