@@ -373,6 +373,9 @@ class _TokenPolicy:
         num_left = row.num_tokens - start
         if not self._has_tokens(num_left):
             return False
+        if self._lacks_windows(row, start):
+            blocked.append(row)
+            return not self._blocks_all(row)
         if not self._may_begin_with(self._chunk_size(row, start), num_left):
             return True
         if not self._budget.num_rows and not self._preemption.preempt_idle():
@@ -383,6 +386,12 @@ class _TokenPolicy:
             return True
         blocked.append(row)
         return not self._blocks_all(row)
+
+    def _lacks_windows(self, row: SequenceState, start: int) -> bool:
+        """Whether nothing but pages of window layers keeps a prompt from being computed."""
+        if self._pool.windows is None or self._chunk_size(row, start):
+            return False
+        return self._chunk_size(row, start, waits_for_windows=False) > 0
 
     def _may_begin_with(self, num_tokens: int, num_left: int) -> bool:
         """Whether a prompt may begin with a chunk of so many of its tokens."""
@@ -457,10 +466,12 @@ class _TokenPolicy:
         """Whether no other row is active."""
         return not self.step.admissions and all(row.is_paused for row in self._state.running)
 
-    def _chunk_size(self, row: SequenceState, start: int) -> int:
+    def _chunk_size(self, row: SequenceState, start: int, *, waits_for_windows: bool = True) -> int:
         """How many tokens of `row` the step can take from `start` on; 0 if it has to wait."""
-        num_remaining = row.num_tokens - start
-        room = window_room = min(num_remaining, self._budget.window_room(row, start))
+        room = num_remaining = row.num_tokens - start
+        if waits_for_windows:
+            room = min(room, self._budget.window_room(row, start))
+        window_room = room if waits_for_windows else sys.maxsize
         if self._options.enable_chunked_prefill:
             most = self._options.long_prefill_token_threshold or sys.maxsize
             room = min(room, self._budget.num_tokens, most)

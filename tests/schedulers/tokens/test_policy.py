@@ -106,3 +106,26 @@ def test_progress_counts_what_is_cached_and_in_flight() -> None:
     world.submit("z", token_request(prompt, max_tokens=2))
     assert _progress(world, "z").num_left == 1, "two pages of four are found"
     world.finish_all()
+
+
+def test_a_prompt_that_lacks_pages_of_windows_is_overtaken_so_often_only() -> None:
+    world = World(
+        num_pages=400,
+        page_size=4,
+        max_length=64,
+        depth=3,
+        window=2,
+        num_window_rows=3,
+        max_batch_size=3,
+        max_batch_input_tokens=32,
+        enable_chunked_prefill=False,
+        max_queue_size=200,
+    )
+    for turn in range(60):
+        prompt = tuple((turn * 7 + n * n) % 50 for n in range(40))
+        world.submit(f"short-{turn}", token_request(prompt, max_tokens=3))
+        if turn == 4:
+            world.submit("long", token_request(tuple(range(60)), max_tokens=2))
+        world.turn()
+    assert world.jobs["long"].state.is_final
+    world.finish_all()
