@@ -62,7 +62,7 @@ def driver_of(decoder: Decoder, native: NativeKernels | None, **given: Any) -> B
 
 
 def answers(driver: BatchDriver) -> Iterator[tuple[str, list[int]]]:
-    """Rows that begin, are preempted, hit and part; `(job, tokens)`."""
+    """Rows that begin, are preempted, hit, part and fork; `(job, tokens)`."""
 
     def run(**prompts: tuple[int, ...]) -> Iterator[tuple[str, list[int]]]:
         for name, ids in prompts.items():
@@ -75,7 +75,8 @@ def answers(driver: BatchDriver) -> Iterator[tuple[str, list[int]]]:
     found = dict(run(long=first, short=prompt(21, 2), other=prompt(290, 3)))
     yield from found.items()
     follow_up = (*found["other"], *prompt(9, 4))
-    yield from run(turn=follow_up, part=(*first[:160], *prompt(60, 5)))
+    part = *first[:160], *prompt(60, 5)
+    yield from run(turn=follow_up, part=part, fork=part)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_answers_are_those_of_whole_pages(tmp_path: Path, family: str, kernels: 
         return
     options = {"num_pages": 32, "enable_prefix_caching": False, "max_batch_size": 1, "depth": 1}
     alone = driver_of(decoder, native, **options)
-    for name, tokens in rows[-2:]:
+    for name, tokens in rows[-3:-1]:
         request = token_request(tuple(tokens[:-64]), max_tokens=64, temperature=0.0)
         alone.submit(name, request)
         alone.run()
