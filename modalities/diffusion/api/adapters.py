@@ -34,6 +34,7 @@ class ImageAdapterNames:
         self._client, self._config = client, config
         self._declared = [each.name for each in config.adapters.places()]
         self._loaded: dict[str, _Loaded] = {}
+        self._coming: set[str] = set()  # a second load under a name would keep its memory
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._declared, *self._loaded))
@@ -47,13 +48,15 @@ class ImageAdapterNames:
         if self._config.adapters.enable_lora is False:
             raise UnsupportedOption("Adapters are off here: leave out enable_lora.")
         self._check_free(name)
+        self._coming.add(name)
         try:
             found = await asyncio.to_thread(self._read, place)
             await self._run(model, AdapterLoad(digest=found.digest, place=found.place))
+            self._loaded[name] = found
         except SetupError as error:
             raise InvalidRequest(f"adapter {name[:80]}: {error.message}", param="lora") from error
-        self._check_free(name)  # again: another thread may have loaded one
-        self._loaded[name] = found
+        finally:
+            self._coming.discard(name)
 
     async def unload(self, model: str, names: Collection[str]) -> None:
         """Withdraw loaded adapters, and wait until no image uses them. Raises `NotFound`."""
@@ -84,7 +87,7 @@ class ImageAdapterNames:
         return tuple(found)
 
     def _check_free(self, name: str) -> None:
-        if name in self:
+        if name in self or name in self._coming:
             raise Conflict(
                 f"An adapter is called {name[:80]!a}: unload it, or choose another name."
             )

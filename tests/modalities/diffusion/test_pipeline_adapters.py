@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from safetensors.torch import save_file
 
 from support.samples import SAMPLES, importing_samples
 from triptych.core.errors import Conflict, InvalidRequest, NotFound
+from triptych.core.options.config import Config
+from triptych.modalities.diffusion.api import adapters
+from triptych.modalities.diffusion.api.adapters import ImageAdapterNames
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
@@ -106,6 +110,30 @@ def test_an_adapter_in_use_is_unloaded_when_its_images_have_ended(
     unloading.join(60)
     assert not unloading.is_alive()
     assert found == [expected]
+
+
+async def test_one_of_two_loads_under_a_name_reaches_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads: list[Any] = []
+
+    class Client:
+        async def submit(self, model: str, request: Any, *, job_id: str) -> AsyncIterator[Any]:
+            loads.append(request)
+            await asyncio.sleep(0)
+            for output in ():
+                yield output
+
+    client: Any = Client()
+    names = ImageAdapterNames(client, Config())
+    monkeypatch.setattr(names, "_read", lambda place: adapters._Loaded(place, place))
+    found = await asyncio.gather(
+        *(names.load("m", "style", place) for place in "xy"), return_exceptions=True
+    )
+    assert [type(each) for each in found] == [type(None), Conflict]
+    assert [each.digest for each in loads] == ["x"]
+    with pytest.raises(Conflict):
+        await names.load("m", "style", "y")
 
 
 def test_what_cannot_be_is_refused_by_name(generate: ImagePipeline, tmp_path: Path) -> None:
