@@ -29,6 +29,7 @@ from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece
 from triptych.schedulers.tokens.draft_pace import Price, no_price
+from triptych.schedulers.tokens.draft_search import Verified, earn_room, find_drafts
 from triptych.schedulers.tokens.drafted_row import DraftedRow
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
@@ -55,8 +56,6 @@ COUNTERS = (
     "draft_tokens_total",
     "accepted_draft_tokens_total",
 )
-_MAX_VERIFIED = 32
-"""Tokens of rows with drafts in one step: more cost about as much as steps of their own."""
 
 
 class TokenBatch:
@@ -330,6 +329,7 @@ class TokenBatch:
             row.append((token_id,))
             taken.append(token_id)
         result.token_ids, result.logprobs = tuple(taken), result.logprobs[: len(taken)]
+        earn_room(row, len(taken), num_accepted)
         if result.codes:
             row.output_frames.append(result.codes)
         if row.grammar is not None:  # the grammar decides whether that was the last
@@ -341,7 +341,8 @@ class TokenBatch:
         if len(row.output_ids) >= row.max_outputs:
             return self.delta(row, result, finish_reason="length")
         if row.lookup is not None or row.drafted is not None:
-            self._find_drafts(row, len(piece.drafts), num_accepted, len(taken))
+            verified = Verified(len(piece.drafts), num_accepted, len(taken))
+            find_drafts(row, self.state.running, verified, self.draft_price, self.drafter)
         return self.delta(row, result)
 
     @staticmethod
@@ -349,25 +350,6 @@ class TokenBatch:
         """Whether a stop token ends the answer now."""
         is_open = row.reasoning is not None and row.reasoning.is_unanswered
         return len(row.output_ids) >= row.request.sampling.min_tokens and not is_open
-
-    def _find_drafts(
-        self, row: SequenceState, num_drafts: int, num_accepted: int, num_taken: int
-    ) -> None:
-        """Find or await the next drafts of a row, after a step that verified `num_drafts`."""
-        num_rows = max(1, len(self.state.running))
-        most = min(row.max_outputs - len(row.output_ids) - 1, _MAX_VERIFIED // num_rows - 1)
-        if row.reasoning is not None:
-            most = min(most, row.reasoning.num_unconstrained - 1)
-        if (lookup := row.lookup) is not None:
-            if num_drafts:
-                lookup.settle(num_drafts, num_accepted)
-            lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
-            row.drafts = lookup.find(most, num_rows, self.draft_price)
-        elif (drafter := self.drafter) is not None and row.drafted is not None:
-            if num_drafts:
-                drafter.settle(row, num_drafts, num_accepted)
-            row.drafted.pace.go_on(num_taken)
-            drafter.want(row, most, num_rows)
 
     def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
         """Record a row's next token mask, and the tokens that its grammar forces.

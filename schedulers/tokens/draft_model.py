@@ -9,6 +9,7 @@ verified as all others are and never change a token. Knows no tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -97,11 +98,12 @@ class DraftModel:
         self._accepted = kept * self._accepted + num_accepted
         self._tried = kept * self._tried + num_tried
 
-    def want(self, row: SequenceState, most: int, num_rows: int) -> None:
+    def want(self, row: SequenceState, most: int, num_rows: int, room: float = math.inf) -> None:
         """Let a row await its next drafts, `most` at most, if they are worth their time.
 
-        `num_rows` share its steps. Takes the pages that the drafts need. A row with tokens in
-        flight takes no step before they are known, and asks again.
+        `num_rows` share its steps, which may take `room` longer, in plain steps. Takes the pages
+        that the drafts need. A row with tokens in flight takes no step before they are known, and
+        asks again.
         """
         drafted, shape = row.drafted, self._shape
         assert drafted is not None, "a row that drafts"
@@ -111,7 +113,7 @@ class DraftModel:
         most = min(most, shape.max_drafts, shape.max_length - row.num_known)
         num_drafts = 0
         if most > 0 and self.costs.is_known:
-            num_drafts = drafted.pace.choose(most, 0, num_rows, self.costs.model_price)
+            num_drafts = drafted.pace.choose(most, 0, num_rows, self.costs.model_price, room)
         drafted.is_due = bool(num_drafts and row.num_unknown)
         if num_drafts and not row.num_unknown and self._follow(row, drafted):
             self._take_pages(row, drafted, num_drafts)

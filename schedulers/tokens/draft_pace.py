@@ -12,6 +12,7 @@ and that part of its time, where no price is above what was paid.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 
@@ -47,21 +48,25 @@ class DraftPace:
         self._tried, self._accepted = [0.0] * len(expected), [0.0] * len(expected)
         self._kind, self._price = 0, 0.0
 
-    def choose(self, most: int, match: int, num_rows: int, price: Price) -> int:
+    def choose(
+        self, most: int, match: int, num_rows: int, price: Price, room: float = math.inf
+    ) -> int:
         """The number of tokens to draft, `most` at most, after a match of so many tokens.
 
-        It gives the batch of `num_rows` the most tokens for its time.
+        It gives the batch of `num_rows` the most tokens for its time, and makes a step longer by no
+        more than `room`, in plain steps.
         """
         kind = bisect(_LONGER, match)
         expected = self._expected[kind] * _TRUST + self._accepted[kind]
         expected /= _TRUST + self._tried[kind]
         best, best_speed, gain, part = 0, 1.0, 0.0, 1.0
+        most_paid = min(self._credit, room * num_rows)
         for num_drafts in range(1, most + 1):
             part *= expected
             gain += part
             cost = price(num_rows, num_drafts)
             speed = (num_rows + gain) / (num_rows + cost)
-            if speed > best_speed and MARGIN * cost <= self._credit:
+            if speed > best_speed and MARGIN * cost <= most_paid:
                 best, best_speed, self._price = num_drafts, speed, cost
         self._kind = kind
         return best

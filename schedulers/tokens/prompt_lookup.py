@@ -9,6 +9,7 @@ time and never changes a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,7 +56,9 @@ class PromptLookup:
         if num_before:
             self._pace.go_on(len(tokens) - num_before)
 
-    def find(self, most: int, num_rows: int = 1, price: Price = no_price) -> tuple[int, ...]:
+    def find(
+        self, most: int, num_rows: int = 1, price: Price = no_price, room: float = math.inf
+    ) -> tuple[int, ...]:
         """A guess of the next tokens, `most` at most, where it is worth its price (`DraftPace`).
 
         The continuation of the longest match, the latest of equal ones. One that reaches the end of
@@ -66,7 +69,8 @@ class PromptLookup:
         if not place:
             return ()
         tokens, drafts = self._tokens, list[int]()
-        for at in range(place, place + self._pace.choose(most, match, num_rows, price)):
+        num_drafts = self._pace.choose(most, match, num_rows, price, room)
+        for at in range(place, place + num_drafts):
             drafts.append(tokens[at] if at < len(tokens) else drafts[at - len(tokens)])
         return tuple(drafts)
 

@@ -42,8 +42,9 @@ class SequenceState(Unit):
     from its `grammar` without sampling and are to be computed together. Its `reasoning` may precede
     the output of the grammar. `num_fetched_pages` were computed by another engine. With `lookup`
     its next step verifies `drafts`, a guess of its next tokens; while it `is_verifying`, such a
-    step is in flight. With `drafted` a smaller model makes the drafts. Its adapter, if any, has a
-    slot unless it still `awaits_adapter`.
+    step is in flight. With `drafted` a smaller model makes the drafts; `draft_room` is the time
+    that it may lose by drafts, in plain steps. Its adapter, if any, has a slot unless it still
+    `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
     after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after
@@ -90,6 +91,7 @@ class SequenceState(Unit):
     drafted: DraftedRow | None = None
     drafts: tuple[int, ...] = ()
     is_verifying: bool = False
+    draft_room: float = 0.0
     adapter_slot: int = -1
     awaits_adapter: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
