@@ -6,6 +6,7 @@ Owns the order of its parts, and the check that both models have one vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,13 @@ from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.text.tokenizer import read_tokenizer
 from triptych.schedulers.tokens.draft_model import MAX_TOKENS, DraftModel, DraftShape
 
+_log = logging.getLogger(__name__)
+
 _AS_STORED = ModelOptions().quantization_encoding
 _CACHE_SHARE = 0.1
 """Of the memory that is left, for the pages of the drafting model."""
+_USUAL_TOKENS = 2048
+"""A prompt with its answer: the start says if these have no drafts."""
 
 
 class DraftLoader:
@@ -104,12 +109,23 @@ class DraftLoader:
         # Rows without a page are not drafted, so the other model's context comes first.
         self._num_pages = max(1, min(room, pages_per_row * num_rows))
         memory.reserve("draft-kv", (self._num_pages + 1) * self._layout.page_bytes)
+        self._warn_of_few_pages(page_size)
         pool = PagePool(
             num_pages=self._num_pages,
             page_size=page_size,
             enable_prefix_caching=self._config.cache.enable_prefix_caching,
         )
         return DraftModel(pool, self._shape(target))
+
+    def _warn_of_few_pages(self, page_size: int) -> None:
+        """Say where usual prompts have no drafts for lack of pages."""
+        num_tokens = self._num_pages * page_size
+        if num_tokens < min(_USUAL_TOKENS, self._max_length):
+            _log.warning(
+                "%s: %s drafts for texts of up to %d tokens only, of all requests together: its"
+                " pages have a tenth of the memory that is left; raise --device-memory-utilization",
+                *(self._name, self._folder.name, num_tokens),
+            )
 
     def _shape(self, target: Blueprint) -> DraftShape:
         return DraftShape(

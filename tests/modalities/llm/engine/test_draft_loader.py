@@ -49,12 +49,13 @@ def test_its_memory_is_in_the_ledger_and_given_back(tmp_path: Path) -> None:
 
 
 def test_its_pages_take_no_more_than_their_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("triptych.modalities.llm.engine.draft_loader._CACHE_SHARE", 1e-9)
     loader = open_loader(tmp_path, Ledger(256 * MIB), config(speculation=DRAFTING))
     loaded = loader.load(lambda _: None)
     assert loaded.scheduler.tokens.drafter.pool.num_pages == 1
+    assert "tiny: small drafts for texts of up to" in caplog.text
     loaded.close()
 
 
