@@ -20,6 +20,7 @@ from triptych.core.engine_api.plan import DraftPlan, StepResult, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta
 from triptych.core.kv.pages import PagePool
+from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_pace import DraftPace
 from triptych.schedulers.tokens.drafted_row import DraftedRow
@@ -201,8 +202,11 @@ class DraftModel:
         }
         return step if step.rows else None
 
-    def book(self, step: DraftStep, model: str, step_id: int) -> DraftPlan:
-        """The plan of a chosen step."""
+    def book(self, step: DraftStep, model: str, step_id: int, shares: ServiceShares) -> DraftPlan:
+        """The plan of a chosen step, whose clients are charged."""
+        for piece in step.rows:
+            num_computed = piece.num_tokens + max(0, piece.num_drafts - 1)
+            shares.charge(piece.unit.client, self._shape.relative_size * num_computed)
         return DraftPlan(
             step_id=step_id,
             model=model,

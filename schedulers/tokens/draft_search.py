@@ -25,7 +25,7 @@ _MAX_VERIFIED = 32
 
 
 class Verified(NamedTuple):
-    """What a step found out of a row: drafts that it verified, right ones, tokens of the answer."""
+    """A row's part of a step: drafts that were verified, right ones, tokens of the answer."""
 
     num_drafts: int
     num_accepted: int

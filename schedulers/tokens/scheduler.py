@@ -295,7 +295,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         if (drafter := self.tokens.drafter) is not None:
             drafter.yields = False
             if isinstance(step, DraftStep):
-                return drafter.book(step, self._model, step_id), step.rows
+                return drafter.book(step, self._model, step_id, self._state.shares), step.rows
         if self._state.shares.is_contended:
             answering = (piece.unit for piece in step.rows if piece.unit.is_answering)
             self._step_shares.book(step.turn, answering)

@@ -7,6 +7,7 @@ from msgspec import structs
 from support.token_steps import prompt, step
 from support.token_world import StoryDrafts, World, expected_answer, token_request
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.schedulers.shares import ServiceShares
 
 
 class _LongDrafts(StoryDrafts):
@@ -98,3 +99,15 @@ def test_a_prompt_that_is_due_is_not_hidden_behind_a_step_of_drafts() -> None:
     proposal = world.scheduler.propose(0.0)
     assert proposal.kind == "draft"
     assert proposal.due_s < 1e5
+
+
+def test_a_step_of_drafts_is_charged_to_its_clients() -> None:
+    world, shares = World(draft_pages=20), ServiceShares()
+    world.submit("a", token_request(prompt(9), max_tokens=30))
+    row, drafter = world.scheduler.row_of("a"), world.scheduler.tokens.drafter
+    while not row.awaits_drafts:
+        step(world)
+    chosen = drafter.choose(world.scheduler._state)
+    (piece,) = chosen.rows
+    drafter.book(chosen, "model", 1, shares)
+    assert shares.service_of(row.client) == 0.1 * (piece.num_tokens + piece.num_drafts - 1)
