@@ -42,6 +42,12 @@ class InvalidRequest(RequestError):
     """A field is missing, malformed or out of range."""
 
 
+class EmptyBuffer(RequestError):
+    """A commit of sound in which there is no turn. The code is OpenAI's."""
+
+    code = "input_audio_buffer_commit_empty"
+
+
 class UnsupportedOption(RequestError):
     """The option is known but not offered; the message names the alternative."""
 

@@ -149,12 +149,20 @@ class HoldLimit:
         self._refusal = refusal
         self.held = 0.0
 
+    def check(self, amount: float, most: float) -> None:
+        """Raise `Overloaded` if the total with `amount` would exceed `most`."""
+        if amount > 0 and self.held + amount > most:
+            raise Overloaded(self._refusal, retry_after_s=5.0)
+
+    def take(self, amount: float, most: float) -> None:
+        """Count `amount` more, or less if it is negative. Raises as `check` does."""
+        self.check(amount, most)
+        self.held += amount
+
     @contextmanager
     def hold(self, amount: float, most: float) -> Iterator[None]:
         """Count `amount` while it is held. Raises `Overloaded` if the total would exceed `most`."""
-        if self.held + amount > most:
-            raise Overloaded(self._refusal, retry_after_s=5.0)
-        self.held += amount
+        self.take(amount, most)
         try:
             yield
         finally:

@@ -146,6 +146,13 @@ class ServerOptions:
         within=BOUND,
         is_for_server=True,
     )
+    max_realtime_bytes: int = option(
+        2**31,
+        "Maximum number of bytes that all such sessions hold together: the items of their"
+        " conversations, and twice `--max-request-bytes` of each for messages in progress.",
+        within=COUNT,
+        is_for_server=True,
+    )
     realtime_idle_timeout_s: float = option(
         600.0,
         "Longest time between two messages of a client in such a session.",

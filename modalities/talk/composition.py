@@ -16,7 +16,8 @@ from triptych.core.weights.progress import SilentProgress
 from triptych.modalities.modality import ApiPart
 from triptych.modalities.talk.hearing.hearing import VoiceHearing
 from triptych.modalities.talk.hearing.source import open_network
-from triptych.modalities.talk.realtime.routes import SessionCount, SessionParts, realtime_router
+from triptych.modalities.talk.realtime.holding import SessionCount
+from triptych.modalities.talk.realtime.routes import SessionParts, realtime_router
 from triptych.modalities.talk.services import TalkServices
 from triptych.modalities.talk.speaking.answer import AnswerSpeaker
 from triptych.modalities.talk.speaking.routes import written_router
@@ -32,7 +33,7 @@ def talk_routers(config: Config, parts: Sequence[ApiPart]) -> list[APIRouter]:
         return VoiceHearing(services.recognition, network)
 
     speaker = AnswerSpeaker(services.speech)
-    count = SessionCount(config.server.max_realtime_sessions_per_key)
+    count = SessionCount.of(config.server)
     return [
         realtime_router(SessionParts(services, speaker, open_hearing), config.server, count),
         written_router(services.speech, speaker, config.server, count),

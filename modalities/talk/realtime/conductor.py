@@ -31,6 +31,7 @@ from triptych.modalities.talk.realtime.events import (
     ClearSound,
     ClientEvent,
     CommitSound,
+    error_event,
     error_fields,
     event_id_of,
     parse_event,
@@ -53,7 +54,7 @@ from triptych.modalities.talk.realtime.inputs import (
     TranscriptPiece,
 )
 from triptych.modalities.talk.realtime.responding import Event, NewId
-from triptych.modalities.talk.realtime.session import Out, Session, error_event
+from triptych.modalities.talk.realtime.session import Out, Session
 
 MAX_WAITING = 256
 """Events that wait to be sent: then answers wait, and the client's events are not read."""

@@ -326,11 +326,30 @@ def decoded(text: str) -> bytes:
         raise InvalidRequest("The sound is not valid base64.", param="audio") from error
 
 
+def unheard(item: Item) -> list[bytes]:
+    """Return the sound of an item that has no transcript yet, at most one. Raises as `decoded`."""
+    if not isinstance(item, ClientMessage):
+        return []
+    sounds = [
+        part for part in item.content if isinstance(part, UserSound) and part.transcript is None
+    ]
+    if len(sounds) > 1:
+        raise UnsupportedOption("An item has at most one sound; send several items.")
+    if any(part.audio is None for part in sounds):
+        raise InvalidRequest("A part of type input_audio needs audio.", param="item.content")
+    return [decoded(part.audio or "") for part in sounds]
+
+
 def error_fields(error: BaseException) -> dict[str, Any]:
     """Return an error as events have it."""
     public: TriptychError = to_public(error)
     body = OPENAI.error(public, "").model_dump()["error"]
     return {name: body[name] for name in ("type", "code", "message", "param")}
+
+
+def error_event(fields: dict[str, Any], event_id: str | None = None) -> dict[str, Any]:
+    """Return the event of an error that the session outlives; `event_id` is the client's."""
+    return {"type": "error", "error": {**fields, "event_id": event_id}}
 
 
 EXPECTED = (TriptychError, RequestValidationError)

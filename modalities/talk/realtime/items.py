@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Literal
 
 from triptych.core.errors import InvalidRequest, NotFound
@@ -19,6 +20,7 @@ from triptych.modalities.talk.realtime.events import (
     Item,
     UserSound,
 )
+from triptych.modalities.talk.realtime.holding import HeldBytes, unlimited
 
 MAX_ITEMS = 1024
 MAX_CHARS = 2**25
@@ -147,6 +149,14 @@ class ConversationItem:
         return parts + len(self.arguments) + len(self.output)
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of its texts and images, and of sound that waits for its words."""
+        texts = [self.arguments, self.output]
+        texts += [text for part in self.parts for text in (part.text, part.image_url)]
+        sounds = (part.num_sound_chars for part in self.parts if part.is_pending)
+        return sum(map(getsizeof, texts)) + sum(sounds)
+
+    @property
     def is_pending(self) -> bool:
         """Whether a transcription is awaited."""
         return any(part.is_pending for part in self.parts)
@@ -182,8 +192,9 @@ def _part_of(part: Any) -> Part:
 class Items:
     """The items of a conversation, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: HeldBytes | None = None) -> None:
         self._entries: list[ConversationItem] = []
+        self._held = held or unlimited()
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(self._entries)
@@ -193,14 +204,19 @@ class Items:
         """The id of the last item."""
         return self._entries[-1].id if self._entries else None
 
-    def check_room(self, num_chars: int = 0) -> None:
-        """Raise `InvalidRequest` if a client may add no more items, or none of this size."""
+    def check_room(self, new: ConversationItem | None = None) -> None:
+        """Raise `InvalidRequest` if `new`, or any item, would be too much for the conversation.
+
+        Raises `Overloaded` if it would be too much for all sessions together.
+        """
         if len(self._entries) >= MAX_ITEMS:
             raise InvalidRequest(f"A conversation has at most {MAX_ITEMS} items; delete some.")
-        if num_chars + sum(each.num_chars for each in self._entries) > MAX_CHARS:
+        entries = [*self._entries, *([] if new is None else [new])]
+        if sum(each.num_chars for each in entries) > MAX_CHARS:
             raise InvalidRequest(
                 f"The items of a conversation have at most {MAX_CHARS} characters; delete some."
             )
+        self._held.resize(sum(each.num_bytes for each in entries))
 
     def find(self, item_id: str) -> ConversationItem:
         """Return an item. Raises `NotFound`."""
@@ -227,6 +243,7 @@ class Items:
     def remove(self, item_id: str) -> None:
         """Remove an item. Raises `NotFound`."""
         del self._entries[self._index(item_id)]
+        self._held.shrink(sum(each.num_bytes for each in self._entries))
 
     def _index(self, item_id: str) -> int:
         ids = [each.id for each in self._entries]

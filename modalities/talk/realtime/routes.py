@@ -1,6 +1,6 @@
 """`/v1/realtime`: the WebSocket of spoken conversations and of live transcription.
 
-Owns the limit of sessions per key, and the composition of a session. What a session does is
+Owns the composition of a session. The limits of sessions are in `holding`. What a session does is
 `session`'s; keys, ids and limits of messages are `core.http`'s.
 """
 
@@ -9,24 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from triptych.core.errors import InvalidRequest, RateLimited, TriptychError, UpgradeRequired
+from triptych.core.errors import InvalidRequest, TriptychError, UpgradeRequired
 from triptych.core.http.context import Context
 from triptych.core.http.websocket import SocketLimits, WebSocket, WebSocketResponse
 from triptych.core.options.config import ServerOptions
 from triptych.modalities.talk.ports import Hearing, SpokenAnswer
 from triptych.modalities.talk.realtime.answering import SessionAnswers
 from triptych.modalities.talk.realtime.conductor import Conductor
-from triptych.modalities.talk.realtime.events import error_fields
+from triptych.modalities.talk.realtime.events import error_event, error_fields
+from triptych.modalities.talk.realtime.holding import SessionCount
 from triptych.modalities.talk.realtime.models import SessionModels
-from triptych.modalities.talk.realtime.session import Session, error_event
+from triptych.modalities.talk.realtime.session import Session
 from triptych.modalities.talk.services import TalkServices
 
 ROUTE = "/v1/realtime"
@@ -41,33 +40,6 @@ class SessionParts:
     services: TalkServices
     speaker: SpokenAnswer
     open_hearing: Callable[[], Hearing]
-
-
-@dataclass(slots=True)
-class SessionCount:
-    """The open sessions of each key: at most `most` for one."""
-
-    most: int
-    _num_open: Counter[str] = field(default_factory=Counter)
-
-    def check(self, key: str) -> None:
-        """Raise `RateLimited` if the key may open no more."""
-        if self._num_open[key] >= self.most:
-            raise RateLimited(
-                f"This key has {self.most} sessions open (--max-realtime-sessions-per-key):"
-                " close one.",
-                retry_after_s=5,
-            )
-
-    @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Count a session while it is open. Raises as `check` does."""
-        self.check(key)
-        self._num_open[key] += 1
-        try:
-            yield
-        finally:
-            self._num_open[key] -= 1
 
 
 def socket_limits(options: ServerOptions) -> SocketLimits:
@@ -87,7 +59,7 @@ def realtime_router(
     `count` is shared with the other routes that hold sessions.
     """
     router = APIRouter()
-    count = count or SessionCount(options.max_realtime_sessions_per_key)
+    count = count or SessionCount.of(options)
     limits = socket_limits(options)
 
     @router.get(ROUTE, include_in_schema=False)
@@ -104,12 +76,12 @@ def realtime_router(
         context.record.model = models.chat or models.recognition
 
         async def serve(socket: WebSocket) -> None:
-            session = Session(models.settings(), new_id, models.check)
             answers = SessionAnswers(
                 parts.services.chat, parts.speaker, models.chat, models.speech, context
             )
             ears = models.ears(hearing, context.caller)
-            with count.hold(context.principal.key):
+            with count.hold(context.principal.key) as held:
+                session = Session(models.settings(), new_id, models.check, held)
                 await Conductor(socket, session, answers, ears, new_id).run(draining)
 
         return WebSocketResponse(serve, limits, _last_words, SUBPROTOCOL)

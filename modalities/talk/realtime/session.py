@@ -7,11 +7,19 @@ error of an event leaves the state as it was.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from triptych.core.errors import Conflict, InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.errors import (
+    Conflict,
+    EmptyBuffer,
+    InvalidRequest,
+    NotFound,
+    TriptychError,
+    UnsupportedOption,
+)
 from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
 from triptych.modalities.talk.realtime import events as client
+from triptych.modalities.talk.realtime.holding import HeldBytes
 from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
     AnswerEnded,
@@ -36,9 +44,10 @@ from triptych.modalities.talk.realtime.items import ConversationItem, Items, Par
 from triptych.modalities.talk.realtime.playback import SpeechPlayback
 from triptych.modalities.talk.realtime.responding import Ending, Event, NewId, Responding
 from triptych.modalities.talk.realtime.settings import (
+    CheckSettings,
     Conversation,
     Settings,
-    SettingsT,
+    accept,
     shown,
     updated,
     with_overrides,
@@ -51,31 +60,25 @@ MAX_RESPONSES = 8
 Out: TypeAlias = Event | Effect
 
 
-class CheckSettings(Protocol):
-    """Returns settings with the models' own names. Raises `RequestError`s for unknown names."""
-
-    def __call__(self, settings: SettingsT) -> SettingsT:
-        """Check the settings."""
-        ...
-
-
-def _accept(settings: SettingsT) -> SettingsT:
-    return settings
-
-
 class Session:
     """One session. `take` and `learn` return what follows, in order.
 
-    `check` is asked before settings apply.
+    `check` is asked before settings apply. `held` counts the memory of the items.
     """
 
-    def __init__(self, settings: Settings, new_id: NewId, check: CheckSettings = _accept) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        new_id: NewId,
+        check: CheckSettings = accept,
+        held: HeldBytes | None = None,
+    ) -> None:
         self.settings = settings
         self._check = check
         self.id = new_id("sess")
         self._new_id = new_id
         self._conversation_id = new_id("conv")
-        self._items = Items()
+        self._items = Items(held)
         self._playback = SpeechPlayback()
         self._responses: dict[str, Responding] = {}
         self._turn_id: str | None = None  # of the item that the present speech will be
@@ -181,27 +184,13 @@ class Session:
     def _create_item(self, event: client.CreateItem) -> list[Out]:
         item_id = event.item.id or self._new_id("item")
         entry = ConversationItem.of(event.item, item_id, self._new_id("call"))
-        self._items.check_room(entry.num_chars)
-        effects = self._sounds_of(event.item, entry)
+        self._items.check_room(entry)
+        effects = [TranscribeItem(entry.id, each) for each in client.unheard(event.item)]
         previous = self._items.add(entry, event.previous_item_id)
         self._unsettled |= {entry.id: entry} if entry.is_pending else {}
         head: Event = {"previous_item_id": previous, "item": entry.shown()}
         added = {"type": "conversation.item.added", **head}
         return [added, {"type": "conversation.item.done", **head}, *effects]
-
-    def _sounds_of(self, item: client.Item, entry: ConversationItem) -> list[TranscribeItem]:
-        if not isinstance(item, client.ClientMessage):
-            return []
-        sounds = [
-            part
-            for part in item.content
-            if isinstance(part, client.UserSound) and part.transcript is None
-        ]
-        if len(sounds) > 1:
-            raise UnsupportedOption("An item has at most one sound; send several items.")
-        if any(part.audio is None for part in sounds):
-            raise InvalidRequest("A part of type input_audio needs audio.", param="item.content")
-        return [TranscribeItem(entry.id, client.decoded(part.audio or "")) for part in sounds]
 
     def _truncate_by_client(self, event: client.TruncateItem, now_ms: float) -> list[Out]:
         entry = self._items.find(event.item_id)
@@ -233,12 +222,17 @@ class Session:
 
     def _commit_by_client(self) -> list[Out]:
         if self._buffered_ms < MIN_COMMIT_MS:
-            raise InvalidRequest(
+            raise EmptyBuffer(
                 f"The buffer has {int(self._buffered_ms)} ms of sound; a turn needs at least"
                 f" {MIN_COMMIT_MS} ms."
             )
+        if self._turn_id is None:
+            raise EmptyBuffer(
+                "No speech has been detected in the buffer: append sound with speech, or set"
+                " turn_detection to null to commit any sound."
+            )
         self._items.check_room()
-        item_id, self._turn_id = self._turn_id or self._new_id("item"), None
+        item_id, self._turn_id = self._turn_id, None
         return self._commit(item_id)
 
     def _commit(self, item_id: str) -> list[Out]:
@@ -258,6 +252,14 @@ class Session:
             {"type": "conversation.item.done", **head},
             EndTurn(item_id),
         ]
+
+    def _full(self) -> list[Out]:
+        """The error of a turn or an answer for which the conversation has no room, if so."""
+        try:
+            self._items.check_room()
+        except TriptychError as error:
+            return [client.error_event(client.error_fields(error))]
+        return []
 
     def _clear(self) -> list[Out]:
         cleared = [*self._forget_turn(), {"type": "input_audio_buffer.cleared"}]
@@ -279,12 +281,15 @@ class Session:
     def _end_speech(self, at_ms: int) -> list[Out]:
         if self._turn_id is None:  # the client has committed or cleared it
             return []
-        item_id, self._turn_id = self._turn_id, None
+        item_id = self._turn_id
         stopped = {
             "type": "input_audio_buffer.speech_stopped",
             "audio_end_ms": at_ms,
             "item_id": item_id,
         }
+        if full := self._full():
+            return [stopped, *full, *self._forget_turn(), *self._answer_if_owed()]
+        self._turn_id = None
         turns = self.settings.audio.input.turn_detection
         if isinstance(self.settings, Conversation) and turns is not None and turns.create_response:
             self._answered.add(item_id)
@@ -293,6 +298,8 @@ class Session:
     def _time_out(self, event: IdleTimedOut) -> list[Out]:
         if self.is_answering or self._turn_id is not None:
             return []
+        if full := self._full():
+            return full
         item_id = self._new_id("item")
         triggered = {
             "type": "input_audio_buffer.timeout_triggered",
@@ -302,7 +309,7 @@ class Session:
         }
         outs: list[Out] = [triggered, BeginTurn(item_id, event.end_ms), *self._commit(item_id)]
         if isinstance(self.settings, Conversation):
-            outs += self._create_response(client.ResponseFields())
+            outs += self._full() or self._create_response(client.ResponseFields())
         return outs
 
     def _interrupt(self, now_ms: float) -> list[Out]:
@@ -330,6 +337,8 @@ class Session:
             raise Conflict("A response is in progress: cancel it, or wait for response.done.")
         if len(self._responses) >= MAX_RESPONSES:
             raise Conflict(f"There are {MAX_RESPONSES} responses in progress; wait for one.")
+        if is_part:
+            self._items.check_room()
         settings = self._check(with_overrides(self.settings, given.overrides()))
         response = Responding(
             self._new_id,
@@ -440,9 +449,11 @@ class Session:
         if not self._owes_answer or self._turn_id is not None or self._answered:
             return []
         self._owes_answer = False
+        if full := self._full():
+            return full
         if any(each.items is not None for each in self._responses.values()):
             message = "A response is in progress, so that none was created for this turn."
-            return [error_event(client.error_fields(Conflict(message)))]
+            return [client.error_event(client.error_fields(Conflict(message)))]
         return self._create_response(client.ResponseFields())
 
     def _learn_answer(
@@ -475,8 +486,3 @@ class Session:
                 )
         del self._responses[response.id]
         return [*response.end(ending), *self._rest(now_ms)]
-
-
-def error_event(fields: dict[str, Any], event_id: str | None = None) -> Event:
-    """Return the event of an error that the session outlives; `event_id` is the client's."""
-    return {"type": "error", "error": {**fields, "event_id": event_id}}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.errors import UNION_TAG
 from triptych.core.http.fields import (
     JsonObject,
     Label,
@@ -39,7 +40,11 @@ _FORMATS: Mapping[str, SoundFormat] = MappingProxyType(
 _SILENCE_MS = MappingProxyType({"low": 1200, "medium": 700, "auto": 700, "high": 400})
 """What semantic_vad is mapped to: the silence that ends a turn, by eagerness."""
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
-NumTokens = Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | Literal["inf"]
+NumTokens = Annotated[
+    Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1]), Tag(f"{UNION_TAG}number")]
+    | Annotated[Literal["inf"], Tag(f"{UNION_TAG}word")],
+    Discriminator(lambda value: UNION_TAG + ("word" if isinstance(value, str) else "number")),
+]
 
 
 class SoundType(Strict):
@@ -252,6 +257,19 @@ _KINDS: Mapping[str, type[Settings]] = MappingProxyType(
 )
 _CLEARED = ("turn_detection", "transcription", "voice", "rate", "idle_timeout_ms", "description")
 """Fields that null clears; for all others it is the default."""
+
+
+class CheckSettings(Protocol):
+    """Returns settings with the models' own names. Raises `RequestError`s for unknown names."""
+
+    def __call__(self, settings: SettingsT) -> SettingsT:
+        """Check the settings."""
+        ...
+
+
+def accept(settings: SettingsT) -> SettingsT:
+    """Return settings as they are, without a check."""
+    return settings
 
 
 def updated(settings: Settings, update: Mapping[str, Any]) -> Settings:

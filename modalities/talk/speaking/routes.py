@@ -29,7 +29,8 @@ from triptych.core.options.config import ServerOptions
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.talk.ports import SpokenAnswer, SpokenChunk
 from triptych.modalities.talk.realtime.events import error_fields, parse_message
-from triptych.modalities.talk.realtime.routes import SessionCount, socket_limits
+from triptych.modalities.talk.realtime.holding import SessionCount
+from triptych.modalities.talk.realtime.routes import socket_limits
 from triptych.modalities.tts.api.protocol import AudioFormat, VoiceFields
 from triptych.modalities.tts.api.routes import speech_call
 from triptych.modalities.tts.api.service import SpeechService

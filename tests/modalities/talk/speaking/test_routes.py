@@ -20,7 +20,7 @@ from triptych.core.http.models import Task
 from triptych.core.http.server import HttpServer
 from triptych.core.options.config import Config, ServerOptions
 from triptych.modalities.registry import MODALITIES
-from triptych.modalities.talk.realtime.routes import SessionCount
+from triptych.modalities.talk.realtime.holding import SessionCount
 from triptych.modalities.talk.speaking.answer import AnswerSpeaker
 from triptych.modalities.talk.speaking.routes import ROUTE, written_router
 from triptych.modalities.tts.api.routes import speech_cards
@@ -29,7 +29,7 @@ from triptych.modalities.tts.api.routes import speech_cards
 def app(engine: FakeSpeechEngine, most: int = 4) -> Any:
     service = make_speech_service(engine)
     options = ServerOptions()
-    router = written_router(service, AnswerSpeaker(service), options, SessionCount(most))
+    router = written_router(service, AnswerSpeaker(service), options, SessionCount(most=most))
     tasks = [Task(*modality.task) for modality in MODALITIES]
     return create_app(Config(server=options), engine, [router], speech_cards(service), tasks)
 
