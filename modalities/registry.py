@@ -6,7 +6,9 @@ engine half.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from triptych.core.options.table import Resolved
     from triptych.core.weights.progress import Progress
     from triptych.core.weights.resolve import ResolvedModel, Source
+
+_log = logging.getLogger(__name__)
 
 MODALITIES: tuple[Modality, ...] = (IMAGES, ASR, SPEECH, VISION, EMBEDDING, CHAT)
 """All modalities, in the order of matching models and of opening."""
@@ -79,7 +83,7 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
 def _with_draft(
     models: tuple[ResolvedModel, ...], config: Config, progress: Progress
 ) -> tuple[ResolvedModel, ...]:
-    """`models`, the text models among them with the one that drafts, fetched if there is any."""
+    """`models`, some text models among them with the one that drafts, fetched if there is any."""
     from triptych.core.weights.resolve import resolve
 
     if not (reference := config.speculation.draft_model_path):
@@ -87,10 +91,33 @@ def _with_draft(
     found = resolve(
         reference, name=None, options=config.models, progress=progress, sources=known_sources()
     )
+    drafted = _drafted([model for model in models if kind_of(model) == "chat"], found)
     return tuple(
-        structs.replace(model, draft=found.folder) if kind_of(model) == "chat" else model
+        structs.replace(model, draft=found.folder) if model in drafted else model
         for model in models
     )
+
+
+def _drafted(models: list[ResolvedModel], draft: ResolvedModel) -> list[ResolvedModel]:
+    """The text models that have the vocabulary of `draft`, of several ones; all if none has it.
+
+    These are refused in a sentence when they are loaded. A model does not draft for itself.
+    """
+    from triptych.core.text.shared_vocabulary import num_different_tokens
+
+    if len(models) < 2:
+        return models
+    folder = Path(draft.folder)
+    drafted = [
+        model
+        for model in models
+        if model.folder != draft.folder
+        and not num_different_tokens(Path(model.folder), folder, model.name)
+    ]
+    if drafted:
+        names = ", ".join(model.name for model in drafted)
+        _log.info("%s drafts for %s; other text models have no drafts", folder.name, names)
+    return drafted or models
 
 
 def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:

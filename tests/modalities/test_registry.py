@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.serve_process import write_model
+from support.text_models import byte_tokenizer
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import resolve_keywords
@@ -78,3 +79,24 @@ def test_defaults_have_names_of_their_own() -> None:
     assert set(default_models()) <= {EMBEDDED_REFERENCE, *own}
     assert default_models()[0] == EMBEDDED_REFERENCE  # clients take the first that is listed
     assert len(set(default_models())) == sum(bool(each.default) for each in MODALITIES)
+
+
+def test_a_smaller_model_drafts_for_the_text_models_of_its_vocabulary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = {name: write_model(tmp_path / name) for name in ("big", "other", "small")}
+    for name, token in (("big", "<a>"), ("other", "<b>"), ("small", "<a>")):
+        tokenizer = byte_tokenizer()
+        tokenizer.add_special_tokens([token])
+        tokenizer.save(str(folders[name] / "tokenizer.json"))
+    resolved = resolve_keywords(
+        {
+            "model": tuple(f"{name}={folder}" for name, folder in folders.items()),
+            "speculative_algorithm": "standalone",
+            "draft_model_path": str(folders["small"]),
+        }
+    )
+    with caplog.at_level("INFO"):
+        models = resolve_models(resolved, SilentProgress())
+    assert {model.name for model in models if model.draft} == {"big"}
+    assert "small drafts for big; other text models have no drafts" in caplog.text

@@ -28,7 +28,7 @@ from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
-from triptych.core.text.tokenizer import read_tokenizer
+from triptych.core.text.shared_vocabulary import num_different_tokens
 from triptych.schedulers.tokens.draft_model import MAX_TOKENS, DraftModel, DraftShape
 
 _log = logging.getLogger(__name__)
@@ -160,10 +160,7 @@ class DraftLoader:
 
 def check_vocabulary(folder: Path, draft: Path, name: str) -> None:
     """Raise `ConfigError` where a token of both models is another text. One may have more."""
-    own, other = (read_tokenizer(each, name).get_vocab() for each in (folder, draft))
-    texts = {token_id: text for text, token_id in own.items()}
-    num_different = sum(texts.get(token_id, text) != text for text, token_id in other.items())
-    if num_different:
+    if num_different := num_different_tokens(folder, draft, name):
         raise ConfigError(
             f"--draft-model-path: {draft.name} and {name} differ in {num_different} tokens; name a"
             " model with the same vocabulary."
