@@ -17,11 +17,11 @@ from support.full_app import open_full_app
 from support.http import live
 from support.speech_app import num_samples
 from triptych.cli import main
-from triptych.core.errors import ConfigError
 from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.host import EngineHost
 from triptych.modalities.talk.ports import HEARING_RATE, SpeechStarted, SpeechStopped, TurnEvent
 from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound
-from triptych.talk_cli import LocalTalk, _hold_turn
+from triptych.talk_cli import _hold_turn
 from triptych.talk_devices import Loudspeaker, first_turn
 
 NOISE = np.random.default_rng(0).normal(0, 0.1, HEARING_RATE).astype(np.float32)
@@ -65,14 +65,23 @@ def test_errors_say_what_to_type(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_missing_models_are_named() -> None:
-    def talk(**_: Any) -> None:
-        raise ConfigError("There is no chat model.")
+@pytest.mark.parametrize(
+    ("question", "missing"),
+    [(["--text", "a"], "speech"), (["question.wav"], "recognition and speech")],
+)
+def test_missing_models_are_named_before_any_is_loaded(
+    question: list[str], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def start(*_: Any) -> None:
+        raise AssertionError("models are loaded")
 
-    local = object.__new__(LocalTalk)
-    local._engine = SimpleNamespace(talk=talk)  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"talk -m embedded -m whisper-tiny\.en"):
-        local.begin(system="", voice="")
+    monkeypatch.setattr(EngineHost, "start", start)
+    monkeypatch.chdir(tmp_path)
+    Path("question.wav").write_bytes(wav(NOISE))
+    assert main(["talk", *question, "-o", "a.wav", "-m", "embedded", "--no-server"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"no model of {missing}." in said
+    assert "talk -m embedded -m whisper-tiny.en" in said
 
 
 def test_what_was_heard_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ of which pipelines are views. Knows no modality by itself: the registry lists th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from triptych.core.engine_api.reports import ModelStatus
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from triptych.modalities.talk.speaking.conversation import SpokenConversation
     from triptych.modalities.tts.api.pipeline import SpeechPipeline
     from triptych.modalities.vlm.api.pipeline import VisionPipeline
+
+
+def _any_kinds(_: Collection[Role]) -> None:
+    """Accept the kinds of models, whichever they are."""
 
 
 class Engine:
@@ -71,19 +75,27 @@ class Engine:
         return engine
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Load the models of a command."""
+    def from_arguments(
+        cls, args: argparse.Namespace, check_kinds: Callable[[Collection[Role]], None] = _any_kinds
+    ) -> Self:
+        """Load the models of a command. `check_kinds` may refuse their kinds before that."""
         engine = cls.__new__(cls)
-        engine._start(resolve_with_sources(args), RichProgress())
+        engine._start(resolve_with_sources(args), RichProgress(), check_kinds)
         return engine
 
-    def _start(self, options: Resolved, progress: Progress) -> None:
+    def _start(
+        self,
+        options: Resolved,
+        progress: Progress,
+        check_kinds: Callable[[Collection[Role]], None] = _any_kinds,
+    ) -> None:
         check_in_process(options)  # before anything is fetched
         found = resolve_models(options, progress)
         config = config_in_process(options, num_models=len(found))
         self._roles: dict[str, Role] = {
             model.name: modality_of(model, MODALITIES).role for model in found
         }
+        check_kinds(self._roles.values())
         classes = {model.name: _pipeline_class(model) for model in found}
         hosted = [classes[model.name].hosted(model) for model in found]
         self._host = EngineHost.start(hosted, config)

@@ -7,8 +7,9 @@ is `Engine.talk`, or chat with audio on a server.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
@@ -19,6 +20,7 @@ from triptych.core.client.choice import Wanted, add_server_options, open_model
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, encode_clip, open_encoder
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import read_file, report_write_errors, show
 from triptych.modalities.talk.ports import HEARING_RATE
@@ -59,23 +61,17 @@ class LocalTalk:
 
         if not getattr(args, "model", None):
             args.model = list(DEFAULT_MODELS)
-        self._engine = Engine.from_arguments(args)
+        needs_ears = bool(args.file or not args.text)
+        self._engine = Engine.from_arguments(args, partial(_check_kinds, needs_ears=needs_ears))
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Load the models of the command."""
+        """Load the models of the command. Raises `ConfigError` before if a kind is missing."""
         return cls(args)
 
     def begin(self, *, system: str, voice: str, **options: Any) -> None:
-        """Open the conversation. Raises `ConfigError` if a kind of model is missing."""
-        try:
-            self._talk = self._engine.talk(system=system, voice=voice, **options)
-        except ConfigError as error:
-            named = " ".join(f"-m {name}" for name in DEFAULT_MODELS)
-            raise ConfigError(
-                f"{error.message} Talking needs models of chat, recognition and speech: repeat"
-                f" --model, as in `triptych talk {named}`."
-            ) from error
+        """Open the conversation."""
+        self._talk = self._engine.talk(system=system, voice=voice, **options)
 
     def turn(self, said: Turn) -> Iterator[TalkEvent]:
         """Answer a turn."""
@@ -86,6 +82,21 @@ class LocalTalk:
 
     def __exit__(self, *_: object) -> None:
         self._engine.close()
+
+
+def _check_kinds(roles: Collection[Role], *, needs_ears: bool) -> None:
+    """Raise `ConfigError` if `roles` lack a kind of model that the conversation needs."""
+    found = {
+        "chat": "chat" in roles or "vision" in roles,
+        "recognition": "asr" in roles or not needs_ears,
+        "speech": "speech" in roles,
+    }
+    if missing := [kind for kind, is_there in found.items() if not is_there]:
+        named = " ".join(f"-m {name}" for name in DEFAULT_MODELS)
+        raise ConfigError(
+            f"There is no model of {' and '.join(missing)}. Talking needs models of chat,"
+            f" recognition and speech: repeat --model, as in `triptych talk {named}`."
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -60,7 +60,10 @@ class SessionModels:
         return Conversation.model_validate(given)
 
     def check(self, settings: SettingsT) -> SettingsT:
-        """Return settings with the model's own name. Raises `RequestError`s for unknown names."""
+        """Return settings with the names of the model and of the voice that speaks.
+
+        Raises `RequestError`s for unknown names.
+        """
         transcription = settings.audio.input.transcription
         if transcription is not None:
             self.services.recognition.check(self.transcription(settings))
@@ -74,7 +77,15 @@ class SessionModels:
             voice = SpeechCall(
                 model=self.speech, text="", voice=output.voice_name, speed=output.speed
             )
-            self.services.speech.check(voice)
+            front, own_voice = self.services.speech.check(voice)
+            if front.replaces(output.voice_name):  # the client sees which voice speaks
+                settings = settings.model_copy(
+                    update={
+                        "audio": settings.audio.model_copy(
+                            update={"output": output.model_copy(update={"voice": own_voice})}
+                        )
+                    }
+                )
         if isinstance(settings, Conversation) and settings.model is not None:
             own = _meant(self.state, "realtime", "chat", settings.model)
             return settings.model_copy(update={"model": own})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar, get_args
@@ -26,6 +27,7 @@ from triptych.core.http.validation import invalid_body
 from triptych.core.http.websocket import WebSocket, WebSocketResponse
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.core.options.config import ServerOptions
+from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.talk.ports import SpokenAnswer, SpokenChunk
 from triptych.modalities.talk.realtime.events import error_fields, parse_message
@@ -36,6 +38,7 @@ from triptych.modalities.tts.api.routes import speech_call
 from triptych.modalities.tts.api.service import SpeechService
 
 ROUTE = "/v1/audio/speech/stream"
+_logger = logging.getLogger(__name__)
 
 
 MessageT = TypeVar("MessageT", bound=Strict)
@@ -108,7 +111,7 @@ class _WrittenSpeech:
         context.record.model = config.model
         clock = context.metrics.audio_clock(config.model, context.arrived_s)
         ignored = {"ignored": ["voice"]} if front.replaces(call.voice) else {}
-        async with aclosing(self._speaker.speak(self._texts(), call)) as chunks:
+        async with aclosing(self._speaker.speak(self._texts(context), call)) as chunks:
             async for chunk in chunks:
                 clock.tick(len(chunk.pcm_S) / chunk.sample_rate)
                 if len(chunk.pcm_S):
@@ -121,13 +124,15 @@ class _WrittenSpeech:
         _check_type(value, WrittenConfig)
         return _validated(WrittenConfig, with_model(self._request, WrittenConfig, value))
 
-    async def _texts(self) -> AsyncGenerator[str, None]:
-        """The text as it is written."""
+    async def _texts(self, context: Context) -> AsyncGenerator[str, None]:
+        """The text as it is written; it is logged if prompts are logged."""
         most = self._service.max_characters
         while _check_type(value := await self._message(), WrittenText, WrittenEnd) is WrittenText:
             text = _validated(WrittenText, value).text
             if len(text) > most:
                 raise InvalidRequest(f"A message has at most {most} characters.", param="text")
+            if context.options.log_prompts:
+                _logger.info("speech", extra=fields(**context.log_ids, text=[text]))
             yield text
         _validated(WrittenEnd, value)
 

@@ -93,6 +93,18 @@ async def test_barge_in_ends_the_jobs(tmp_path: Path, caplog: pytest.LogCaptureF
     assert talk.voice.num_open == 0
 
 
+async def test_a_voice_that_the_model_lacks_is_shown_as_the_one_that_speaks(
+    tmp_path: Path,
+) -> None:
+    with live(talk_app(tmp_path).app) as server:
+        async with realtime(server) as client:
+            for given, shown in (("bob", "bob"), ("nova", "ada")):
+                audio = {"output": {"voice": given}}
+                await client.send("session.update", session={"type": "realtime", "audio": audio})
+                session = (await client.next())["session"]
+                assert session["audio"]["output"]["voice"] == shown
+
+
 async def test_live_transcription(tmp_path: Path) -> None:
     talk = talk_app(tmp_path)
     with live(talk.app) as server:

@@ -26,9 +26,9 @@ from triptych.modalities.talk.speaking.routes import ROUTE, written_router
 from triptych.modalities.tts.api.routes import speech_cards
 
 
-def app(engine: FakeSpeechEngine, most: int = 4) -> Any:
+def app(engine: FakeSpeechEngine, most: int = 4, **server: Any) -> Any:
     service = make_speech_service(engine)
-    options = ServerOptions()
+    options = ServerOptions(**server)
     router = written_router(service, AnswerSpeaker(service), options, SessionCount(most=most))
     tasks = [Task(*modality.task) for modality in MODALITIES]
     return create_app(Config(server=options), engine, [router], speech_cards(service), tasks)
@@ -103,6 +103,21 @@ async def test_a_bad_message_ends_the_session(messages: list[Any], error: str) -
     assert events[-1]["type"] == "error"
     assert error in events[-1]["message"]
     assert socket.close_code == 1008
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+async def test_the_text_is_logged_only_where_that_is_wanted(
+    is_wanted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with live(app(FakeSpeechEngine(), log_prompts=is_wanted)) as server:
+        async with opened(server) as socket:
+            await send(socket, "session.config")
+            await send(socket, "input.text", text="My secret.")
+            await send(socket, "input.done")
+            await received(socket)
+    texts = [str(getattr(record, "fields", "")) for record in caplog.records]
+    assert any("My secret." in text for text in texts) == is_wanted
 
 
 async def test_leaving_ends_the_jobs_and_the_count() -> None:
