@@ -34,6 +34,8 @@ _FASTER = 0.95
 a machine that was busy is no longer."""
 _GUESS = ((1, 0.3), (7, 1.0))
 """Drafts and their price in a step of one row, before any were measured."""
+_NUM_FIRST = 4
+"""Measurements in steps of about as many rows that may correct the guess at once."""
 _FOLLOW_PART, _LEAST_FOLLOWED = 0.2, 32
 """The price of a token that a drafting model follows, in its tokens, before any was measured: in
 steps of at least so many tokens."""
@@ -44,14 +46,20 @@ class _Line:
 
     def __init__(self, guess: Sequence[tuple[float, float]] = _GUESS) -> None:
         self._sums = [0.0] * 5  # of 1, x, x * x, y and x * y
+        self._num_measured = -len(guess)
         for num_drafts, price in guess:
             self.add(num_drafts, price)
         self._guess = self._sums
 
-    def add(self, x: float, y: float) -> None:
-        """Learn from a measurement, less from one above the line."""
-        is_first = not self._sums[0]
-        weight = 1.0 if is_first or y <= self.at(x) else _ABOVE
+    def add(self, x: float, y: float, usual: float = 0.0) -> None:
+        """Learn from a measurement, less from one above the line.
+
+        The first ones count up to what is `usual`, which may be far above the guess.
+        """
+        is_below = not self._sums[0] or y <= self.at(x)
+        is_usual = self._num_measured < _NUM_FIRST and y <= usual
+        weight = 1.0 if is_below or is_usual else _ABOVE
+        self._num_measured += 1
         added = (weight * each for each in (1.0, x, x * x, y, x * y))
         kept = 1 - weight * (1 - _KEPT)
         self._sums = [kept * old + new for old, new in zip(self._sums, added, strict=True)]
@@ -67,6 +75,10 @@ class _Line:
         spread = sum_xx - sum_x * sum_x / num
         slope = max(0.0, (sum_xy - sum_x * sum_y / num) / max(spread, 1e-9))
         return max(0.0, sum_y / num + slope * (x - sum_x / num))
+
+
+_ONE_ROW = _Line()
+"""The guess for a step of one row; of more rows it is at most as large a part of the step."""
 
 
 class DraftCosts:
@@ -142,7 +154,8 @@ class DraftCosts:
             self._num_without_plain = _MOST_WITHOUT
             return
         part = max(0.0, min(seconds / plain_s, _MOST) - 1)
-        self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part)
+        usual = num_rows * _ONE_ROW.at(num_drafts) if num_rows > 1 else 0.0
+        self._lines[_size_of(num_rows)].add(num_drafts, num_rows * part, usual)
 
     @property
     def is_known(self) -> bool:

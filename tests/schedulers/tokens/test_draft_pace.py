@@ -217,3 +217,12 @@ def test_a_price_too_high_to_draft_is_forgotten() -> None:
         now_s += 0.1
         step(costs, now_s, 0.1, 0)
     assert costs.price(1, 2) < 0.6
+
+
+def test_a_price_that_grows_with_the_rows_is_soon_known() -> None:
+    """The first guess is that of one row: it is as far below as a step has more rows."""
+    costs, now_s = DraftCosts(), 0.0
+    for elapsed_s, num_drafts in [(0.1, 0), (0.116, 1)] * 3:
+        now_s += elapsed_s
+        step(costs, now_s, elapsed_s, num_drafts, *[0] * 7)
+    assert costs.price(8, 1) == pytest.approx(8 * 0.16, abs=0.4)
