@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.embedded,
     pytest.mark.timeout(600),  # the first start fetches models
 ]
-ADDRESS = "http://127.0.0.1:8000"
+ADDRESS = "127.0.0.1:8000"  # after http:// or ws://
 QUESTION = "What is the capital of France?"
 CHECKED = frozenset({"calibrate", "pull", "serve", "warm-cache"})
 """Subcommands that are checked by their options alone."""
@@ -108,7 +108,7 @@ class Reader:
     """Types the blocks of one page, in a folder of their own."""
 
     def __init__(self, folder: Path, shims: Path, server: Server) -> None:
-        self.folder, self.url = folder, f"http://127.0.0.1:{server.port}"
+        self.folder, self.address = folder, f"127.0.0.1:{server.port}"
         self.module = ModuleType("docs_page")
         (folder / ".curlrc").write_text("fail-with-body\n")
         paths = os.pathsep.join((str(shims), os.environ["PATH"]))
@@ -121,7 +121,7 @@ class Reader:
 
     def run(self, block: Block) -> str:
         """Run a block, and return its output."""
-        text = block.text.replace(ADDRESS, self.url)
+        text = block.text.replace(ADDRESS, self.address)
         return self.run_shell(text) if block.language == "sh" else self.run_python(text, str(block))
 
     def run_shell(self, text: str) -> str:
