@@ -44,6 +44,16 @@ def default_models() -> tuple[str, ...]:
     return tuple(each.default for each in reversed(MODALITIES) if each.default)
 
 
+def decoders() -> list[str]:
+    """The modules whose functions run in decode children."""
+    return list(dict.fromkeys(name for each in MODALITIES for name in each.decoders))
+
+
+def tasks() -> list[tuple[str, str, str]]:
+    """The tasks of all modalities (see `core.http.models.Task`), in the order of pages."""
+    return [task for each in reversed(MODALITIES) for task in (each.task, *each.more_tasks)]
+
+
 def expected_models(options: ModelOptions) -> list[tuple[str, str]]:
     """Return the names of the configured models, and the kinds of those with short names."""
     from triptych.core.bundle.resolve import named_references

@@ -43,7 +43,7 @@ class Sleeping:
         """Wake up, and return the models to load again."""
         self.is_on, names = False, self._names
         self._names = []
-        self.note_free()  # whoever still waits must not wait for ever
+        self.note_free()  # callers that still wait must not wait for ever
         return names
 
     def check(self) -> None:

@@ -106,8 +106,7 @@ def create_app(
 ) -> FastAPI:
     """Create the ASGI app that serves `routers` over `client` and lists the models `cards`.
 
-    `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
-
+    `tasks` are those of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
     `app.state` holds `options`, `body_observers`, `kept_requests`, `dialects`, `metrics`,
     `in_flight`, `gate`, `keyring`, `upload_budget`, `served`, `tasks`, `models_by_task`,
     `accepted_names`, `further_names`, `routes`, `tracing`, empty `more_models` and `user_files` and
@@ -116,8 +115,8 @@ def create_app(
     """
     served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
     observers = _Observers.of(config.server, client, served)
-    in_flight = InFlight()
-    keyring = Keyring.from_options(config.server, kept_salt(TierPlan.of(config)))
+    in_flight, salt = InFlight(), kept_salt(TierPlan.of(config))
+    keyring = Keyring.from_options(config.server, salt)
     app = _App(
         title="Triptych",
         version=version("triptych"),
@@ -138,25 +137,24 @@ def create_app(
             **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
         },
     )
-    app.state.tracing = observers.tracing
     app.state.dialects = tuple(dialects)
-    app.state.metrics = metrics = observers.metrics
-    app.state.in_flight = in_flight
+    app.state.tracing, app.state.metrics = observers.tracing, observers.metrics
+    app.state.in_flight, app.state.keyring = in_flight, keyring
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
-    app.state.keyring = keyring
     _set_uploads(app.state, config.server)
     _set_observers(app.state, config)
     _set_names(app.state, config, served, [task.name for task in tasks])
-    metrics.watch(client.status, lambda: len(in_flight))
+    observers.metrics.watch(client.status, lambda: len(in_flight))
     own = (
-        *(health_router(client.status, lambda: in_flight.is_draining), metrics_router(metrics)),
+        health_router(client.status, lambda: in_flight.is_draining),
+        metrics_router(observers.metrics),
         engine_events_router(EngineEvents(client, served.cards, in_flight)),
         *(explain_router(client, observers.recent), engine_models_router(client, served)),
         *(sleep_router(client), models_router(served, client.status)),
     )
     _include(app, (*routers, *own))
-    if config.server.root_path:
-        app.add_middleware(RootPath, root=config.server.root_path)  # the outermost
+    if root := config.server.root_path:
+        app.add_middleware(RootPath, root=root)  # the outermost
     return app
 
 

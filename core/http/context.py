@@ -52,7 +52,7 @@ class Context:
 
     @property
     def is_of_batch(self) -> bool:
-        """Whether it is a line of a batch file, whose answer nobody awaits."""
+        """Whether it is a line of a batch file, whose answer no client awaits."""
         return self.limit_s is None
 
     @property

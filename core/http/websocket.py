@@ -42,7 +42,7 @@ _frames_log.setLevel(logging.WARNING)  # below, it has the content of messages
 _CLOSE_S = 2.0  # for the client to answer a closing frame
 _WRITE_BYTES = 2**20  # unread bytes from which the writer waits
 _LEAST_RATE = 4096  # bytes per second that a client reads while the writer waits: speech has more
-_UNREAD_BYTES = 2**24  # of answers to pings, too, for which nobody waits
+_UNREAD_BYTES = 2**24  # of answers to pings, too, which no caller awaits
 _NORMAL, _BAD_DATA, _TOO_BIG, _POLICY, _INTERNAL, _AGAIN = 1000, 1007, 1009, 1008, 1011, 1013
 
 
@@ -62,7 +62,7 @@ class SocketLimits:
 
 
 class SocketClosed(Exception):
-    """The socket is closed: the client left, or it was told why."""
+    """The socket is closed: the client left, or got the reason."""
 
 
 LastWords = Callable[[TriptychError], str]

@@ -41,7 +41,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """The turn ended. `at_ms` counts the pushed sound: the speech, not the silence that told it."""
+    """The turn ended. `at_ms` counts the pushed sound: the speech, not the silence after it."""
 
     at_ms: int
 

@@ -70,7 +70,7 @@ class _CachedLengths:
     def of(self, keys: Sequence[bytes]) -> int:
         """The number of pages for a row with these keys."""
         known = (n for n, key in self._found if n <= len(keys) and keys[n - 1] == key)
-        start = max(known, default=0)  # a page's key tells all before it
+        start = max(known, default=0)  # a page's key depends on all before it
         length = start + len(self._pool.peek(keys[start:]))
         if self._is_plain and length > start and len(self._found) < _MAX_SHARED:
             self._found.append((length, keys[length - 1]))

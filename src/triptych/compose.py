@@ -168,8 +168,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.modalities.talk.composition import talk_routers
     from triptych.schedulers.admission import Admission
 
-    decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
-    pool = DecodePool.from_options(config.server, list(decoders))
+    pool = DecodePool.from_options(config.server, registry.decoders())
     exit_stack = AsyncExitStack()
     exit_stack.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
@@ -188,8 +187,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     _connect_sound(parts)
     routers = [router for part in parts for router in part.routers]
     routers += talk_routers(config, parts)
-    kinds = reversed(registry.MODALITIES)
-    tasks = [Task(*task) for each in kinds for task in (each.task, *each.more_tasks)]
+    tasks = [Task(*task) for task in registry.tasks()]
     dialects = [dialect for part in parts for dialect in part.dialects]
     user_files = UserFiles(store)
     batches = BatchRunner(user_files)

@@ -119,9 +119,11 @@ def _print_catalog(console: Console, here: Collection[str]) -> None:
 
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:
-    from triptych.modalities.talk.hearing.source import SILERO_VAD  # a part, which nobody serves
+    from triptych.modalities.talk.hearing.source import (
+        SILERO_VAD,
+    )  # a part, which is not served alone
 
-    sources = [*known_sources(), SILERO_VAD]
+    sources = [*known_sources(), SILERO_VAD]  # the latter is a part: it is not served alone
     for reference in names or (*default_models(), SILERO_VAD.name):
         progress = RichProgress()
         progress.begin(served_name(reference))

@@ -100,12 +100,9 @@ def open_api(setup: ApiSetup) -> ApiPart:
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
     listed = [model for role in _LISTED for model in setup.models[role]]
     catalogue = Catalogue(listed, service)
+    has_info = setup.config.server.enable_tokenizer_info_endpoint
     routers = [
-        llm_router(
-            service,
-            setup.find_link,
-            has_tokenizer_info=setup.config.server.enable_tokenizer_info_endpoint,
-        ),
+        llm_router(service, setup.find_link, has_tokenizer_info=has_info),
         anthropic_router(service, setup.find_link),
         ollama_router(service, catalogue, setup.find_link),
         *_responses(service, setup),
@@ -215,6 +212,11 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         methods=["POST"],
         route_class_override=DataUrlRoute,
     )
+    _add_completions(router, service)
+
+
+def _add_completions(router: APIRouter, service: LlmService) -> None:
+    """Add the route of raw completions."""
 
     @router.post(
         "/v1/completions",

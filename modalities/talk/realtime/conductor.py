@@ -356,7 +356,7 @@ async def _decoded(sound: SoundInput, form: SoundFormat, event: AppendSound) -> 
 
 
 def _note(error: Exception) -> None:
-    """Log an internal error of a part; its client is told that there was one."""
+    """Log an internal error of a part; its client learns that there was one."""
     if to_public(error) is not error and not isinstance(error, EXPECTED):
         _log.error("a part of a session failed", exc_info=error, extra=fields())
 

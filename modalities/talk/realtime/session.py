@@ -417,20 +417,20 @@ class Session:
     ) -> list[Out]:
         kind = "conversation.item.input_audio_transcription"
         head: Event = {"item_id": news.item_id, "content_index": 0}
-        is_told = self.settings.audio.input.transcription is not None
-        is_told |= not isinstance(self.settings, Conversation)
-        told: list[Event]
+        is_wanted = self.settings.audio.input.transcription is not None
+        is_wanted |= not isinstance(self.settings, Conversation)
+        events: list[Event]
         match news:
             case TranscriptPiece(text=text):
-                told = [{"type": f"{kind}.delta", **head, "delta": text}]
-                return [*told] if is_told else []
+                events = [{"type": f"{kind}.delta", **head, "delta": text}]
+                return [*events] if is_wanted else []
             case TranscriptEnded(text=text, seconds=seconds):
                 usage = {"type": "duration", "seconds": seconds}
-                told = [{"type": f"{kind}.completed", **head, "transcript": text, "usage": usage}]
+                events = [{"type": f"{kind}.completed", **head, "transcript": text, "usage": usage}]
             case TranscriptFailed(error=error):
-                text, is_told = "", True
-                told = [{"type": f"{kind}.failed", **head, "error": dict(error)}]
-        return [*(told if is_told else []), *self._settle(news.item_id, text)]
+                text, is_wanted = "", True
+                events = [{"type": f"{kind}.failed", **head, "error": dict(error)}]
+        return [*(events if is_wanted else []), *self._settle(news.item_id, text)]
 
     def _settle(self, item_id: str, text: str) -> list[Out]:
         """An item has its text: what waits for it goes on. A turn without words is no question."""
