@@ -20,12 +20,14 @@ from triptych.modalities.talk.realtime.holding import SessionCount
 from triptych.modalities.talk.realtime.routes import SessionParts, realtime_router
 from triptych.modalities.talk.services import TalkServices
 from triptych.modalities.talk.speaking.answer import AnswerSpeaker
+from triptych.modalities.talk.speaking.chat_sound import ServedSound
 from triptych.modalities.talk.speaking.routes import written_router
 
 
-def talk_routers(config: Config, parts: Sequence[ApiPart]) -> list[APIRouter]:
-    """Create the routes over the services of `parts`."""
+def open_talk(config: Config, parts: Sequence[ApiPart]) -> list[APIRouter]:
+    """Let chat hear and speak, and create the routes over the services of `parts`."""
     services = TalkServices.of(parts)
+    services.chat.sound = ServedSound(services.recognition, services.speech)
 
     @once
     def open_hearing() -> VoiceHearing:

@@ -10,11 +10,12 @@ bounded by its credit (`draft_pace`). Prompts bear drafts without limit. Knows n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from triptych.schedulers.tokens.draft_model import DraftModel
 from triptych.schedulers.tokens.draft_pace import MARGIN, Price
+from triptych.schedulers.tokens.row_order import RankedRows
 from triptych.schedulers.tokens.state import SequenceState
 
 _SHARE = 0.03
@@ -39,20 +40,20 @@ def earn_room(row: SequenceState, num_tokens: int, num_accepted: int) -> None:
 
 def find_drafts(
     row: SequenceState,
-    running: Iterable[SequenceState],
+    running: RankedRows[SequenceState] | Sequence[SequenceState],
     verified: Verified,
     price: Price,
     drafter: DraftModel | None,
 ) -> None:
     """Find or await the next drafts of a row, after a step."""
-    rows = list(running)
-    num_rows = max(1, len(rows))
+    num_rows = max(1, len(running))
     most = min(row.max_outputs - len(row.output_ids) - 1, _MAX_VERIFIED // num_rows - 1)
     if row.reasoning is not None:
         most = min(most, row.reasoning.num_unconstrained - 1)
-    payers = [each for each in rows if each.is_answering and not each.is_paused]
-    rooms = [each.draft_room for each in payers]
-    room = min(rooms) if len(rooms) > 1 else math.inf
+    payers: list[SequenceState] = []
+    if most > 0:  # not with many rows, which would all look at all
+        payers = [each for each in running if each.is_answering and not each.is_paused]
+    room = min(each.draft_room for each in payers) if len(payers) > 1 else math.inf
     if (lookup := row.lookup) is not None:
         if verified.num_drafts:
             lookup.settle(verified.num_drafts, verified.num_accepted)

@@ -165,7 +165,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.page import PagesRouter, read_pages
     from triptych.core.media.child import DecodePool
     from triptych.core.options.served_names import ServedNames
-    from triptych.modalities.talk.composition import talk_routers
+    from triptych.modalities.talk.composition import open_talk
     from triptych.schedulers.admission import Admission
 
     pool = DecodePool.from_options(config.server, registry.decoders())
@@ -184,9 +184,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
-    _connect_sound(parts)
     routers = [router for part in parts for router in part.routers]
-    routers += talk_routers(config, parts)
+    routers += open_talk(config, parts)
     tasks = [Task(*task) for task in registry.tasks()]
     dialects = [dialect for part in parts for dialect in part.dialects]
     user_files = UserFiles(store)
@@ -208,15 +207,6 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     app.state.warm = partial(_warm, parts)
     app.state.close = exit_stack.aclose
     return app
-
-
-def _connect_sound(parts: Sequence[ApiPart]) -> None:
-    """Let chat hear and speak with the models of recognition and speech."""
-    from triptych.modalities.talk.services import TalkServices
-    from triptych.modalities.talk.speaking.chat_sound import ServedSound
-
-    services = TalkServices.of(parts)
-    services.chat.sound = ServedSound(services.recognition, services.speech)
 
 
 def _open_store(config: Config, num_keys: int, exit_stack: AsyncExitStack) -> DocumentStore | None:

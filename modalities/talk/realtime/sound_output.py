@@ -23,6 +23,7 @@ class SoundOutput:
     def __init__(self, form: SoundFormat) -> None:
         self._form = form
         self._rate = SAMPLE_RATES[form]
+        self._levels = None if form == "pcm16" else _levels(form)
         self._resampler: Resampler | None = None
 
     def push(self, pcm_S: Pcm, sample_rate: int) -> bytes:
@@ -41,9 +42,9 @@ class SoundOutput:
 
     def _encode(self, pcm_S: Pcm) -> bytes:
         clipped_S = np.clip(pcm_S, -1.0, 1.0)
-        if self._form == "pcm16":
+        if self._levels is None:
             return np.round(clipped_S * 32767).astype("<i2").tobytes()
-        values, codes = _levels(self._form)
+        values, codes = self._levels
         middles = (values[1:] + values[:-1]) / 2
         encoded: bytes = codes[np.searchsorted(middles, clipped_S)].tobytes()
         return encoded

@@ -18,6 +18,11 @@ _BLOCK = 512
 _NUM_WARPS = 4
 
 
+def _launch_options(num_streams: int) -> dict[str, int]:
+    sizes = {"N": num_streams, "P": triton.next_power_of_2(num_streams), "B": _BLOCK}
+    return sizes | {"num_warps": _NUM_WARPS, "num_stages": 2}
+
+
 def launch_predict(
     x_TNC: torch.Tensor, router_NC: torch.Tensor, eps: float, weight_SN: torch.Tensor
 ) -> torch.Tensor:
@@ -27,11 +32,7 @@ def launch_predict(
     if num_tokens:
         _predict[(num_tokens,)](
             *(x_TNC, router_NC, weight_SN, out_TNC, hidden, eps),
-            N=num_streams,
-            P=triton.next_power_of_2(num_streams),
-            B=_BLOCK,
-            num_warps=_NUM_WARPS,
-            num_stages=2,
+            **_launch_options(num_streams),
         )
     return out_TNC
 
@@ -63,11 +64,7 @@ def launch_correct(
     if num_tokens:
         _correct[(num_tokens,)](
             *(predicted_TNC, computed_TC, router_NC, weight_NN, out_TNC, hidden, eps),
-            N=num_streams,
-            P=triton.next_power_of_2(num_streams),
-            B=_BLOCK,
-            num_warps=_NUM_WARPS,
-            num_stages=2,
+            **_launch_options(num_streams),
         )
     return out_TNC
 
