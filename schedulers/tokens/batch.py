@@ -136,12 +136,8 @@ class TokenBatch:
         return self.drafter.open()
 
     def _may_draft(self, request: TokenRequest) -> bool:
-        """Whether the next token depends on nothing but its text.
-
-        Masks change with each token, and states of recurrent layers cannot go back.
-        """
-        is_bound = request.grammar or request.sampling.returns_state
-        return not is_bound and self.pool.snapshots is None
+        """Whether the next token depends on nothing but its text: masks change with each."""
+        return not (request.grammar or request.sampling.returns_state)
 
     def prompt_keys(self, row: SequenceState) -> list[bytes]:
         """The keys of the full pages of a prompt; none where pages are not shared."""
@@ -283,7 +279,7 @@ class TokenBatch:
         """
         row = piece.unit
         num_accepted = piece.num_accepted(result.token_ids)
-        row.num_committed = piece.known_end + num_accepted
+        row.num_committed = piece.known_end + self._num_kept(piece, num_accepted)
         row.num_unknown -= piece.is_sampled
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
@@ -312,9 +308,9 @@ class TokenBatch:
         if sampling.returns_state:
             return self.delta(row, result, finish_reason="stop")
         if piece.drafts:
-            row.num_booked = piece.known_end + num_accepted
+            row.num_booked = piece.known_end + self._num_kept(piece, num_accepted)
             row.is_verifying = row.is_decoding = False
-            row.num_forced = 1
+            row.num_forced = piece.known_end + num_accepted + 1 - row.num_booked
             self._counters["draft_tokens_total"] += len(piece.drafts)
             self._counters["accepted_draft_tokens_total"] += num_accepted
         taken: list[int] = []
@@ -344,6 +340,14 @@ class TokenBatch:
             verified = Verified(len(piece.drafts), num_accepted, len(taken))
             find_drafts(row, self.state.running, verified, self.draft_price, self.drafter)
         return self.delta(row, result)
+
+    def _num_kept(self, piece: ScheduledRow, num_accepted: int) -> int:
+        """The accepted drafts that need not be computed again.
+
+        After a wrong draft, states of recurrent layers go back to before all drafts.
+        """
+        goes_back = self.pool.snapshots is not None and num_accepted < len(piece.drafts)
+        return 0 if goes_back else num_accepted
 
     @staticmethod
     def _may_end(row: SequenceState) -> bool:

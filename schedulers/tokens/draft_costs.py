@@ -87,6 +87,9 @@ class DraftCosts:
     `relative_size` is the size of that one in sizes of the first.
     """
 
+    computes_again = False
+    """Whether tokens before a wrong draft are computed once more, in the next step."""
+
     def __init__(self, relative_size: float = 0.0) -> None:
         self._plain_s: dict[int, float] = {}
         self._lines: defaultdict[int, _Line] = defaultdict(_Line)
@@ -202,10 +205,13 @@ class DraftCosts:
     def price(self, num_rows: int, num_drafts: int) -> float:
         """The price of a step's drafts: the tokens that its rows would sample in that time.
 
-        It is infinite where a step without drafts is due.
+        It is infinite where a step without drafts is due. Where accepted tokens may be computed
+        again, all of them are counted.
         """
         if self._num_without_plain >= _MOST_WITHOUT:
             return math.inf
+        if self.computes_again:
+            num_drafts *= 2
         return self._lines[_size_of(num_rows)].at(num_drafts)
 
 

@@ -197,7 +197,8 @@ class _TokenPolicy:
             if drafts:  # beyond the page of its token only where others lack none
                 num_free = num_held or page_size
                 num_free += page_size * max(0, budget.num_pages - len(rows))
-                drafts = drafts[: max(0, min(num_spare, num_free - num_tokens))]
+                num_left = min(num_spare + 1, num_free) - num_tokens if is_sampled else 0
+                drafts = drafts[: max(0, num_left)]
                 num_tokens += len(drafts)
             num_windows = budget.num_windows_for(row, start, num_tokens) if has_windows else 0
             if num_windows > budget.num_windows:

@@ -50,7 +50,7 @@ class Retries:
         for piece in pieces:
             piece.unit.is_spoiled = True
             if not piece.unit.is_paused:
-                self.restarts[piece.unit] = piece.start + piece.num_tokens
+                self.restarts[piece.unit] = piece.known_end
 
     def settle(self, row: SequenceState) -> None:
         """End the restart of a row that has computed what failed."""

@@ -83,12 +83,17 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self._options = options
         self._state = self.tokens.state
         self._step_shares = StepShares(self.costs)
-        self._draft_costs = DraftCosts()
-        self.tokens.draft_price = self._draft_costs.price
+        self._use_costs(DraftCosts())
 
     def draft_with(self, drafter: DraftModel) -> None:
         """Let a smaller model draft; before jobs come."""
-        self.tokens.drafter, self._draft_costs = drafter, drafter.costs
+        self.tokens.drafter = drafter
+        self._use_costs(drafter.costs)
+
+    def _use_costs(self, costs: DraftCosts) -> None:
+        """Measure drafts with these costs."""
+        costs.computes_again = self.tokens.pool.snapshots is not None
+        self._draft_costs, self.tokens.draft_price = costs, costs.price
 
     def connect(self, post: Post) -> None:
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""

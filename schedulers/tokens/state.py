@@ -38,13 +38,13 @@ class SequenceState(Unit):
     flight sample. `num_booked` positions are computed or in flight, the first `num_committed` of
     them are computed. While it holds a `lease` it also holds a `slot`; a row that `is_bound` has
     both at the runner, with `num_bound_pages` of its pages, and `num_bound_windows` of those of
-    window layers. A row that `is_over` may still be in flight. The last `num_forced` tokens follow
-    from its `grammar` without sampling and are to be computed together. Its `reasoning` may precede
-    the output of the grammar. `num_fetched_pages` were computed by another engine. With `lookup`
-    its next step verifies `drafts`, a guess of its next tokens; while it `is_verifying`, such a
-    step is in flight. With `drafted` a smaller model makes the drafts; `draft_room` is the time
-    that it may lose by drafts, in plain steps. Its adapter, if any, has a slot unless it still
-    `awaits_adapter`.
+    window layers. A row that `is_over` may still be in flight. The last `num_forced` tokens are to
+    be computed together: they follow from its `grammar` without sampling, or from drafts. Its
+    `reasoning` may precede the output of the grammar. `num_fetched_pages` were computed by another
+    engine. With `lookup` its next step verifies `drafts`, a guess of its next tokens; while it
+    `is_verifying`, such a step is in flight. With `drafted` a smaller model makes the drafts;
+    `draft_room` is the time that it may lose by drafts, in plain steps. Its adapter, if any, has a
+    slot unless it still `awaits_adapter`.
 
     In a model with recurrent layers its state is saved after `saved_pages`, where memory is free
     after `spare_pages`, in steps in flight after `pending_pages`; its latest snapshot is that after

@@ -12,7 +12,8 @@ Owns the choice. A row saves its state
   the next turn of a conversation begins. A row keeps one of these, unless another row found it. The
   last one is overwritten before the next one is known only where no other is free.
 
-A snapshot can be found once its step is over, as a page. Knows no tensors.
+No state after a draft is saved: the draft may be wrong. A snapshot can be found once its step is
+over, as a page. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def book_saves(pool: PagePool, piece: ScheduledRow, num_rows: int) -> None:
     if snapshots is None or not pool.enable_prefix_caching:
         return
     row, size = piece.unit, pool.page_size
-    first, last = piece.start // size, (piece.start + piece.num_tokens) // size
+    first, last = piece.start // size, piece.known_end // size
     if first == last:
         return
     taken = [(page, snapshots.take()) for page in sorted(row.saved_pages) if first < page <= last]
@@ -70,7 +71,7 @@ def book_spares(pool: PagePool, piece: ScheduledRow) -> None:
     snapshots, row, size = pool.snapshots, piece.unit, pool.page_size
     if snapshots is None or not row.spare_pages:
         return
-    first, last = piece.start // size, (piece.start + piece.num_tokens) // size
+    first, last = piece.start // size, piece.known_end // size
     spare = [page for page in row.spare_pages - row.saved_pages if first < page < last]
     _add_saves(piece, [(page, snapshots.take_spare()) for page in sorted(spare)], size)
 
@@ -97,7 +98,7 @@ def _drop_progress(snapshots: SnapshotIndex, row: SequenceState) -> None:
 
 def publish_saves(pool: PagePool, piece: ScheduledRow) -> None:
     """Index the snapshots of a step that is over; its pages are published."""
-    row, last = piece.unit, (piece.start + piece.num_tokens) // pool.page_size
+    row, last = piece.unit, piece.known_end // pool.page_size
     for position, snapshot in piece.saves:
         assert pool.snapshots is not None, "only rows with states save them"
         page = position // pool.page_size

@@ -6,7 +6,8 @@ Every row goes through chunks, shared steps, snapshots found by other rows, and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from support.captured import verified_steps
 from support.kernel_levels import LEVELS
 from support.recurrent_models import ALL, RECURRENT, recurrent_model
 from support.token_world import token_request
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.graphs.buckets import DecodeBuckets
@@ -28,6 +30,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
+from triptych.schedulers.tokens.prompt_lookup import LookupRule
 
 PAGE_SIZE = 16
 NUM_NEW = 64
@@ -101,6 +104,60 @@ def go_through_every_path(engine: BatchDriver, reference: Any) -> None:
     engine.run()
     check(engine, reference, "turn", turn, num_new=4)
     assert engine.deltas("turn")[-1].num_cached_tokens == (300 + NUM_NEW - 1) // 16 * 16
+
+
+class KnownDrafts:
+    """The tokens that a text goes on with, every fifth one wrong."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self._token_ids, self.num_tokens = token_ids, 0
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        self.num_tokens += len(token_ids)
+
+    def find(self, most: int, *_: object) -> tuple[int, ...]:
+        first = self.num_tokens
+        places = range(first, min(first + most, first + 1 + first % 4, len(self._token_ids)))
+        return tuple((self._token_ids[place] + (place % 5 == 0)) % 97 for place in places)
+
+    def settle(self, *_: object) -> None: ...
+
+
+def drafts_of(known: dict[tuple[int, ...], tuple[int, ...]], request: TokenRequest) -> KnownDrafts:
+    return KnownDrafts(known[request.prompt_ids])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, NativeBlueprint) for name in NATIVE[:-1]] + [("qwen3.5", FallbackBlueprint)],
+)
+def test_drafts_change_no_token(
+    tmp_path: Path, one_kernel: NativeKernels, name: str, kind: Any
+) -> None:
+    """Right and wrong ones, of rows that share steps, find snapshots and are preempted."""
+    recurrent_model(name).save_pretrained(tmp_path)
+    given = {"native": one_kernel} if kind is NativeBlueprint else {}
+    model, layout = build(tmp_path, kind, torch.float32, **given)
+    prompts = [prompt(1, length) for length in (90, 75, 60)]
+    answers: list[tuple[int, ...]] = []
+    for drafts in (False, True):
+        rule = LookupRule(min_match=1, max_match=1, max_drafts=1) if drafts else None
+        kernels, options = given.get("native"), {**OPTIONS, "depth": 1, "lookup_rule": rule}
+        engine = BatchDriver(model, layout, kernels, num_pages=12, **options)
+        known = {ids: ids + answer for ids, answer in zip(prompts, answers, strict=False)}
+        if drafts:
+            tokens = engine.scheduler.tokens
+            tokens._lookup = partial(drafts_of, known)  # type: ignore[assignment]
+        for job, ids in enumerate(prompts):
+            sampling = {"temperature": 0.7, "seed": 5} if job == 1 else {"temperature": 0.0}
+            engine.submit(str(job), token_request(ids, max_tokens=40, **sampling))
+        engine.run()
+        found = [answer(engine, str(job)) for job in range(3)]
+        assert not answers or found == answers
+        answers = found
+    counters = engine.scheduler.stats().counters
+    assert 10 < counters["accepted_draft_tokens_total"] < counters["draft_tokens_total"]
+    assert counters["preemptions_total"] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -149,7 +149,7 @@ class BatchDriver(SchedulerDriver):
             size = size.with_padding()
         kv = KvCache(
             *(size.layout_of(layout), size.num_pages, CPU, native),
-            num_slots=size.num_slots,
+            num_slots=size.num_slots + (0 if lookup_rule is None else num_slots),
             num_snapshots=num_snapshots,
         )
         for tensor in kv.tensors:

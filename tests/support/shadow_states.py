@@ -29,6 +29,9 @@ class ShadowStates:
     def __init__(self) -> None:
         self.slots: dict[int, State] = {}
         self.snapshots: dict[int, State] = {}
+        self.kept: dict[int, tuple[int, State]] = {}
+        self.ends: dict[int, int] = {}
+        self.num_gone_back = 0
         self.num_restored = 0
 
     def begin(self, plan: TokenPlan, in_flight: Collection[int]) -> None:
@@ -42,19 +45,40 @@ class ShadowStates:
                 assert is_over, "a snapshot was found before its commit"
                 self.slots[row.slot] = State(found.digest, row.job_id)
                 self.num_restored += 1
+            elif row.start != self.ends[row.slot]:
+                position, state = self.kept[row.slot]
+                assert position == row.start, "a row starts where its state is known"
+                self.slots[row.slot] = state
+                self.num_gone_back += 1
 
-    def go_on(self, row: TokenRow, digests: list[bytes], step_id: int, *, is_checked: bool) -> None:
-        """Compute a row; `digests` are those of its positions."""
+    def go_on(
+        self,
+        row: TokenRow,
+        digests: list[bytes],
+        step_id: int,
+        *,
+        is_checked: bool,
+        is_right: bool,
+    ) -> None:
+        """Compute a row; `digests` are those of its positions, if its drafts are right."""
         state = self.slots[row.slot]
         if is_checked:
             past = digests[row.start - 1] if row.start else START
             assert state.digest == past, f"{row.job_id} goes on from another state"
             assert state.job_id == row.job_id
         end = row.start + row.num_tokens
+        certain_end = end - row.num_drafts
         self.slots[row.slot] = State(digests[end - 1], row.job_id, step_id)
+        if not is_right:
+            self.slots[row.slot].digest = b"rejected"
+        self.kept[row.slot] = (
+            certain_end,
+            State(digests[certain_end - 1], row.job_id, step_id),
+        )
+        self.ends[row.slot] = end
         places = [position for position, _ in row.saved_snapshots]
         assert places == sorted(set(places))
-        assert all(row.start < position <= end for position in places)
+        assert all(row.start < position <= certain_end for position in places)
 
     def end(self, plan: TokenPlan, stories: dict[str, Any]) -> None:
         """After them."""
@@ -68,6 +92,7 @@ class ShadowStates:
     def spoil(self, plan: TokenPlan) -> None:
         """The plan raised: what it, and what came after it for its rows, left is garbage."""
         job_ids = {row.job_id for row in plan.rows}
-        for state in (*self.slots.values(), *self.snapshots.values()):
+        kept = (state for _, state in self.kept.values())
+        for state in (*self.slots.values(), *self.snapshots.values(), *kept):
             if state.job_id in job_ids and state.step_id >= plan.step_id:
                 state.digest = b"garbage"

@@ -52,8 +52,10 @@ def random_world(rng: random.Random, **given: Any) -> World:
 
 
 def random_stateful_world(rng: random.Random) -> World:
-    """A small server for a model with recurrent layers."""
-    return random_world(rng, num_snapshots=rng.choice((0, 1, 3, 8, 20)))
+    """A small server for a model with recurrent layers, with drafts or without."""
+    error = rng.choice((0.0, 0.2, 0.9))
+    drafts: Any = rng.choice((None, lambda request: StoryDrafts(request, rng, error)))
+    return random_world(rng, num_snapshots=rng.choice((0, 1, 3, 8, 20)), drafts=drafts)
 
 
 def random_windowed_world(rng: random.Random) -> World:

@@ -209,7 +209,10 @@ class ShadowRunner:
         )
         if self.has_states:
             is_checked = row.job_id not in self.bad_jobs
-            self.states.go_on(row, expected.digests, step_id, is_checked=is_checked)
+            is_right = num_right == len(right)
+            self.states.go_on(
+                row, expected.digests, step_id, is_checked=is_checked, is_right=is_right
+            )
         written = [*expected.digests[row.start : row.start + num_right]]
         written += [b"rejected"] * (row.num_tokens - num_right)
         if self.windows is not None and row.job_id not in self.bad_jobs:
@@ -297,7 +300,7 @@ class World(SchedulerDriver):
             max_length=max_length,
             namespace=NAMESPACE,
         )
-        if drafts is not None and self.pool.snapshots is None:
+        if drafts is not None:
             scheduler.tokens._lookup = drafts  # type: ignore[assignment]
         super().__init__(scheduler, None, model=MODEL, depth=depth)
         self.runner = ShadowRunner(

@@ -42,13 +42,15 @@ class Demand:
 class CacheSize:
     """Pages, and states for rows in batch slots and for snapshots.
 
-    `windows` is given where layers with a window have pages of their own.
+    `windows` is given where layers with a window have pages of their own. `num_kept` are the states
+    that rows with drafts keep in addition (`core.runtime.engine.step_states`).
     """
 
     num_pages: int
     num_slots: int = 0
     num_snapshots: int = 0
     windows: WindowSize | None = None
+    num_kept: int = 0
 
     @property
     def num_window_pages(self) -> int:

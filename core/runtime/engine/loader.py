@@ -183,7 +183,7 @@ class TokenLoader(DeviceLoader):
         """Allocate pages and states. Raises `ConfigError` as `_check_invariance` does."""
         kv = KvCache(
             *(size.layout_of(layout), size.num_pages, self._device.torch, native),
-            num_slots=size.num_slots,
+            num_slots=size.num_slots + size.num_kept,
             num_snapshots=size.num_snapshots,
         )
         if self._is_deterministic and self._device.is_cpu and kv.native is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -210,16 +211,22 @@ class ModelMemory:
         )
 
     def reserve_cache(
-        self, layout: KvLayout, max_length: int, *, gives_back: bool = False
+        self,
+        layout: KvLayout,
+        max_length: int,
+        *,
+        gives_back: bool = False,
+        drafts: bool = False,
     ) -> CacheSize:
         """Reserve the pages and states that full batches can use, within budget and free memory.
 
-        One row of the whole context must fit, whatever the shares. With `gives_back`, layers with
-        a window may have pages of their own. Raises `ModelTooLarge`, naming the context that fits,
-        where even one row is too long.
+        One row of the whole context must fit, whatever the shares. With `gives_back`, layers with a
+        window may have pages of their own; with `drafts` each row keeps a second state. Raises
+        `ModelTooLarge`, naming the context that fits, where even one row is too long.
         """
         num_slots = self._config.schedule.max_batch_size if layout.states else 0
-        self.reserve_states(layout, num_slots)
+        num_kept = num_slots if drafts else 0
+        self.reserve_states(layout, num_slots + num_kept)
         pages_per_row = -(-max_length // layout.page_size)
         page_bytes = max(1, layout.page_bytes * self._num_shares)
         room = self._ledger.available_bytes // page_bytes - 1
@@ -239,6 +246,7 @@ class ModelMemory:
             num_slots=num_slots,
             has_snapshots=self._config.cache.enable_prefix_caching,
         )
+        size = replace(size, num_kept=num_kept)
         if gives_back:
             sizes = {"least_pages": pages_per_row, "most_pages": most}
             demand = Demand.of(self._config.schedule, max_length)

@@ -133,9 +133,9 @@ class StateSegment(NamedTuple):
 class StateBatch:
     """The states of a step's rows: `slots_B` and `host_slots_B` are the lines that they begin in.
 
-    `cuts` are in order of rows and tokens, and each leaves at least one token of its row after it:
-    the runner copies the states that rows end with. `rows` and `native_rows` are found by the first
-    layer that asks for them (`core.runtime.layers.recurrent`).
+    `cuts` are in order of rows and tokens, one at a place, and each leaves at least one token of
+    its row after it: the runner copies the states that rows end with. `rows` and `native_rows` are
+    found by the first layer that asks for them (`core.runtime.layers.recurrent`).
     """
 
     slots_B: torch.Tensor

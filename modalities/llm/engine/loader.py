@@ -124,7 +124,9 @@ class LlmLoader(TokenLoader):
             )
             draft = self._draft(stack)
             drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
-            size = memory.reserve_cache(layout, max_length, gives_back=self._gives_back())
+            size = memory.reserve_cache(
+                layout, max_length, gives_back=self._gives_back(), drafts=self._drafts
+            )
             layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
             memory.show()
@@ -274,12 +276,6 @@ class LlmLoader(TokenLoader):
         """Raise `ConfigError` for what the states of recurrent layers rule out."""
         if not layout.states:
             return
-        algorithm = self._config.speculation.speculative_algorithm
-        if self.generates and algorithm != "none":
-            raise ConfigError(
-                f"--speculative-algorithm {algorithm}: the states of {self.name}'s recurrent layers"
-                " cannot go back to before a wrong draft; leave it out for this model."
-            )
         plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
         if plan.sends_pages or plan.fetches_pages:
             raise ConfigError(
@@ -291,6 +287,11 @@ class LlmLoader(TokenLoader):
                 f"--kv-connector {tiers.connector}: the recurrent layers of {self.name} keep"
                 " states, and only pages are kept outside the device; leave the option out."
             )
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether answers may have drafts."""
+        return self.generates and self._config.speculation.speculative_algorithm != "none"
 
     def _gives_back(self) -> bool:
         """Whether layers with a window may have pages of their own.

@@ -84,7 +84,9 @@ class VisionLoader(LlmLoader):
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             gives_back = self._gives_back() and self._has_room(blueprint)
-            size = memory.reserve_cache(layout, max_length, gives_back=gives_back)
+            size = memory.reserve_cache(
+                layout, max_length, gives_back=gives_back, drafts=self._drafts
+            )
             layout = size.layout_of(layout)
             shares = not blueprint.traits.whole_prompts
             self._reserve_tiers(memory, layout, size, shares=shares)

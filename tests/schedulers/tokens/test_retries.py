@@ -10,7 +10,9 @@ from triptych.schedulers.tokens.retries import Retries
 
 
 def piece(num_tokens: int) -> Any:
-    return SimpleNamespace(unit=Mock(is_paused=False), start=0, num_tokens=num_tokens)
+    return SimpleNamespace(
+        unit=Mock(is_paused=False), start=0, num_tokens=num_tokens, known_end=num_tokens
+    )
 
 
 def test_rows_begin_again_in_steps_of_half_the_tokens() -> None:

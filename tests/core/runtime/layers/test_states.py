@@ -49,8 +49,9 @@ def row(slot: int, start: int, num_tokens: int, **given: object) -> TokenRow:
 def test_a_step_brings_states_in_and_keeps_those_that_are_saved() -> None:
     states = RowStates(LAYERS, num_slots=3, num_snapshots=2, device=CPU)
     (part,) = states.layers[1]
-    part[:] = torch.arange(5.0)[:, None]
     steps = StepStates(states, max_batch_size=2)
+    steps.begin([row(1, 0, 9)])
+    part[:] = torch.arange(5.0)[:, None]
     rows = (
         row(1, 9, 1),
         row(0, 8, 8, restored_snapshot=1, saved_snapshots=((12, 0), (16, 1))),
@@ -65,6 +66,27 @@ def test_a_step_brings_states_in_and_keeps_those_that_are_saved() -> None:
     assert part[:, 0].tolist() == [7, 1, 2, 3, 7]
     steps.begin([row(1, 0, 4)])
     assert part[:, 0].tolist() == [7, 0, 2, 3, 7]
+
+
+def test_a_row_goes_back_to_before_a_wrong_draft() -> None:
+    states = RowStates(LAYERS, num_slots=2 + 2, num_snapshots=1, device=CPU)
+    (part,) = states.layers[1]
+    steps = StepStates(states, max_batch_size=2)
+    drafted = row(1, 0, 9, num_drafts=3, saved_snapshots=((4, 0),))
+    steps.begin([drafted])
+    assert steps.batch([drafted], torch.tensor([1])).cuts == [StateCut(0, 4, 4), StateCut(0, 6, 3)]
+    part[:] = torch.arange(5.0)[:, None]
+    steps.end([drafted])
+    assert part[:, 0].tolist() == [0, 1, 2, 3, 4]
+    again = row(1, 6, 4, num_drafts=2, saved_snapshots=((8, 0),))
+    steps.begin([again])
+    assert part[:, 0].tolist() == [0, 3, 2, 3, 4]
+    assert steps.batch([again], torch.tensor([1])).cuts == [StateCut(0, 2, 3)]
+    part[3] = 7
+    steps.end([again])
+    assert part[:, 0].tolist() == [0, 3, 2, 7, 7]
+    steps.begin([row(1, 10, 1)])
+    assert part[:, 0].tolist() == [0, 3, 2, 7, 7]
 
 
 def test_segments_end_at_cuts_and_rows() -> None:

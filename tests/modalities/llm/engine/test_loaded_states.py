@@ -47,10 +47,14 @@ def test_roles_are_refused(folder: Path) -> None:
         loader(folder, Ledger(256 * MIB), options).load(lambda _: None)
 
 
-def test_drafts_are_refused(folder: Path) -> None:
+def test_drafts_take_a_second_state_for_each_row(folder: Path) -> None:
+    ledger = Ledger(256 * MIB)
     options = config(speculation=SpeculationOptions(speculative_algorithm="ngram"))
-    with pytest.raises(ConfigError, match="--speculative-algorithm ngram: the states of tiny"):
-        loader(folder, Ledger(256 * MIB), options).load(lambda _: None)
+    loaded = loader(folder, ledger, options).load(lambda _: None)
+    kv = loaded.runner.kv
+    assert kv.states.num_slots == 4 + 4
+    assert ledger.by_owner()["tiny/states"] == kv.states.num_bytes
+    loaded.close()
 
 
 def size(layout: KvLayout, num_bytes: int) -> CacheSize:
