@@ -6,7 +6,7 @@ knows no model; a part knows neither sessions nor events of a wire.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -88,6 +88,14 @@ class LiveTranscriber(Protocol):
         """Yield pieces of the text as soon as they are settled; ends once `finish` has.
 
         Joined they are the beginning of the final text, so far as it can be known early.
+        """
+        ...
+
+    def on_expected(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the whole text once it is known in a pause, and with "" if more is said.
+
+        So an answer may be prepared before it is certain that the turn has ended. Never called
+        after `finish`.
         """
         ...
 

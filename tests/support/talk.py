@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +73,13 @@ class KnowingTranscriber:
     num_heard: int = 0
     is_closed: bool = False
     pieces: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    tell: Callable[[str], None] | None = None
 
     def push(self, pcm_S: Pcm) -> None:
         self.num_heard += len(pcm_S)
+
+    def on_expected(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
 
     async def deltas(self) -> AsyncGenerator[str, None]:
         while (piece := await self.pieces.get()) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -74,6 +74,8 @@ class IncrementalTranscriber:
         self._num_passes = 0
         self._next_at_s = self._failed_until_s = 0.0
         self._deltas: asyncio.Queue[str | None] = asyncio.Queue()
+        self._tell: Callable[[str], None] = lambda text: None
+        self._expected = ""
 
     def push(self, pcm_S: Pcm) -> None:
         """Take the next samples at `HEARING_RATE`. Never waits."""
@@ -90,13 +92,17 @@ class IncrementalTranscriber:
         while (delta := await self._deltas.get()) is not None:
             yield delta
 
+    def on_expected(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` in pauses, as `ports.LiveTranscriber` says."""
+        self._tell = tell
+
     async def finish(self) -> str:
         """Return the text of all that was pushed; empty for silence. Raises `RequestError`s."""
         self._is_over = True
         try:
             if self._has_speech:
                 await self._hear_the_end()
-            text = (self._text.frozen + self._latest).strip()
+            text = self._whole()
             if more := self._text.end(text):
                 self._deltas.put_nowait(more)
             return text
@@ -120,6 +126,7 @@ class IncrementalTranscriber:
         for n, probability in enumerate(probabilities.tolist()):
             if probability >= SPEECH:
                 self._has_speech, self._speech_end = True, first + (n + 1) * FRAME
+                self._expect("")
 
     def _start_if_due(self) -> None:
         """Start a pass if there is one to make now."""
@@ -183,7 +190,18 @@ class IncrementalTranscriber:
             self._deltas.put_nowait(more)
         if each.stop - each.start >= LONG_S * HEARING_RATE:
             self._freeze(each, transcript)
+        if each.stop >= self._speech_end + PAUSE and not self._is_over:
+            self._expect(self._whole())
         self._start_if_due()
+
+    def _whole(self) -> str:
+        """The text of all that was heard."""
+        return (self._text.frozen + self._latest).strip()
+
+    def _expect(self, text: str) -> None:
+        if text != self._expected:
+            self._expected = text
+            self._tell(text)
 
     def _spelled(self, text: str) -> str:
         """The text of sound after the frozen text, with the space that parts the two."""

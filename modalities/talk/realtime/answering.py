@@ -32,7 +32,7 @@ from triptych.modalities.talk.realtime.inputs import (
     AnswerEnded,
     AnswerSpeech,
     AnswerText,
-    Learned,
+    LearnedAnswer,
     StartAnswer,
 )
 from triptych.modalities.talk.realtime.settings import (
@@ -57,7 +57,7 @@ class SessionAnswers:
     speech_model: str
     context: Context
 
-    async def answer(self, start: StartAnswer) -> AsyncGenerator[Learned, None]:
+    async def answer(self, start: StartAnswer) -> AsyncGenerator[LearnedAnswer, None]:
         """Yield what a session learns of one answer. Closing it cancels all jobs."""
         settings = start.settings
         context = replace(

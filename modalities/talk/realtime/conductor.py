@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.talk.hearing.sound_input import SoundFormat, SoundInput, milliseconds
 from triptych.modalities.talk.ports import HEARING_RATE, Hearing, LiveTranscriber
+from triptych.modalities.talk.realtime.ahead import Answers, AnswersAhead
 from triptych.modalities.talk.realtime.ear import Ear
 from triptych.modalities.talk.realtime.events import (
     EXPECTED,
@@ -41,17 +42,20 @@ from triptych.modalities.talk.realtime.inputs import (
     AnswerFailed,
     BeginTurn,
     CancelAnswer,
+    DropAnswer,
     DropTurn,
     Effect,
     EndTurn,
     Learned,
     Listen,
+    PrepareAnswer,
     RestDetector,
     StartAnswer,
     TranscribeItem,
     TranscriptEnded,
     TranscriptFailed,
     TranscriptPiece,
+    TurnExpected,
 )
 from triptych.modalities.talk.realtime.responding import Event, NewId
 from triptych.modalities.talk.realtime.session import Out, Session
@@ -78,14 +82,6 @@ class Socket(Protocol):
         ...
 
 
-class Answers(Protocol):
-    """The source of answers."""
-
-    def answer(self, start: StartAnswer) -> AsyncGenerator[Learned, None]:
-        """Yield what the session learns of an answer."""
-        ...
-
-
 class Ears(Protocol):
     """The source of transcribers, with the settings of a session."""
 
@@ -107,7 +103,7 @@ class Conductor:
     ) -> None:
         self._socket = socket
         self._session = session
-        self._answers = answers
+        self._answers = AnswersAhead(answers, new_id)
         self._ears = ears
         self._new_id = new_id
         self._ear = Ear(ears.hearing, self._open_transcriber)
@@ -141,7 +137,7 @@ class Conductor:
         tasks = [*ends, *self._tasks]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._answers.close(), return_exceptions=True)
         self._sound = None  # its filter has threads, which must not wait for the garbage collector
         for transcriber in self._telling:  # also of a task that was cancelled before it began
             await transcriber.close()
@@ -215,6 +211,10 @@ class Conductor:
         match effect:
             case StartAnswer():
                 self._answering[effect.response_id] = self._start(self._answer(effect))
+            case PrepareAnswer():
+                self._answers.prepare(effect)
+            case DropAnswer():
+                self._answers.drop()
             case CancelAnswer(response_id):
                 if task := self._answering.pop(response_id, None):
                     task.cancel()
@@ -235,6 +235,7 @@ class Conductor:
             case TranscribeItem(item_id, data):
                 self._start(self._transcribe_whole(item_id, data))
             case DropTurn():
+                self._answers.drop()
                 self._ear.reset()
                 if transcriber := self._ear.take():
                     self._start(self._drop(transcriber))
@@ -251,10 +252,12 @@ class Conductor:
         return self._ears.open_transcriber(self._session, self._new_id("turn"))
 
     def _begin_turn(self, item_id: str, at_ms: int | None) -> None:
+        self._answers.drop()
         if (before := self._ear.take()) is not None:
             self._start(self._drop(before))
         try:
             transcriber = self._ear.begin(at_ms)
+            transcriber.on_expected(lambda text: self._learn(TurnExpected(item_id, text)))
         except EXPECTED as error:  # the turn has no text, and its end says so again
             self._apply([error_event(error_fields(error))])
             return

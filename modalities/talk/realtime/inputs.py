@@ -24,6 +24,14 @@ class TranscriptPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnExpected:
+    """The whole text of the present turn if nothing more is said; empty: speech goes on."""
+
+    item_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptEnded:
     """The text of a turn that lasted `seconds`."""
 
@@ -84,16 +92,9 @@ class AnswerFailed:
     error: Mapping[str, Any]
 
 
+LearnedAnswer: TypeAlias = AnswerText | AnswerSpeech | AnswerCall | AnswerEnded | AnswerFailed
 Learned: TypeAlias = (
-    TurnEvent
-    | TranscriptPiece
-    | TranscriptEnded
-    | TranscriptFailed
-    | AnswerText
-    | AnswerSpeech
-    | AnswerCall
-    | AnswerEnded
-    | AnswerFailed
+    TurnEvent | TranscriptPiece | TurnExpected | TranscriptEnded | TranscriptFailed | LearnedAnswer
 )
 
 # -- asked -----------------------------------------------------------------------------------------
@@ -144,6 +145,19 @@ class StartAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareAnswer:
+    """Begin to answer the messages, and keep the answer until a response asks for it."""
+
+    settings: Conversation
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class DropAnswer:
+    """End the prepared answer: other words follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAnswer:
     """End the work for a response at once."""
 
@@ -164,6 +178,8 @@ Effect: TypeAlias = (
     | DropTurn
     | TranscribeItem
     | StartAnswer
+    | PrepareAnswer
+    | DropAnswer
     | CancelAnswer
     | RestDetector
 )

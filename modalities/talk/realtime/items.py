@@ -118,6 +118,18 @@ class ConversationItem:
     output: str = ""
     status: Status = "completed"
 
+    def truncate(self, end_ms: int) -> dict[str, Any]:
+        """Keep of a spoken message what was said until `end_ms`; returns the event."""
+        part = self.parts[0]
+        assert part.spoken is not None
+        part.text, part.spoken.is_cut = part.spoken.until(end_ms), True
+        return {
+            "type": "conversation.item.truncated",
+            "item_id": self.id,
+            "content_index": 0,
+            "audio_end_ms": end_ms,
+        }
+
     @classmethod
     def of(cls, item: Item, item_id: str, call_id: str) -> ConversationItem:
         """The entry of a client's item, with ids for what has none."""

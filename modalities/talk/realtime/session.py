@@ -28,17 +28,20 @@ from triptych.modalities.talk.realtime.inputs import (
     AnswerText,
     BeginTurn,
     CancelAnswer,
+    DropAnswer,
     DropTurn,
     Effect,
     EndTurn,
     Learned,
     Listen,
+    PrepareAnswer,
     RestDetector,
     StartAnswer,
     TranscribeItem,
     TranscriptEnded,
     TranscriptFailed,
     TranscriptPiece,
+    TurnExpected,
 )
 from triptych.modalities.talk.realtime.items import ConversationItem, Items, Part, messages_of
 from triptych.modalities.talk.realtime.playback import SpeechPlayback
@@ -205,18 +208,7 @@ class Session:
             )
         if entry is self._playback.entry:  # the client has stopped playing it
             self._playback.interrupt(now_ms)
-        return [self._truncate(entry, event.audio_end_ms)]
-
-    def _truncate(self, entry: ConversationItem, end_ms: int) -> Event:
-        part = entry.parts[0]
-        assert part.spoken is not None
-        part.text, part.spoken.is_cut = part.spoken.until(end_ms), True
-        return {
-            "type": "conversation.item.truncated",
-            "item_id": entry.id,
-            "content_index": 0,
-            "audio_end_ms": end_ms,
-        }
+        return [entry.truncate(event.audio_end_ms)]
 
     # -- turns of the user -----------------------------------------------------------------------
 
@@ -295,6 +287,21 @@ class Session:
             self._answered.add(item_id)
         return [stopped, *self._commit(item_id)]
 
+    def _expect(self, turn: TurnExpected) -> list[Out]:
+        """The present turn says this if it ends now: prepare its answer, if it will have one."""
+        turns = self.settings.audio.input.turn_detection
+        is_answered = turns is not None and turns.create_response
+        is_next = turn.item_id == self._turn_id and not (self._unsettled or self._responses)
+        if not (isinstance(self.settings, Conversation) and is_answered and is_next):
+            return []
+        if not turn.text.strip():
+            return [DropAnswer()]
+        settings = self._check(with_overrides(self.settings, client.ResponseFields().overrides()))
+        part = Part(type="input_audio", text=turn.text)
+        question = ConversationItem(id=turn.item_id, type="message", role="user", parts=[part])
+        messages = messages_of([*self._items, question], settings.instructions)
+        return [PrepareAnswer(settings, messages)]
+
     def _time_out(self, event: IdleTimedOut) -> list[Out]:
         if self.is_answering or self._turn_id is not None:
             return []
@@ -325,7 +332,7 @@ class Session:
         entry = self._playback.entry
         if heard_ms is None or entry is None:
             return []
-        return [self._truncate(entry, heard_ms)]
+        return [entry.truncate(heard_ms)]
 
     # -- responses -------------------------------------------------------------------------------
 
@@ -407,6 +414,8 @@ class Session:
                 return self._end_speech(at_ms)
             case IdleTimedOut():
                 return self._time_out(news)
+            case TurnExpected():
+                return self._expect(news)
             case TranscriptPiece() | TranscriptEnded() | TranscriptFailed():
                 return self._learn_transcript(news)
             case _:

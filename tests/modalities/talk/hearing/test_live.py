@@ -86,6 +86,20 @@ async def test_speech_that_goes_on_after_a_pause_is_heard_once_more() -> None:
     assert recognizer.passes[-1] == pytest.approx(1.6)
 
 
+async def test_the_whole_text_is_told_in_a_pause_and_taken_back_if_more_is_said() -> None:
+    recognizer, told = ScriptedRecognizer(count), list[str]()
+    transcriber = opened(recognizer)
+    transcriber.on_expected(told.append)
+    await push(transcriber, sound((True, 1.0)))
+    assert not told
+    await push(transcriber, sound((False, 0.3)))
+    assert told == ["one two"]
+    await push(transcriber, sound((True, 0.4), (False, 0.3)))
+    assert told == ["one two", "", "one two three"]
+    assert await transcriber.finish() == told[-1]
+    assert len(told) == 3
+
+
 @pytest.mark.parametrize("pcm_S", [sound((False, 2.0)), np.zeros(0, np.float32)])
 async def test_silence_is_no_call(pcm_S: Pcm) -> None:
     recognizer = ScriptedRecognizer(count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,31 @@ async def test_turns_in_one_piece_of_sound_are_heard_apart() -> None:
     await asyncio.to_thread(until, lambda: sum(committed in each for each in socket.sent) == 2)
     task.cancel()
     assert [each.num_heard < 13_000 for each in ears.hearing.opened] == [True, True]
+
+
+async def test_an_answer_is_begun_in_the_pause_and_told_once_the_turn_is_over() -> None:
+    begun: list[str] = []
+
+    class Noted(NoAnswers):
+        async def answer(self, start: StartAnswer) -> AsyncGenerator[AnswerText, None]:
+            begun.append(start.response_id)
+            yield AnswerText(start.response_id, "Because.")
+
+    class Quick(KnowingTranscriber):
+        def on_expected(self, tell: Callable[[str], None]) -> None:
+            asyncio.get_running_loop().call_soon(tell, self.words)
+
+    ears = Ears()
+    ears.hearing.open_transcriber = lambda call: Quick("Why?")  # type: ignore[method-assign]
+    socket = Scripted(*[append(24_000, 0x40)] * 2, *[append(24_000)] * 3, leaves=False)
+    session = Session(Conversation(model="tiny"), new_id)
+    running = Conductor(socket, session, Noted(), ears, new_id).run(asyncio.Event())
+    task = asyncio.create_task(running)
+    await asyncio.to_thread(until, lambda: any("Because." in each for each in socket.sent))
+    task.cancel()
+    assert [each.split("_")[0] for each in begun] == ["ahead"]
+    committed = [n for n, each in enumerate(socket.sent) if "buffer.committed" in each]
+    assert committed < [n for n, each in enumerate(socket.sent) if '"response.' in each]
 
 
 async def test_few_items_are_transcribed_at_once() -> None:

@@ -23,10 +23,12 @@ from triptych.modalities.talk.realtime.inputs import (
     DropTurn,
     EndTurn,
     Listen,
+    PrepareAnswer,
     RestDetector,
     TranscriptEnded,
     TranscriptFailed,
     TranscriptPiece,
+    TurnExpected,
 )
 from triptych.modalities.talk.realtime.session import MAX_TURN_MS, Out
 from triptych.modalities.talk.realtime.settings import Dictation
@@ -73,6 +75,39 @@ def test_a_spoken_turn_is_answered_once_it_has_its_words() -> None:
     outs = talk.learn(TranscriptPiece("item_1", "What "), TranscriptEnded("item_1", "What?", 1.3))
     assert kinds(outs) == ["response.created", "rate_limits.updated", "StartAnswer"]
     assert started(outs).messages == [{"role": "user", "content": "What?"}]
+
+
+def test_what_the_turn_would_say_is_answered_ahead() -> None:
+    talk = Talk()
+    talk.ask("Hi.")
+    talk.say("response.cancel")
+    talk.learn(SpeechStarted(200))
+    (prepared,) = talk.learn(TurnExpected("item_2", "What?"))
+    assert isinstance(prepared, PrepareAnswer)
+    assert kinds(talk.learn(TurnExpected("item_2", ""))) == ["DropAnswer"]
+    talk.learn(SpeechStopped(1500))
+    assert not talk.learn(TurnExpected("item_2", "What?")), "the turn is over"
+    answer = started(talk.learn(TranscriptEnded("item_2", "What?", 1.3)))
+    assert (answer.settings, answer.messages) == (prepared.settings, prepared.messages)
+    assert answer.messages[-1] == {"role": "user", "content": "What?"}
+
+
+@pytest.mark.parametrize("turns", [None, {"type": "server_vad", "create_response": False}])
+def test_a_turn_that_is_not_answered_by_itself_is_not_answered_ahead(turns: Any) -> None:
+    talk = Talk()
+    talk.update(audio={"input": {"turn_detection": turns}})
+    talk.learn(SpeechStarted(200))
+    assert not talk.learn(TurnExpected("item_1", "What?"))
+
+
+def test_nothing_is_answered_ahead_beside_an_answer() -> None:
+    talk = Talk()
+    talk.update(
+        audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}}
+    )
+    talk.ask()
+    talk.learn(SpeechStarted(200))
+    assert not talk.learn(TurnExpected("item_2", "What?"))
 
 
 def test_transcripts_are_told_where_they_are_asked_for() -> None:
