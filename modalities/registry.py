@@ -101,33 +101,50 @@ def _with_draft(
     found = resolve(
         reference, name=None, options=config.models, progress=progress, sources=known_sources()
     )
-    drafted = _drafted([model for model in models if kind_of(model) == "chat"], found)
+    algorithm = config.speculation.speculative_algorithm
+    drafted = _drafted([model for model in models if kind_of(model) == "chat"], found, algorithm)
     return tuple(
-        structs.replace(model, draft=found.folder) if model in drafted else model
+        structs.replace(model, draft=found.folder, draft_digest=found.digest)
+        if model in drafted
+        else model
         for model in models
     )
 
 
-def _drafted(models: list[ResolvedModel], draft: ResolvedModel) -> list[ResolvedModel]:
-    """The text models that have the vocabulary of `draft`, of several ones; all if none has it.
+def _drafted(
+    models: list[ResolvedModel], draft: ResolvedModel, algorithm: str
+) -> list[ResolvedModel]:
+    """The text models that `draft` fits, of several ones; all if it fits none.
 
     These are refused in a sentence when they are loaded. A model does not draft for itself.
     """
-    from triptych.core.text.shared_vocabulary import num_different_tokens
+    from triptych.core.options.speculation import EAGLE3
 
     if len(models) < 2:
         return models
-    folder = Path(draft.folder)
-    drafted = [
-        model
-        for model in models
-        if model.folder != draft.folder
-        and not num_different_tokens(Path(model.folder), folder, model.name)
-    ]
+    folder, fits = Path(draft.folder), _reads_states if algorithm == EAGLE3 else _has_vocabulary
+    drafted = [model for model in models if model.folder != draft.folder and fits(model, folder)]
     if drafted:
         names = ", ".join(model.name for model in drafted)
         _log.info("%s drafts for %s; other text models have no drafts", folder.name, names)
     return drafted or models
+
+
+def _has_vocabulary(model: ResolvedModel, draft: Path) -> bool:
+    """Whether each token of a smaller model is the same text in `model`."""
+    from triptych.core.text.shared_vocabulary import num_different_tokens
+
+    return not num_different_tokens(Path(model.folder), draft, model.name)
+
+
+def _reads_states(model: ResolvedModel, head: Path) -> bool:
+    """Whether hidden states of `model` have the size that a head reads."""
+    from triptych.core.weights.layout import read_json
+
+    own, read = (read_json(folder / "config.json") for folder in (Path(model.folder), head))
+    inner = read.get("transformer_layer_config") or {}
+    size = read.get("target_hidden_size") or {**inner, **read}.get("hidden_size")
+    return bool(own.get("hidden_size") == size)
 
 
 def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:

@@ -14,7 +14,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     `folder` holds config.json, safetensors files, and tokenizer.json if the model reads text; or
     model_index.json and such a folder for each part. `digest` (SHA-256, hex) identifies their
     content. `bundle` is the folder of the bundle with the model's other artifacts, `draft` that of
-    the model that drafts for it; empty: none.
+    the model or head that drafts for it, with `draft_digest`; empty: none.
     """
 
     name: str
@@ -23,3 +23,4 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     bundle: str = ""
     draft: str = ""
+    draft_digest: str = ""

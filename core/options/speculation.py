@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from triptych.core.options.declaration import COUNT, Role, option
 
-NGRAM, STANDALONE = "ngram", "standalone"
+NGRAM, STANDALONE, EAGLE3 = "ngram", "standalone", "eagle3"
 _GENERATED: tuple[Role, ...] = ("chat", "vision")
 
 
@@ -24,8 +24,9 @@ class SpeculationOptions:
         "none",
         "Draft the next tokens of an answer, and verify them in one step. `ngram`: drafts are what"
         " followed the same tokens before, in the prompt or the answer; for edits and summaries."
-        " `standalone`: a smaller model of the same vocabulary drafts (--draft-model-path).",
-        choices=("none", NGRAM, STANDALONE),
+        " `standalone`: a smaller model of the same vocabulary drafts (--draft-model-path)."
+        " `eagle3`: an EAGLE-3 head of the model drafts from its hidden states, too.",
+        choices=("none", NGRAM, STANDALONE, EAGLE3),
         aliases=("--speculative-method",),
         roles=_GENERATED,
     )
@@ -38,8 +39,8 @@ class SpeculationOptions:
     )
     draft_model_path: str = option(
         "",
-        "Model that drafts with --speculative-algorithm standalone: a folder, hub id, GGUF file or"
-        " package, with the vocabulary of the model that it drafts for.",
+        "Model or head that drafts with --speculative-algorithm standalone or eagle3: a folder, hub"
+        " id, GGUF file or package; of the same vocabulary, or a head for the model.",
         aliases=(
             "--speculative-draft-model-path",
             "--speculative-draft-model",

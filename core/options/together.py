@@ -10,7 +10,7 @@ import re
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.options.served_names import ServedNames
-from triptych.core.options.speculation import STANDALONE, SpeculationOptions
+from triptych.core.options.speculation import EAGLE3, STANDALONE, SpeculationOptions
 from triptych.core.process.logs import module_levels
 
 _ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
@@ -101,13 +101,15 @@ def _check_matches(speculation: SpeculationOptions) -> None:
 
 def _check_draft_model(speculation: SpeculationOptions) -> None:
     """Check that a model that drafts is named where one is to draft, and only there."""
-    is_wanted = speculation.speculative_algorithm == STANDALONE
+    algorithm = speculation.speculative_algorithm
+    is_wanted = algorithm in (STANDALONE, EAGLE3)
     if is_wanted and not speculation.draft_model_path:
+        what = "model" if algorithm == STANDALONE else "head"
         raise ConfigError(
-            f"--speculative-algorithm {STANDALONE} needs --draft-model-path, the model that drafts."
+            f"--speculative-algorithm {algorithm} needs --draft-model-path, the {what} that drafts."
         )
     if speculation.draft_model_path and not is_wanted:
         raise ConfigError(
-            f"--draft-model-path takes effect with --speculative-algorithm {STANDALONE} only: add"
-            " this, or leave the model out."
+            f"--draft-model-path takes effect with --speculative-algorithm {STANDALONE} or"
+            f" {EAGLE3} only: add one of these, or leave the model out."
         )

@@ -1,10 +1,15 @@
-"""Drafts by a smaller model of the same vocabulary: its pages, its steps, and when they pay.
+"""Drafts by a smaller model or a head: its pages, its steps, and when they pay.
 
 Owns the pages of that model, how far it has followed each row, and the choice of its steps. A row
 asks for drafts when the value of its last token is known, and takes no step before it has them; the
 model then computes what it has not seen of the row's tokens, and samples the next ones with the
 random numbers of their positions. So where both models agree they draw the same token. Drafts are
 verified as all others are and never change a token. Knows no tensors.
+
+A head (`core.runtime.decoders.heads.protocol`) reads the larger model's hidden states, which lie in
+that one's pages. Its cell q is of token q + 1, and of the states at q: a page's content follows
+from one more token than the page has positions, so it is shared by the key of the next page. Cells
+of its own drafts are made of its own states, and are computed again once the tokens are known.
 """
 
 from __future__ import annotations
@@ -62,7 +67,8 @@ class DraftStep(TokenStep):
 class DraftShape:
     """The drafting model: its vocabulary and that of the other model, context, relative size.
 
-    Drafts have `max_drafts` tokens at most.
+    Drafts have `max_drafts` tokens at most. A head `reads_states` of the other model. One that
+    `drafts_blocks` needs cells for the last known token and for each draft.
     """
 
     vocab_size: int
@@ -70,6 +76,17 @@ class DraftShape:
     max_length: int
     relative_size: float
     max_drafts: int
+    reads_states: bool = False
+    drafts_blocks: bool = False
+
+    @property
+    def lag(self) -> int:
+        """By how many positions a token's cell is before its own."""
+        return int(self.reads_states)
+
+    def num_cells(self, num_known: int, num_drafts: int) -> int:
+        """The cells of a text of so many tokens, and of drafts, whose last one may need none."""
+        return num_known - self.lag + num_drafts + (1 if self.drafts_blocks else -1)
 
 
 class DraftModel:
@@ -124,7 +141,8 @@ class DraftModel:
         if drafted.lease is None and not self._begin(row, drafted):
             return False
         first, end = drafted.num_computed, row.num_known
-        pairs = zip(drafted.guesses, row.token_ids(first, end - 1), strict=False)
+        guesses = () if self._shape.reads_states else drafted.guesses
+        pairs = zip(guesses, row.token_ids(first, end - 1), strict=False)
         drafted.num_computed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         drafted.guesses = ()
         if max(row.token_ids(drafted.num_computed, end)) < self._shape.vocab_size:
@@ -135,32 +153,34 @@ class DraftModel:
     def _begin(self, row: SequenceState, drafted: DraftedRow) -> bool:
         """Begin a row after its cached pages; false if it is too far ahead."""
         page_size = self.pool.page_size
-        keys = self._keys(row, (row.num_known - 1) // page_size)
-        num_cached = len(self.pool.peek(keys)) * page_size
+        keys = self._keys(row, row.num_known - 1)
+        num_cached = len(self.pool.peek(keys)) * page_size + self._shape.lag
         num_left = min(row.max_outputs - len(row.output_ids), _MOST_LEFT)
         price = self.costs.follow_price(row.num_known - num_cached)
         if price > _MAX_LAG_PART * num_left or not drafted.pace.pay(price):
             return False
         drafted.lease = self.pool.acquire(keys)
-        drafted.num_computed = len(drafted.lease) * page_size
+        drafted.num_computed = len(drafted.lease) * page_size + self._shape.lag
         return True
 
-    def _keys(self, row: SequenceState, num_pages: int) -> Sequence[bytes]:
+    def _keys(self, row: SequenceState, num_tokens: int) -> Sequence[bytes]:
+        """The keys of pages whose content follows from the first tokens of a row."""
         if not self.pool.enable_prefix_caching:
             return ()
+        num_pages = num_tokens // self.pool.page_size
         row.extend_keys(num_pages, self.pool.page_size)
-        return row.keys[:num_pages]
+        return row.keys[self._shape.lag : num_pages]
 
     def _take_pages(self, row: SequenceState, drafted: DraftedRow, num_drafts: int) -> None:
         """Await as many drafts as there are pages for."""
-        lease, page_size = drafted.lease, self.pool.page_size
+        lease, shape = drafted.lease, self._shape
         assert lease is not None, "the row is followed"
-        most = (len(lease) + self.pool.num_available) * page_size
-        num_drafts = min(num_drafts, most - row.num_known + 1)
+        most = (len(lease) + self.pool.num_available) * self.pool.page_size
+        num_drafts -= max(0, shape.num_cells(row.num_known, num_drafts) - most)
         if num_drafts < 1:
             self.release(row)
             return
-        num_pages = self.pool.num_pages_for(row.num_known + num_drafts - 1)
+        num_pages = self.pool.num_pages_for(shape.num_cells(row.num_known, num_drafts))
         self.pool.extend(lease, max(0, num_pages - len(lease)))
         drafted.num_wanted = num_drafts
 
@@ -223,7 +243,7 @@ class DraftModel:
         planned = TokenRow(
             job_id=row.name,
             slot=row.slot,
-            start=piece.start,
+            start=piece.start - self._shape.lag,
             num_tokens=piece.num_tokens,
             token_ids=row.token_ids(piece.start, piece.start + piece.num_tokens),
             new_page_ids=tuple(page_ids[drafted.num_bound_pages :]),
@@ -240,12 +260,11 @@ class DraftModel:
         assert drafted is not None, "the row awaits drafts"
         assert drafted.lease is not None, "its pages are held while it is in flight"
         if piece.num_drafts and not result.token_ids:  # nothing finite
-            self.pool.unpublish(drafted.lease, row.keys)
+            self.pool.unpublish(drafted.lease, row.keys[self._shape.lag :])
             self.give_up(row)
             return
         drafted.num_computed = piece.start + piece.num_tokens
-        num_full = drafted.num_computed // self.pool.page_size
-        if keys := self._keys(row, num_full)[drafted.lease.num_published :]:
+        if keys := self._keys(row, drafted.num_computed)[drafted.lease.num_published :]:
             self.pool.publish(drafted.lease, keys)
         if not piece.num_drafts:
             self.yields = True

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from support.bound_rows import bound_row
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
+from support.eagle import save_head
 from support.fake_cuda import CUDA, FakeCuda
 from support.kernel_device import is_interpreted
+from support.shadow_drafts import FreeDrafts
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError
@@ -27,8 +30,10 @@ from triptych.core.options.config import (
     DeviceOptions,
     ModelOptions,
     ScheduleOptions,
+    SpeculationOptions,
 )
 from triptych.core.runtime.sampling.sampler import Sampler
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine import proof
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.loader import VisionLoader
@@ -166,6 +171,36 @@ def test_a_grammars_masks_are_read_by_the_kernel_that_samples(gpu: FakeCuda) -> 
         sampler.sample(logits_BV, [0, 1], [5, 5], [b"", b"\x07" * 28])
     assert gpu.kernels == {"sample_rows"}
     assert gpu.faults == []
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "head"
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    save_head(folder, **{name: TINY[name] for name in names}, target_hidden_size=48)
+    return folder
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_head_that_drafts(
+    gpu: FakeCuda, llama: Path, head: Path, config: Config, captures: bool
+) -> None:
+    config = replace(
+        config,
+        device=DeviceOptions(device_graph_capture=captures),
+        speculation=SpeculationOptions(speculative_algorithm="eagle3", draft_model_path="x"),
+    )
+
+    def open_loader(resolved: ResolvedModel, *rest: Any) -> LlmLoader:
+        return LlmLoader(structs.replace(resolved, draft=str(head)), *rest)
+
+    run = dry_run(gpu, open_loader, llama, config)
+    run.scheduler.tokens.drafter.costs = FreeDrafts()
+    run_together(
+        run, *(structs.replace(SAMPLINGS[name], max_tokens=9) for name in ("greedy", "random"))
+    )
+    assert run.runner.peaks["draft"] > 0
 
 
 @pytest.mark.gpu

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from support.eagle import save_head
 from support.serve_process import write_model
 from support.text_models import byte_tokenizer
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import resolve_keywords
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
 from triptych.modalities.registry import (
@@ -100,3 +102,20 @@ def test_a_smaller_model_drafts_for_the_text_models_of_its_vocabulary(
         models = resolve_models(resolved, SilentProgress())
     assert {model.name for model in models if model.draft} == {"big"}
     assert "small drafts for big; other text models have no drafts" in caplog.text
+
+
+def test_a_head_drafts_for_the_text_models_of_its_size(tmp_path: Path) -> None:
+    folders = {name: write_model(tmp_path / name) for name in ("big", "other")}
+    size = read_json(folders["big"] / "config.json")["hidden_size"]
+    wider = read_json(folders["other"] / "config.json") | {"hidden_size": 2 * size}
+    (folders["other"] / "config.json").write_text(json.dumps(wider))
+    save_head(tmp_path / "head", target_hidden_size=size)
+    resolved = resolve_keywords(
+        {
+            "model": tuple(f"{name}={folder}" for name, folder in folders.items()),
+            "speculative_algorithm": "eagle3",
+            "draft_model_path": str(tmp_path / "head"),
+        }
+    )
+    models = resolve_models(resolved, SilentProgress())
+    assert {model.name for model in models if model.draft} == {"big"}

@@ -12,6 +12,7 @@ import torch
 from property.test_batch_invariance import SAMPLING, decoder_config
 
 from support.batch_driver import MAX_LENGTH, BatchDriver, random_decoder
+from support.eagle import agreeing_tensors, eagle_config, join_head, random_tensors
 from support.token_driver import (
     drive,
     random_drafting_world,
@@ -19,6 +20,7 @@ from support.token_driver import (
 )
 from support.token_world import World
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.runtime.decoders.heads.eagle import EagleHead
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
@@ -51,7 +53,7 @@ def answers(
     native: NativeKernels,
     depth: int,
     rule: LookupRule | None = None,
-    draft: Decoder | None = None,
+    draft: Decoder | EagleHead | None = None,
 ) -> tuple[list[TokenDelta], float]:
     """All deltas of jobs with every kind of sampling, and the tokens that were accepted."""
     layout = decoder.config.kv_layout(4, torch.bfloat16)
@@ -105,3 +107,24 @@ def test_tokens_and_scores_are_those_of_plain_decoding(
     assert whole(drafted) == whole(plain)
     assert num_accepted > 0
     assert len(drafted) < len(plain)
+
+
+@pytest.mark.parametrize(("depth", "agrees"), [(1, True), (2, True), (2, False)])
+def test_a_head_changes_no_token(native: NativeKernels, depth: int, agrees: bool) -> None:
+    """As above. A head that agrees drafts for a model whose layers add little."""
+    decoder = random_decoder(
+        decoder_config(64, (2, 2, 32), 112, vocab_size=101),
+        torch.bfloat16,
+        native,
+        0.05 if agrees else 1.0,
+    )
+    plain, _ = answers(decoder, native, depth)
+    config = eagle_config(decoder, vocab_size=0 if agrees else 60)
+    tensors = agreeing_tensors(config) if agrees else random_tensors(config, 101)
+    if agrees:
+        tensors["norm.weight"] = decoder.norm.weight_C
+    head = join_head(config, tensors, decoder, (0, 1, 2), native)
+    drafted, num_accepted = answers(decoder, native, depth, draft=head)
+    assert whole(drafted) == whole(plain)
+    num_tokens = sum(len(delta.token_ids) for delta in plain)
+    assert num_accepted > (num_tokens / 3 if agrees else 0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +24,10 @@ from triptych.core.errors import TriptychError
 from triptych.core.kv.pages import PagePool
 from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.heads.eagle import EagleHead
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.draft_runner import DraftingRunner
+from triptych.core.runtime.engine.head_tokens import HeadTokens
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.graphs.decode import DecodeGraphs
@@ -33,6 +36,7 @@ from triptych.core.runtime.layers.altup_layer import AltUpLayer
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.hidden_rows import HiddenShape
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
 from triptych.schedulers.tokens.draft_model import DraftModel
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
@@ -44,9 +48,15 @@ MAX_LENGTH = 160
 
 
 def random_decoder(
-    config: DecoderConfig, dtype: torch.dtype, native: NativeKernels | None
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    native: NativeKernels | None,
+    layer_scale: float = 1.0,
 ) -> Decoder:
-    """A decoder of random weights whose activations neither fade nor grow."""
+    """A decoder of random weights whose activations neither fade nor grow.
+
+    With a small `layer_scale` its layers add little.
+    """
     decoder, source = Decoder(config, dtype=dtype, device=CPU), torch.Generator().manual_seed(3)
 
     def fill(tensor: torch.Tensor | None, mean: float, std: float) -> None:
@@ -54,7 +64,8 @@ def random_decoder(
             tensor.copy_(torch.randn(tensor.shape, generator=source) * std + mean)
 
     for linear in decoder.linears():
-        fill(linear.weight_OI, 0.0, linear.weight_OI.shape[1] ** -0.5)
+        scale = layer_scale ** (linear.num_outputs == config.hidden_size)
+        fill(linear.weight_OI, 0.0, scale * linear.weight_OI.shape[1] ** -0.5)
         fill(linear.bias_O, 0.0, 0.3)
     for weight in _norms(decoder):
         fill(weight, 1.0 - config.has_centred_norms, 0.2)
@@ -110,6 +121,15 @@ class LogitsKeeper(Sampler):
         return given
 
 
+class Drafts(NamedTuple):
+    """Drafts of a job from position `first` on, and the logits of each."""
+
+    job_id: str
+    first: int
+    token_ids: tuple[int, ...]
+    logits: list[torch.Tensor]
+
+
 class BatchDriver(SchedulerDriver):
     """Jobs of one model, up to `depth` steps in flight. Fresh pages and states hold NaN."""
 
@@ -126,11 +146,15 @@ class BatchDriver(SchedulerDriver):
         max_length: int = MAX_LENGTH,
         num_snapshots: int = 12,
         lookup_rule: LookupRule | None = None,
-        draft: CausalModel | None = None,
+        draft: CausalModel | EagleHead | None = None,
         windows: WindowSize | None = None,
         **options: Any,
     ) -> None:
-        schedule = schedule_of(**options)
+        schedule, head = schedule_of(**options), draft if isinstance(draft, EagleHead) else None
+        if head is not None:
+            layout = replace(
+                layout, hidden=HiddenShape(head.config.layer.hidden_size, layout.dtype)
+            )
         num_slots = schedule.max_batch_size
         self.pool = PagePool(
             num_pages=num_pages,
@@ -170,15 +194,27 @@ class BatchDriver(SchedulerDriver):
         whole: Any = runner
         if draft is not None:
             self.drafter = draft_model(
-                num_pages, layout.page_size, model.vocab_size, max_length=max_length
+                num_pages,
+                layout.page_size,
+                model.vocab_size,
+                max_length=max_length,
+                reads_states=head is not None,
             )
             scheduler.draft_with(self.drafter)
-            sampler = Sampler(
+            sampler = LogitsKeeper(
                 vocab_size=draft.vocab_size, max_batch_size=num_slots, device=CPU, native=native
             )
+            own: KvLayout = layout
+            tokens: TextHead
+            if isinstance(draft, EagleHead):
+                own = draft.config.layer.kv_layout(layout.page_size, layout.dtype)
+                tokens = HeadTokens(draft, sampler, runner, max_batch_size=num_slots)
+            else:
+                tokens = TextHead(draft, sampler, max_batch_size=num_slots, device=CPU)
+            self.draft_sampler = sampler
             drafting = TokenRunner(
-                TextHead(draft, sampler, max_batch_size=num_slots, device=CPU),
-                KvCache(layout, num_pages, CPU, native),
+                tokens,
+                KvCache(own, num_pages, CPU, native),
                 max_batch_size=num_slots,
                 max_length=max_length,
                 device=CPU,
@@ -187,12 +223,26 @@ class BatchDriver(SchedulerDriver):
         super().__init__(scheduler, whole, model=MODEL, depth=depth)
         self.num_mixed_steps = 0  # parts of prompts beside answers
         self.logits: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.drafts: list[Drafts] = []
+
+    def _note_drafts(self, plan: DraftPlan, outcome: StepResult) -> None:
+        """Keep what the head drafted, and from which logits."""
+        given: dict[int, list[torch.Tensor]] = defaultdict(list)
+        firsts: dict[int, int] = {}
+        for slot, position, logits_V in self.draft_sampler.take():
+            firsts.setdefault(slot, position)
+            given[slot].append(logits_V)
+        for row, found in zip(plan.rows, outcome.rows, strict=True):
+            if row.slot in firsts:
+                drafts = Drafts(row.job_id, firsts[row.slot], found.token_ids, given[row.slot])
+                self.drafts.append(drafts)
 
     def launch(self, plan: Plan) -> StepResult | TriptychError:
         self.clock.advance(0.01)
         outcome = super().launch(plan)
         assert isinstance(outcome, StepResult)
         if isinstance(plan, DraftPlan):
+            self._note_drafts(plan, outcome)
             return outcome
         assert isinstance(plan, TokenPlan)
         self.num_mixed_steps += {bool(row.token_ids) for row in plan.rows} == {True, False}

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from support.shadow_story import ExpectedTokens
 from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan, TokenRow
@@ -56,6 +57,8 @@ class _Done:
 class ShadowDrafts:
     """Implements `Runner`: guesses the next token of a job's story, wrong with a probability."""
 
+    lag = 0
+
     def __init__(
         self,
         num_pages: int,
@@ -81,25 +84,47 @@ class ShadowDrafts:
         slot = self._slots[row.slot]
         assert slot.job_id == row.job_id, "the slot is another job's"
         slot.page_ids += row.new_page_ids
-        story, end = ExpectedTokens(self._requests[row.job_id]), row.start + row.num_tokens
+        first, end = row.start + self.lag, row.start + self.lag + row.num_tokens
+        story = ExpectedTokens(self._requests[row.job_id])
         story.extend(end)
         if row.token_ids:
-            assert list(row.token_ids) == story.token_ids[row.start : end], "wrong tokens"
-            held = [self._at(slot, position) for position in range(row.start)]
-            assert held == [_mark(story.digests[n]) for n in range(row.start)], "a wrong past"
+            assert list(row.token_ids) == story.token_ids[first:end], "wrong tokens"
+            held = [self._at(slot, cell) for cell in range(row.start)]
+            assert held == [_mark(each) for each in story.digests[self.lag : first]], "a wrong past"
+            self._check_states(row, story)
         token_ids = row.token_ids or (slot.last_token,)
-        for position, token_id in enumerate(token_ids, row.start):
-            is_right = token_id == story.token_ids[position]
-            mark = _mark(story.digests[position]) if is_right else b"wrong"
-            self._pages[slot.page_ids[position // self._size]][position % self._size] = mark
+        for cell, token_id in enumerate(token_ids, row.start):
+            is_right = token_id == story.token_ids[cell + self.lag]
+            is_right = is_right and bool(row.token_ids or not self.lag)
+            mark = _mark(story.digests[cell + self.lag]) if is_right else b"wrong"
+            self._pages[slot.page_ids[cell // self._size]][cell % self._size] = mark
         if not row.is_sampled:
             return TokenDelta()
         is_wrong = self._rng.random() < self._error
         slot.last_token = (story.sampled_after(end) + is_wrong) % 50
         return TokenDelta(token_ids=(slot.last_token,))
 
-    def _at(self, slot: _Slot, position: int) -> bytes:
-        return self._pages[slot.page_ids[position // self._size]][position % self._size]
+    def _check_states(self, row: TokenRow, story: ExpectedTokens) -> None:
+        """A smaller model reads no states."""
+
+    def _at(self, slot: _Slot, cell: int) -> bytes:
+        return self._pages[slot.page_ids[cell // self._size]][cell % self._size]
+
+
+class ShadowHead(ShadowDrafts):
+    """A head: cell q is of token q + 1 and of what the target's page holds at q.
+
+    Cells of its own drafts are of its own states, and so wrong.
+    """
+
+    lag = 1
+    target: Any
+
+    def _check_states(self, row: TokenRow, story: ExpectedTokens) -> None:
+        table, size = self.target.slots[row.slot].page_ids, self._size
+        for cell in range(row.start, row.start + row.num_tokens):
+            page = self.target.pages[table[cell // size]]
+            assert page.digests[cell % size] == story.digests[cell], "states of another text"
 
 
 def _mark(digest: bytes) -> bytes:

@@ -81,9 +81,10 @@ def random_drafting_world(rng: random.Random) -> World:
 
 
 def random_model_drafting_world(rng: random.Random) -> World:
-    """A small server whose answers a smaller model drafts, with pages that are often too few."""
-    pages = rng.choice((4, 12, 40))
-    return random_world(rng, draft_pages=pages, draft_error=rng.choice((0.0, 0.2, 0.9)))
+    """A small server whose answers a smaller model or a head drafts, often with too few pages."""
+    pages, reads = rng.choice((4, 12, 40)), rng.random() < 0.5
+    error = rng.choice((0.0, 0.2, 0.9))
+    return random_world(rng, draft_pages=pages, draft_error=error, draft_reads=reads)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.schedules import schedule_of
-from support.shadow_drafts import ShadowDrafts, draft_model
+from support.shadow_drafts import ShadowDrafts, ShadowHead, draft_model
 from support.shadow_states import ShadowStates
 from support.shadow_story import VOCAB_SIZE, ExpectedTokens
 from support.shadow_windows import ShadowWindows
@@ -279,6 +279,7 @@ class World(SchedulerDriver):
         drafts: Callable[[TokenRequest], StoryDrafts] | None = None,
         draft_pages: int = 0,
         draft_error: float = 0.0,
+        draft_reads: bool = False,
         **options: object,
     ) -> None:
         self.options = schedule_of(**options)
@@ -309,11 +310,14 @@ class World(SchedulerDriver):
             requests=self.requests,
         )
         if draft_pages:
-            scheduler.draft_with(draft_model(draft_pages, self.pool.page_size, VOCAB_SIZE))
-        self.drafts = ShadowDrafts(
+            sizes = draft_pages, self.pool.page_size, VOCAB_SIZE
+            scheduler.draft_with(draft_model(*sizes, reads_states=draft_reads))
+        self.drafts = (ShadowHead if draft_reads else ShadowDrafts)(
             *(draft_pages, self.pool.page_size, self.requests),
             *(random.Random(num_pages), draft_error),
         )
+        if isinstance(self.drafts, ShadowHead):
+            self.drafts.target = self.runner
         self.runner.has_states = self.pool.snapshots is not None
         if size is not None:
             self.runner.windows = ShadowWindows(window, size.num_pages, page_size)

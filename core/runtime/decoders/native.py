@@ -94,7 +94,7 @@ class NativeBlueprint:
         self.vocab_size = self.config.vocab_size
         self._largest = self.config
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._native = native
         self._encoding = encoding
         self._group: RankGroup | None = None
@@ -136,7 +136,7 @@ class NativeBlueprint:
         sketch = Decoder(self._largest, dtype=self.dtype, device=torch.device("meta"))
         embedding = embedding_target(sketch, encoding=self._encoding)
         targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
-        is_packed = self._native is not None or is_packable(self.dtype, self._device)
+        is_packed = self._native is not None or is_packable(self.dtype, self.device)
         if self._largest.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
         return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
@@ -144,7 +144,7 @@ class NativeBlueprint:
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most bytes that a step of such a size holds in addition to weights and cache."""
         values = num_tokens * position_values(self._largest)
-        if self._device.type == "cpu" and self._native is None:
+        if self.device.type == "cpu" and self._native is None:
             values += gathered_values(self._largest, num_tokens, num_rows)
         sampling = num_tokens * self._largest.hidden_size * self.dtype.itemsize
         sampling += logits_bytes(num_rows, self.vocab_size)
@@ -185,9 +185,9 @@ class NativeBlueprint:
         found where the names say that there is more.
         """
         checkpoint = split_experts(checkpoint, names_of(self.config.moe).stacked)
-        decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
+        decoder = Decoder(self.config, dtype=self.dtype, device=self.device, group=self._group)
         for linear in decoder.linears():
-            linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
+            linear.is_deterministic = self.is_deterministic and self.device.type == "cuda"
         if self.adapter_room is not None:
             modules, kernels = self._adaptable(decoder), self._adapter_kernels
             self.adapters = DecoderAdapters(decoder, modules, self.adapter_room, kernels)

@@ -104,21 +104,29 @@ def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
     """The destinations of layers and final norm, with `prefix` before the names if not empty."""
-    names, expert_names = LAYER_NAMES[stack.config.naming], names_of(stack.config.moe)
-    module = names.mlp or expert_names.module
+    names = LAYER_NAMES[stack.config.naming]
     yield from norm_targets(f"{_below(prefix)}{names.final_norm}", stack.norm)
     yield from stream_targets(_below(prefix), stack, encoding)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
-        for norm_name, norm in _norms(layer, names):
-            yield from norm_targets(f"{name}.{norm_name}", norm)
-        for mixer in mixer_parts(layer.attention):
-            yield from _mixer_targets(name, mixer, encoding, stack.config.naming)
-        if isinstance(layer.mlp, MoeMlp):
-            yield from _moe_targets(name, layer.mlp, encoding, expert_names)
-        elif layer.mlp is not None:
-            yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
-        yield from layer_stream_targets(name, layer, encoding)
+        yield from layer_targets(name, layer, stack.config, encoding)
+
+
+def layer_targets(
+    name: str, layer: DecoderLayer, config: DecoderConfig, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """The destinations of one layer, whose tensors have `name` before their own names."""
+    names, expert_names = LAYER_NAMES[config.naming], names_of(config.moe)
+    for norm_name, norm in _norms(layer, names):
+        yield from norm_targets(f"{name}.{norm_name}", norm)
+    for mixer in mixer_parts(layer.attention):
+        yield from _mixer_targets(name, mixer, encoding, config.naming)
+    if isinstance(layer.mlp, MoeMlp):
+        yield from _moe_targets(name, layer.mlp, encoding, expert_names)
+    elif layer.mlp is not None:
+        module = names.mlp or expert_names.module
+        yield from mlp_targets(f"{name}.{module}", layer.mlp, encoding, names)
+    yield from layer_stream_targets(name, layer, encoding)
 
 
 def _below(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs the plans of a token model and of the smaller model that drafts for it.
+"""Runs the plans of a token model and of the smaller model or head that drafts for it.
 
 Owns the order of the drafting model's forward passes within a step. Both models keep their own
 pages; slots are the same. Knows no policy.
@@ -7,6 +7,8 @@ pages; slots are the same. Knows no policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from triptych.core.engine_api.plan import (
     DraftPlan,
@@ -21,7 +23,13 @@ from triptych.core.engine_api.tokens import TokenDelta
 
 
 class DraftingRunner:
-    """Implements `core.engine_api.plan.Runner`: `DraftPlan`s go to `draft`, others to `target`."""
+    """Implements `core.engine_api.plan.Runner`: `DraftPlan`s go to `draft`, others to `target`.
+
+    With a `mask_token_id` all tokens of a draft are computed in one pass, of the text's last token
+    and as many masks.
+    """
+
+    mask_token_id: int | None = None
 
     def __init__(self, target: Runner, draft: Runner) -> None:
         self._target = target
@@ -31,6 +39,10 @@ class DraftingRunner:
         """Start `plan`; see `core.engine_api.plan.Runner.launch`."""
         if not isinstance(plan, DraftPlan):
             return self._target.launch(plan)
+        if (mask_id := self.mask_token_id) is not None:
+            pairs = zip(plan.rows, plan.num_drafts, strict=True)
+            rows = tuple([_with_block(row, most, mask_id) for row, most in pairs])
+            return PendingDrafts(rows, [rows], [self._launch(plan, rows)])
         parts, pending = [plan.rows], [self._launch(plan, plan.rows)]
         for number in range(1, max(plan.num_drafts)):
             pairs = zip(plan.rows, plan.num_drafts, strict=True)
@@ -52,6 +64,19 @@ def _follower(row: TokenRow, number: int) -> TokenRow:
     """The row's forward pass for its draft of this number: its input is the draft before."""
     start = row.start + row.num_tokens + number - 1
     return TokenRow(job_id=row.job_id, slot=row.slot, start=start, num_tokens=1)
+
+
+def _with_block(row: TokenRow, num_drafts: int, mask_id: int) -> TokenRow:
+    """The row with a block of its last token and masks after the tokens that it follows."""
+    if not num_drafts:
+        return row
+    block = (row.token_ids[-1], *[mask_id] * num_drafts)
+    return structs.replace(
+        row,
+        num_tokens=row.num_tokens + len(block),
+        token_ids=(*row.token_ids, *block),
+        num_drafts=num_drafts - 1,
+    )
 
 
 class PendingDrafts:

@@ -67,7 +67,12 @@ class TokenSampler(Protocol):
 
 
 class TextHead:
-    """Drives a `CausalModel` with a `Sampler`."""
+    """Drives a `CausalModel` with a `Sampler`.
+
+    In a model that reads another one's states, a token is `lag` positions after its cell.
+    """
+
+    lag = 0
 
     def __init__(
         self,
@@ -149,7 +154,7 @@ class TextHead:
             sampled = self._sampler.sample(
                 logits_RV,
                 [row.slot for row, _ in places],
-                [row.start + row.num_tokens - num_after for row, num_after in places],
+                [row.start + row.num_tokens - num_after + self.lag for row, num_after in places],
                 [row.allowed for row, _ in places],
                 _next_drafts(places),
             )

@@ -149,6 +149,10 @@ class TokenRunner:
         """The cache that steps read and write."""
         return self._kv
 
+    def places(self, slots_T: Int64s, positions_T: Int64s) -> Int64s:
+        """The places of positions, which running rows have computed, in the cache's pages."""
+        return self._write_slots(self._page_table, slots_T, positions_T)
+
     def launch(self, plan: Plan) -> PendingTokens:
         """Start `plan`; on a CPU it is complete when this returns.
 

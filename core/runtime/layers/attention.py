@@ -22,6 +22,7 @@ from triptych.core.runtime.kernels.paged_attention import (
     paged_attention,
 )
 from triptych.core.runtime.kernels.rope_write import HeadNorm, HeadRules, Rotation, rope_write
+from triptych.core.runtime.layers.hidden_rows import HiddenShape
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.norm import NormKind
 from triptych.core.runtime.layers.parallel import row_parallel
@@ -95,7 +96,8 @@ class KvLayout:
 
     `states` has one for each recurrent layer. If it is `read_by_torch`, CPU kernels do not choose
     the order of values in a page. Layers with a window may have `num_window_pages` of their own
-    (`core.kv.windows`): `page_bytes` then counts the other layers, `window_bytes` these.
+    (`core.kv.windows`): `page_bytes` then counts the other layers, `window_bytes` these. With
+    `hidden` a page also holds a row of hidden states for each token.
     """
 
     shapes: tuple[KvShape, ...]
@@ -104,11 +106,13 @@ class KvLayout:
     states: tuple[LayerState, ...] = ()
     read_by_torch: bool = False
     num_window_pages: int = 0
+    hidden: HiddenShape | None = None
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: keys and values of all its layers."""
-        return self._bytes(in_window=False)
+        """Bytes of one page: keys and values of all its layers, and rows of hidden states."""
+        row_bytes = 0 if self.hidden is None else self.hidden.token_bytes
+        return self._bytes(in_window=False) + self.page_size * row_bytes
 
     @property
     def window_bytes(self) -> int:
@@ -142,7 +146,8 @@ class KvLayout:
         """The same text for equal layouts: runs of layers that are alike are counted."""
         runs = (f"{len(list(run))} x {kind}" for kind, run in groupby(self.shapes + self.states))
         windows = f"; {self.longest_window} seen of windows" if self.num_window_pages else ""
-        return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}{windows}"
+        hidden = "" if self.hidden is None else f"; rows of {self.hidden.size} {self.hidden.dtype}"
+        return f"{', '.join(runs)}; pages of {self.page_size} {self.dtype}{windows}{hidden}"
 
 
 class KvCache:
@@ -153,10 +158,12 @@ class KvCache:
     `windowed`.
     On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
     then has the order of native/pages.h. With `None` torch does. The states of recurrent layers
-    lie in `states`, for rows in `num_slots` batch slots, and `num_snapshots` more.
+    lie in `states`, for rows in `num_slots` batch slots, and `num_snapshots` more; rows of hidden
+    states, if the layout has any, in `hidden`, `[N, P, W]`.
     """
 
     __slots__ = (
+        "hidden",
         "layout",
         "native",
         "num_pages",
@@ -192,13 +199,17 @@ class KvCache:
             )
             for shape, is_windowed in zip(layout.shapes, self.windowed, strict=True)
         ]
+        self.hidden: torch.Tensor | None = None
+        if layout.hidden is not None:
+            self.hidden = layout.hidden.new_pages(self.num_pages, layout.page_size, device)
         for tensor in self.tensors:
             tensor[-1].zero_()
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that store the pages, along their first axis."""
-        return tuple(chain.from_iterable(pages.tensors for pages in self.pages))
+        hidden = () if self.hidden is None else (self.hidden,)
+        return (*chain.from_iterable(pages.tensors for pages in self.pages), *hidden)
 
 
 def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:

@@ -25,6 +25,7 @@ from triptych.core.runtime.layers.decoder_layer import (
     LateInputs,
     new_norm,
 )
+from triptych.core.runtime.layers.hidden_rows import HiddenRows, TakenStates
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_layers import NativeLayers, StackEnds, can_fuse
@@ -72,6 +73,8 @@ class DecoderStack:
         self._fused: NativeLayers | None = None
         self.adapter_rows: AdapterRows | None = None
         """The rows' adapters, if its projections take any; set before `prepare`."""
+        self.hidden_rows: HiddenRows | None = None
+        """The rows that its steps keep for a head, if there is one; set before the first step."""
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses, one at a time.
@@ -119,9 +122,25 @@ class DecoderStack:
         `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`). A model with layer inputs
         needs the tokens' rows of their table, which are overwritten.
         """
-        places = self.place(positions)
-        if self._fused is not None and step.kv.native is not None:
-            return self._fused(x_TC, places, step, late, rows_TLP)
+        places, kept = self.place(positions), self.hidden_rows
+        taken = TakenStates() if kept is None else kept.begin()
+        fused = self._fused if step.kv.native is not None else None
+        run = self._run_layers if fused is None else fused
+        hidden_TC = run(x_TC, places, step, late, rows_TLP, taken)
+        if kept is not None:
+            kept.store(taken, hidden_TC, step)
+        return hidden_TC
+
+    def _run_layers(
+        self,
+        x_TC: torch.Tensor,
+        places: StepPositions,
+        step: PagedStep,
+        late: LateInputs | None,
+        rows_TLP: torch.Tensor | None,
+        taken: TakenStates,
+    ) -> torch.Tensor:
+        """As `run`, one layer after the other."""
         inputs: list[torch.Tensor | None] = [None] * len(self.layers)
         if self.layer_inputs is not None:
             assert rows_TLP is not None
@@ -130,11 +149,13 @@ class DecoderStack:
         if self.streams is not None:
             x_TC = self.streams.open(x_TC)
         for index, layer in enumerate(self.layers):
+            taken.take(index, x_TC, pending_TC)
             x_TC, pending_TC = layer(x_TC, pending_TC, places, step, inputs[index])
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         if self.streams is not None:
             x_TC = self.streams.close(x_TC)
+        taken.take(len(self.layers), x_TC, pending_TC)
         return self.norm.of_sum(x_TC, pending_TC)[0]
 
 

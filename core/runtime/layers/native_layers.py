@@ -40,6 +40,7 @@ from triptych.core.runtime.layers.decoder_layer import (
     LateInputs,
     Mlp,
 )
+from triptych.core.runtime.layers.hidden_rows import TakenStates
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.moe import MoeMlp
@@ -126,12 +127,14 @@ class NativeLayers:
         x_TC: torch.Tensor,
         positions: StepPositions,
         paged: PagedStep,
-        late: LateInputs | None = None,
-        rows_TLP: torch.Tensor | None = None,
+        late: LateInputs | None,
+        rows_TLP: torch.Tensor | None,
+        taken: TakenStates,
     ) -> torch.Tensor:
         """The normalized hidden state; `x_TC` is overwritten by it.
 
-        `rows_TLP` are the tokens' rows of the table of layer inputs, which are overwritten.
+        `rows_TLP` are the tokens' rows of the table of layer inputs, which are overwritten. The
+        call is divided where inputs are added, and where states are taken.
         """
         if paged.kv is not self._kv:
             self._bind(paged.kv)
@@ -142,12 +145,15 @@ class NativeLayers:
             step.layer_inputs = rows_TLP.data_ptr()
             step.input_projection = projection(self._inputs.projection)
         streams_TNC = self._point_to_streams(step, x_TC)
-        num_late = 0 if late is None else len(late.values_LFC)
-        for index in range(num_late):
-            self._run(step, index, index + 1)
-            assert late is not None
-            x_TC.index_add_(0, late.index_F, late.values_LFC[index])
-        self._run(step, num_late, len(self._layers), self._norm)
+        num_late, start = 0 if late is None else len(late.values_LFC), 0
+        for end in sorted({*range(1, num_late + 1), *taken.cuts}):
+            if end > start:
+                self._run(step, start, end)
+            if late is not None and end <= num_late:
+                x_TC.index_add_(0, late.index_F, late.values_LFC[end - 1])
+            taken.take(end, x_TC)
+            start = end
+        self._run(step, start, len(self._layers), self._norm)
         del kept_alive, streams_TNC
         return x_TC
 

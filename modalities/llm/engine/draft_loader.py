@@ -1,7 +1,6 @@
-"""Loads the smaller model that drafts for a language model.
+"""Loads the drafting model of a language model: a smaller one, or a head that reads its states.
 
-Owns the order of its parts, and the check that both models have one vocabulary. Its policy is
-`schedulers.tokens.draft_model`.
+Owns the order of its parts, and their memory. Its policy is `schedulers.tokens.draft_model`.
 """
 
 from __future__ import annotations
@@ -10,25 +9,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from msgspec import structs
 
 from triptych.core.engine_api.resolved_model import ResolvedModel
-from triptych.core.errors import ConfigError
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import Config, ModelOptions
-from triptych.core.runtime.decoders.families.table import is_native
-from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.native import Blueprint
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.draft_runner import DraftingRunner
 from triptych.core.runtime.engine.model_memory import ModelMemory
-from triptych.core.runtime.engine.text_head import TextHead
-from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
-from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.grouped import open_checkpoint
-from triptych.core.text.shared_vocabulary import num_different_tokens
 from triptych.schedulers.tokens.draft_model import MAX_TOKENS, DraftModel, DraftShape
 
 _log = logging.getLogger(__name__)
@@ -40,11 +36,31 @@ _USUAL_TOKENS = 2048
 """A prompt with its answer: the start says if these have no drafts."""
 
 
-class DraftLoader:
-    """The drafting model of a text model. First `reserve`, then `join`.
+class DraftSizes(Protocol):
+    """The sizes of a drafting model before it is loaded: of a smaller model, or of a head."""
 
-    `open_memory` opens the memory of a model with a configuration.
+    max_length: int
+    vocab_size: int
+    dtype: torch.dtype
+
+    def weight_bytes(self) -> int:
+        """Device bytes of its own weights once loaded."""
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most bytes that one of its steps holds in addition to weights and cache."""
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The shape of its own cache."""
+
+
+class DraftLoader:
+    """The drafting model of a text model. First `reserve`, then `attach`, then `join`.
+
+    `open_memory` opens the memory of a model with a configuration. `sizes` are set before
+    `reserve`.
     """
+
+    sizes: DraftSizes
 
     def __init__(
         self,
@@ -56,54 +72,32 @@ class DraftLoader:
         self._config = config
         self._device = device.torch
         self._name, self._folder = resolved.name, Path(resolved.draft)
-        check_vocabulary(Path(resolved.folder), self._folder, self._name)
         models = replace(config.models, quantization_encoding=_AS_STORED, max_length=0)
         self._memory = open_memory(
             structs.replace(resolved, folder=resolved.draft), replace(config, models=models)
         )
         self._native = self._memory.native_kernels()
-        with open_checkpoint(self._folder) as checkpoint:
-            self._blueprint = self._read(checkpoint)
         self._num_rows = config.schedule.max_batch_size
         self._layout: KvLayout
         self._num_pages = 0
         self._max_length = 0
 
-    def _read(self, checkpoint: Checkpoint) -> NativeBlueprint:
-        """The model before loading. Raises `ConfigError` for one that does not run here."""
-        if not is_native(checkpoint.config):
-            raise ConfigError(
-                f"--draft-model-path: {self._folder.name} does not run on the native decoder; name"
-                " a model of its families."
-            )
-        blueprint = NativeBlueprint(
-            checkpoint.config,
-            max_length=0,
-            dtype=self._memory.dtype(checkpoint.dtype, takes_blocks=True),
-            device=self._device,
-            native=self._native,
-            encoding=self._memory.encoding(checkpoint),
-        )
-        blueprint.is_deterministic = self._config.device.enable_deterministic_inference
-        return blueprint
+    def layout_of(self, target: KvLayout) -> KvLayout:
+        """The cache of the other model, with the rows that the drafting one reads there."""
+        return target
 
     def reserve(self, target: Blueprint, page_size: int) -> DraftModel:
         """Reserve memory for weights, steps and pages of `page_size`; returns the policy.
 
-        Raises `ConfigError` for a model that cannot take back tokens.
+        Raises `ConfigError` for a model that cannot draft.
         """
-        blueprint, memory, num_rows = self._blueprint, self._memory, self._num_rows
-        _, page_type = memory.cache_format(blueprint.dtype)
-        self._layout = blueprint.kv_layout(page_size, page_type)
-        if self._layout.states:
-            raise ConfigError(
-                f"--draft-model-path: the states of {self._folder.name}'s recurrent layers cannot"
-                " go back to before a wrong draft; name another model."
-            )
-        memory.reserve("draft-weights", blueprint.weight_bytes())
-        num_bytes = blueprint.activation_bytes(MAX_TOKENS + num_rows, num_rows)
-        memory.reserve("draft-activations", num_bytes)
-        self._max_length = min(blueprint.max_length, target.max_length)
+        sizes, memory, num_rows = self.sizes, self._memory, self._num_rows
+        _, page_type = memory.cache_format(sizes.dtype)
+        self._layout = sizes.kv_layout(page_size, page_type)
+        self._check(self._layout)
+        memory.reserve("draft-weights", sizes.weight_bytes())
+        memory.reserve("draft-activations", self._activation_bytes())
+        self._max_length = min(sizes.max_length, target.max_length)
         pages_per_row = -(-self._max_length // page_size)
         room = int(_CACHE_SHARE * memory.available_bytes) // self._layout.page_bytes
         # Rows without a page are not drafted, so the other model's context comes first.
@@ -117,6 +111,12 @@ class DraftLoader:
         )
         return DraftModel(pool, self._shape(target))
 
+    def _check(self, layout: KvLayout) -> None:
+        """Raise `ConfigError` for cells that cannot take back tokens."""
+
+    def _activation_bytes(self) -> int:
+        return self.sizes.activation_bytes(MAX_TOKENS + self._num_rows, self._num_rows)
+
     def _warn_of_few_pages(self, page_size: int) -> None:
         """Say where usual prompts have no drafts for lack of pages."""
         num_tokens = self._num_pages * page_size
@@ -129,39 +129,38 @@ class DraftLoader:
 
     def _shape(self, target: Blueprint) -> DraftShape:
         return DraftShape(
-            vocab_size=self._blueprint.vocab_size,
+            vocab_size=self.sizes.vocab_size,
             target_vocab_size=target.vocab_size,
             max_length=self._max_length,
-            relative_size=self._blueprint.weight_bytes() / target.weight_bytes(),
+            relative_size=self.sizes.weight_bytes() / target.weight_bytes(),
             max_drafts=self._config.speculation.num_speculative_tokens,
         )
 
+    def attach(self, target: CausalModel) -> None:
+        """Load the weights, for the loaded model that it drafts for; before that one's steps."""
+        raise NotImplementedError
+
     def join(self, target: TokenRunner) -> DraftingRunner:
-        """Load the weights; returns the runner of both models."""
-        with open_checkpoint(self._folder) as checkpoint:
-            checkpoint.native = self._native
-            decoder = self._blueprint.build(checkpoint, lambda share: None)
-        sampler = Sampler(
-            vocab_size=self._blueprint.vocab_size,
-            max_batch_size=self._num_rows,
-            device=self._device,
-            native=self._native,
-        )
+        """Return the runner of both models; `target` runs the one that it drafts for."""
         draft = TokenRunner(
-            TextHead(decoder, sampler, max_batch_size=self._num_rows, device=self._device),
+            self._head(target),
             KvCache(self._layout, self._num_pages, self._device, self._native),
             max_batch_size=self._num_rows,
             max_length=self._max_length,
             device=self._device,
         )
         draft.is_deterministic = target.is_deterministic
+        draft.stream = target.stream  # it reads what the other model's steps wrote
         return DraftingRunner(target, draft)
 
+    def _head(self, target: TokenRunner) -> TokenHead:
+        """The drafting model's view of a token."""
+        raise NotImplementedError
 
-def check_vocabulary(folder: Path, draft: Path, name: str) -> None:
-    """Raise `ConfigError` where a token of both models is another text. One may have more."""
-    if num_different := num_different_tokens(folder, draft, name):
-        raise ConfigError(
-            f"--draft-model-path: {draft.name} and {name} differ in {num_different} tokens; name a"
-            " model with the same vocabulary."
+    def _sampler(self, num_logits: int) -> Sampler:
+        return Sampler(
+            vocab_size=num_logits,
+            max_batch_size=self._num_rows,
+            device=self._device,
+            native=self._native,
         )

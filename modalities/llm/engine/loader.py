@@ -49,6 +49,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.text_alone import missing_package, text_alone
 from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.modalities.llm.engine.draft_loader import DraftLoader
+from triptych.modalities.llm.engine.drafting import open_draft_loader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
@@ -117,12 +118,13 @@ class LlmLoader(TokenLoader):
                 make_room(blueprint, self._config, self._device, self.name)
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
+            draft = self._draft(blueprint, stack)
+            layout = layout if draft is None else draft.layout_of(layout)
             max_length = blueprint.max_length
             graphs = self._graphs(
                 *(memory, layout, max_length, blueprint.activation_bytes),
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
-            draft = self._draft(stack)
             drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
             size = memory.reserve_cache(
                 layout, max_length, gives_back=self._gives_back(), drafts=self._drafts
@@ -134,8 +136,11 @@ class LlmLoader(TokenLoader):
             if ranks is not None:
                 ranks.send_capacity(size.num_pages)
                 sampler = ranks.leading_sampler(sampler)
+            model = blueprint.build(checkpoint, report)
+            if draft is not None:
+                draft.attach(model)
             runner = self._runner(
-                self._head(blueprint.build(checkpoint, report), sampler),
+                self._head(model, sampler),
                 layout,
                 size,
                 max_length=max_length,
@@ -361,22 +366,15 @@ class LlmLoader(TokenLoader):
         stack.callback(store.close)
         return AdapterPool(store, policy=self._config.adapters.lora_eviction_policy)
 
-    def _draft(self, stack: ExitStack) -> DraftLoader | None:
-        """The loader of the model that drafts, if there is one."""
-        if not (self.generates and self._config.speculation.draft_model_path):
+    def _draft(self, target: Blueprint, stack: ExitStack) -> DraftLoader | None:
+        """The loader of what drafts, if anything does."""
+        if not self.generates:
             return None
-        if not self._resolved.draft:  # it was loaded at run time
-            return None
-        if self._num_ranks > 1:
-            raise ConfigError(
-                f"--draft-model-path: {self.name} is divided (--tensor-parallel-size), and a model"
-                " that drafts runs on one device; leave one of them out."
-            )
 
         def open_memory(resolved: ResolvedModel, config: Config) -> ModelMemory:
             return ModelMemory(resolved, config, self._device, self._ledger, stack)
 
-        return DraftLoader(self._resolved, self._config, self._device, open_memory)
+        return open_draft_loader(self._resolved, self._config, self._device, target, open_memory)
 
     def _lookup_rule(self) -> LookupRule | None:
         """How answers find drafts in their own text, if they do."""
@@ -420,8 +418,9 @@ class LlmLoader(TokenLoader):
     ) -> None:
         """Open the page exchange with engines of the other role, or the tiers, if there are any."""
         plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
+        head = "" if kv.layout.hidden is None else self._resolved.draft_digest
         page_format = PageFormat(
-            weights=self._resolved.digest,
+            weights=self._resolved.digest + head,  # which made the rows of hidden states
             layout=str(kv.layout),
             order="native" if kv.native is not None else "torch",
             compute=self._compute(blueprint),

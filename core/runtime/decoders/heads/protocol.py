@@ -5,9 +5,9 @@ Owns the protocols between head modules and those who run them. Knows no head.
 A target's step computes hidden states of its layers at each position; the head makes one row of
 them (`Head.fuse`), and the step stores it in the page of its position
 (`core.runtime.layers.hidden_rows`). So rows are there for every token that the target has computed,
-whoever computed it. A head has cells of its own, in pages of its own: its cell q belongs to the
-target's position q, whose row it reads, and to the token after it, q + 1. Positions of cells are
-those of the target, as in the published heads; the first token of a text has no cell.
+for this request or an earlier one. A head has cells of its own, in pages of its own: its cell q
+belongs to the target's position q, whose row it reads, and to the token after it, q + 1. Positions
+of cells are those of the target, as in the published heads; the first token of a text has no cell.
 
 Shapes: T tokens, R rows of logits, C hidden of the head, V vocabulary of the target, W values of a
 stored row.
@@ -23,6 +23,9 @@ import torch
 from triptych.core.runtime.layers.attention import KvLayout, PagedStep
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+
+UNKNOWN_SCORE = -1e30
+"""The score of tokens that a head does not know: never sampled, and finite, as all scores are."""
 
 
 class Head(Protocol):
@@ -43,7 +46,7 @@ class Head(Protocol):
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Score the target's vocabulary: `logits_RV`, float32.
 
-        Tokens that the head does not know score `-inf`.
+        Tokens that the head does not know score `UNKNOWN_SCORE`.
         """
         ...
 

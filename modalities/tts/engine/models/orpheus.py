@@ -61,7 +61,7 @@ class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the SNAC codec."""
         return self._codec.open(
-            self._device, report, num_rows=num_rows, num_codebooks=CODES_PER_FRAME
+            self.device, report, num_rows=num_rows, num_codebooks=CODES_PER_FRAME
         )
 
     def frames(self, steps_NK: Codes) -> Codes:

@@ -1,0 +1,44 @@
+"""Opens the loader of the smaller model or head that drafts for a language model.
+
+Owns the refusals that do not depend on its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triptych.core.engine_api.resolved_model import ResolvedModel
+from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config
+from triptych.core.runtime.decoders.heads.table import HEADS, check_readable
+from triptych.core.runtime.decoders.native import Blueprint
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.modalities.llm.engine.draft_loader import DraftLoader
+from triptych.modalities.llm.engine.head_loader import HeadLoader
+from triptych.modalities.llm.engine.small_model_loader import SmallModelLoader
+
+
+def open_draft_loader(
+    resolved: ResolvedModel,
+    config: Config,
+    device: Device,
+    target: Blueprint,
+    open_memory: Callable[[ResolvedModel, Config], ModelMemory],
+) -> DraftLoader | None:
+    """The loader of the drafting model, if there is one; `open_memory` opens its memory.
+
+    Raises `ConfigError` for a `target` that has no drafts.
+    """
+    options = config.speculation
+    if not (options.draft_model_path and resolved.draft):  # or it was loaded at run time
+        return None
+    if config.device.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--draft-model-path: {resolved.name} is divided (--tensor-parallel-size), and a"
+            " model that drafts runs on one device; leave one of them out."
+        )
+    if (algorithm := options.speculative_algorithm) not in HEADS:
+        return SmallModelLoader(resolved, config, device, open_memory)
+    readable = check_readable(target, algorithm, resolved.name)
+    return HeadLoader(resolved, config, device, open_memory, target=readable)

@@ -1,0 +1,90 @@
+"""Loads the head that drafts for a language model from its hidden states.
+
+Owns what the head and its target share: the rows in the target's cache, and its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from typing_extensions import override
+
+from triptych.core.engine_api.resolved_model import ResolvedModel
+from triptych.core.options.config import Config
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.heads.protocol import AnyHead, ChainHead
+from triptych.core.runtime.decoders.heads.table import HEADS
+from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.draft_runner import DraftingRunner
+from triptych.core.runtime.engine.head_blocks import HeadBlocks
+from triptych.core.runtime.engine.head_tokens import HeadTokens
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.hidden_rows import HiddenRows, HiddenShape
+from triptych.core.runtime.tensors.grouped import open_checkpoint
+from triptych.modalities.llm.engine.draft_loader import DraftLoader
+from triptych.schedulers.tokens.draft_model import DraftShape
+
+
+class HeadLoader(DraftLoader):
+    """A head for `target`, of the kind that the algorithm names."""
+
+    def __init__(
+        self,
+        resolved: ResolvedModel,
+        config: Config,
+        device: Device,
+        open_memory: Callable[[ResolvedModel, Config], ModelMemory],
+        *,
+        target: NativeBlueprint,
+    ) -> None:
+        super().__init__(resolved, config, device, open_memory)
+        read = HEADS[config.speculation.speculative_algorithm]
+        with open_checkpoint(self._folder) as checkpoint:
+            self._blueprint = self.sizes = read(checkpoint, target, self._native)
+        self._loaded: AnyHead
+
+    @override
+    def layout_of(self, target: KvLayout) -> KvLayout:
+        """The target's cache, with a row for each token."""
+        return replace(target, hidden=HiddenShape(self._blueprint.row_size, self._blueprint.dtype))
+
+    @override
+    def _activation_bytes(self) -> int:
+        step_tokens = self._config.schedule.max_batch_input_tokens + self._num_rows
+        return super()._activation_bytes() + self._blueprint.target_bytes(step_tokens)
+
+    @override
+    def _shape(self, target: Blueprint) -> DraftShape:
+        shape = replace(super()._shape(target), reads_states=True)
+        if not (block_size := self._blueprint.block_size):
+            return shape
+        most = min(shape.max_drafts, block_size - 1)
+        return replace(shape, max_drafts=most, drafts_blocks=True)
+
+    @override
+    def attach(self, target: CausalModel) -> None:
+        """Load the weights, and let the target's steps store its rows."""
+        assert isinstance(target, Decoder), "heads read native decoders"
+        with open_checkpoint(self._folder) as checkpoint:
+            checkpoint.native = self._native
+            self._loaded = self._blueprint.build(checkpoint, target, lambda share: None)
+        target.hidden_rows = HiddenRows(self._blueprint.hidden_layers, self._loaded.fuse)
+
+    @override
+    def _head(self, target: TokenRunner) -> TokenHead:
+        head, sampler = self._loaded, self._sampler(self._loaded.vocab_size)
+        if isinstance(head, ChainHead):
+            return HeadTokens(head, sampler, target, max_batch_size=self._num_rows)
+        return HeadBlocks(head, sampler, target)
+
+    @override
+    def join(self, target: TokenRunner) -> DraftingRunner:
+        runner = super().join(target)
+        if not isinstance(self._loaded, ChainHead):
+            runner.mask_token_id = self._loaded.mask_token_id
+        return runner
