@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from triptych.core.http.batches.gate import PATIENCE_S
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, VOICE_LIMITS
 from triptych.core.media.images import ImageLimits
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, LatentShape
+from triptych.core.runtime.layers.key_index import KeyIndexConfig
 from triptych.core.store.space import RESERVE_BYTES
 from triptych.modalities.asr.api.service import MIN_SECONDS
 from triptych.modalities.diffusion.api.service import MAX_PROMPT_CHARS
@@ -68,6 +70,16 @@ def test_bytes_of_a_token_of_latent_attention(
     whole = 2 * num_layers * num_heads * (nope_dim + rope_dim + value_dim)
     row = f"| {name} | {num_layers} x {rank + rope_dim} | {half:,} | {small:,} | {whole:,} |"
     assert f"{row} 1 / {whole / half:.1f} |" in (DOCS / "kv_cache.md").read_text("utf-8")
+
+
+def test_bytes_of_a_token_with_an_index() -> None:
+    """DeepSeek-V3.2's 61 layers of 512 and 64 values, and index keys of 128."""
+    row = LatentShape(num_heads=128, head_dim=512 + 64, value_dim=512)
+    key = KeyIndexConfig(num_heads=64, head_dim=128, num_chosen=2048).shape
+    layout = KvLayout(shapes=(row, key) * 61, page_size=1, dtype=torch.bfloat16)
+    half, small = layout.page_bytes, replace(layout, dtype=torch.int8).page_bytes
+    sentence = f"{half:,} bytes in bfloat16, and {small:,} in `int8`"
+    assert sentence in " ".join((DOCS / "kv_cache.md").read_text("utf-8").split())
 
 
 @pytest.mark.parametrize(

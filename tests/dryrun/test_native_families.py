@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from support.decoder_families import TINY
+from support.decoder_families import LATENT, TINY
 from support.dense_families import DENSE
 from support.dry_run import dry_run
 from support.fake_cuda import FakeCuda
@@ -100,6 +100,19 @@ def test_gemma_3n(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
     kernels = run_whole(gpu, tmp_path, config, device_graph_capture=True)
     streams = {"predict_streams", "correct_streams", "as_large_as", "relu_above"}
     assert kernels >= {"paged_decode", "paged_prefill", "gated", *streams}
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_glm_5(gpu: FakeCuda, tmp_path: Path, config: Config, is_deterministic: bool) -> None:
+    """An index of keys, in captured steps too; short rows need no choice of their own."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    index = {"index_topk": 8, "index_n_heads": 4, "index_head_dim": 12, "index_topk_freq": 2}
+    with unset_fake_temporarily():
+        sizes = transformers.GlmMoeDsaConfig(**TINY | LATENT | experts | index)
+        transformers.GlmMoeDsaForCausalLM(sizes).save_pretrained(tmp_path)
+    device = {"enable_deterministic_inference": is_deterministic, "device_graph_capture": True}
+    kernels = run_whole(gpu, tmp_path, config, **device)
+    assert kernels >= {"latent_write", "score_keys", "choose_slots", "latent_decode"}
 
 
 def test_llama_4(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:

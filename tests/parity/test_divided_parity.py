@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from support.decoder_families import FAMILIES, TINY
+from support.decoder_families import FAMILIES, LATENT, TINY
 from support.decoder_rig import CPU, Rig, Row, decoder_rig
 from support.dense_families import DENSE
 from support.kernel_levels import LEVELS
@@ -60,6 +60,17 @@ CONFIGS |= {
 CONFIGS |= {
     name: SMALL | MIXTURES[name][1] | {"architectures": [f"{MIXTURES[name][0]}ForCausalLM"]}
     for name in ("gpt-oss", "glm-4.5", "granite")
+}
+CONFIGS["glm-5"] = {
+    **(TINY | LATENT),
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "index_topk": 8,
+    "index_n_heads": 4,
+    "index_head_dim": 12,
+    "index_topk_pattern": "FSFS",
+    "architectures": ["GlmMoeDsaForCausalLM"],
 }
 
 
@@ -127,7 +138,7 @@ def test_more_ranks_than_key_heads_share_them(num_ranks: int) -> None:
     assert_same(drive_divided(tensors, num_ranks, drive), expected)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "Gemma3TextModel"])
+@pytest.mark.parametrize("name", ["qwen3", "Gemma3TextModel", "glm-5"])
 def test_on_the_native_kernels(
     name: str, kernels_of: Callable[[str | None], NativeKernels]
 ) -> None:

@@ -33,6 +33,7 @@ from triptych.core.runtime.decoders.tensor_names import (
     is_surplus,
     is_unused,
 )
+from triptych.core.runtime.kernels.key_index import MAX_SCORES
 from triptych.core.runtime.kernels.native.arguments import DTYPES
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
@@ -146,9 +147,10 @@ class NativeBlueprint:
         values = num_tokens * position_values(self._largest)
         if self.device.type == "cpu" and self._native is None:
             values += gathered_values(self._largest, num_tokens, num_rows)
+        layers = values * self.dtype.itemsize + score_bytes(self._largest, num_tokens)
         sampling = num_tokens * self._largest.hidden_size * self.dtype.itemsize
         sampling += logits_bytes(num_rows, self.vocab_size)
-        return max(values * self.dtype.itemsize, sampling)
+        return max(layers, sampling)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
@@ -222,6 +224,13 @@ def position_values(config: DecoderConfig) -> int:
     if (altup := config.altup) is not None:  # streams, some of them in float32
         widest += 6 * altup.num_streams * config.hidden_size
     return 4 * config.hidden_size + widest
+
+
+def score_bytes(config: DecoderConfig, num_tokens: int) -> int:
+    """Bytes of the scores of an index of keys, of which a part is held at a time."""
+    if config.key_index is None:
+        return 0
+    return 4 * min(num_tokens * config.rope.max_length, MAX_SCORES)
 
 
 def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> int:

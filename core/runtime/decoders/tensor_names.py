@@ -26,6 +26,7 @@ from triptych.core.runtime.decoders.stream_names import layer_stream_targets, st
 from triptych.core.runtime.layers.attention import Attention, QueryKeyNorm
 from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer, Mlp
+from triptych.core.runtime.layers.key_index import KeyIndex
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.mixers import MixerPart, mixer_parts, parts_of
@@ -151,7 +152,7 @@ def is_unused(name: str) -> bool:
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
     is a target of every decoder with a separate head, so it is only unused when tied. Qwen and
     Nemotron store layers that predict further tokens apart, as `mtp`. An index of keys changes
-    nothing in contexts that are served here.
+    nothing in contexts that are no longer than its choice, nor in layers that share another's.
     """
     ends = ("rotary_emb.inv_freq", "lm_head.weight")
     return name.startswith("mtp.") or name.endswith(ends) or ".self_attn.indexer." in name
@@ -286,6 +287,17 @@ def _latent_targets(
     outputs = [("o_proj", Shard.whole(config.hidden_size))]
     inputs = heads.times(config.value_dim)
     yield from fused_targets(prefix, attention.out, outputs, encoding, inputs)
+    if attention.index is not None:
+        yield from _index_targets(f"{prefix}.indexer", attention.index, encoding)
+
+
+def _index_targets(prefix: str, index: KeyIndex, encoding: WeightEncoding) -> Iterator[Target]:
+    """The destinations of an index of keys, which every rank has."""
+    named = {"wk": index.key, "wq_b": index.queries, "weights_proj": index.weights}
+    for name, linear in named.items():
+        rows = [(name, Shard.whole(linear.num_outputs))]
+        yield from fused_targets(prefix, linear, rows, encoding)
+    yield from norm_targets(f"{prefix}.k_norm", index.norm)
 
 
 def mlp_targets(

@@ -87,6 +87,13 @@ class LatentPages(KvPages):
             scale_NPK = torch.empty(rows_NPKD.shape[:3], dtype=_SCALE_TYPE, device=device)
         return cls(rows_NPKD, rows_NPKD[..., :value_dim], scale_NPK, scale_NPK)
 
+    def single_rows(self) -> LatentPages:
+        """The same memory as pages of one row each."""
+        rows_NPKD, scale_NPK = self.k_NPKD.flatten(0, 1).unsqueeze(1), self.k_scale_NPK
+        if scale_NPK is not None:
+            scale_NPK = scale_NPK.flatten(0, 1).unsqueeze(1)
+        return LatentPages(rows_NPKD, rows_NPKD[..., : self.v_NPKD.shape[3]], scale_NPK, scale_NPK)
+
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors that take memory."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from triptych.core.runtime.kernels.library_attention import (
     attend_prompts,
     find_prompt_keys,
 )
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.kernels.key_index import ChoiceRule
 
 Int64s = npt.NDArray[np.int64]
 
@@ -85,6 +88,17 @@ class CpuPagedKernels(Protocol):
         self, rows_TD: torch.Tensor, pages: LatentPages, batch: AttentionBatch
     ) -> None:
         """Store rows: `kernels.latent_attention.write_latents`."""
+        ...
+
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        rule: ChoiceRule,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose keys: `kernels.key_index.reference`."""
         ...
 
     def paged_attention(

@@ -92,7 +92,7 @@ class LatentShape(KvShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """The shape of one model's cache: `shapes` has an entry for each layer that stores cells.
+    """The shape of one model's cache: `shapes` has an entry for each kind of cells of a layer.
 
     `states` has one for each recurrent layer. If it is `read_by_torch`, CPU kernels do not choose
     the order of values in a page. Layers with a window may have `num_window_pages` of their own
@@ -222,12 +222,14 @@ def _can_hold(native: NativeKernels, layout: KvLayout) -> bool:
 class PagedStep:
     """A step's input to the layers: the cache, and the places of tokens and states in it.
 
-    `states` are those of a model with recurrent layers.
+    `states` are those of a model with recurrent layers. `chosen` are the keys that the last layer
+    with an index has chosen, if there are more (`core.runtime.kernels.key_index`).
     """
 
     kv: KvCache
     batch: AttentionBatch
     states: StateBatch | None = None
+    chosen: AttentionBatch | None = None
 
     def batch_of(self, cells: int) -> AttentionBatch:
         """The batch with the pages of the layer that stores these cells."""
@@ -310,6 +312,11 @@ class AttentionConfig:
             head_dim=self.head_dim,
             window=self.window,
         )
+
+    @property
+    def shapes(self) -> tuple[KvShape, ...]:
+        """All cells of the layer."""
+        return (self.shape,)
 
     @property
     def position_values(self) -> int:

@@ -25,6 +25,7 @@ from triptych.core.runtime.layers.attention import (
     PagedStep,
     StepPositions,
 )
+from triptych.core.runtime.layers.key_index import KeyIndexConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.layer_inputs import InputGate, LayerInputConfig
 from triptych.core.runtime.layers.linear import Linear
@@ -135,7 +136,7 @@ class DecoderConfig:
                 if is_recurrent(part):
                     continue
                 if part.reads_layer is None:
-                    shapes.append(part.shape)
+                    shapes += part.shapes
                     continue
                 cells = self.cells_of(layer, part)
                 windows = shapes[cells].window, part.shape.window
@@ -152,13 +153,22 @@ class DecoderConfig:
         """The parts that attend."""
         return [part for part in self.parts() if not is_recurrent(part)]
 
+    @property
+    def key_index(self) -> KeyIndexConfig | None:
+        """The first layer's index of keys, if there is one; those of others are alike."""
+        indexes = (each.index for each in self.attending if isinstance(each, LatentConfig))
+        return next((index for index in indexes if index is not None), None)
+
     def cells_of(self, layer: int, part: PartConfig) -> int:
-        """The index, in the cache, of the cells that a part of a layer reads, or of its states."""
+        """The place, in the cache, of the cells that a part of a layer reads, or of its states.
+
+        Those of an index follow those of its layer.
+        """
         if is_recurrent(part):
             return sum(map(is_recurrent, self.parts(layer)))
         owner = layer if part.reads_layer is None else part.reads_layer
         earlier = (each for each in self.parts(owner) if not is_recurrent(each))
-        return sum(each.reads_layer is None for each in earlier)
+        return sum(len(each.shapes) for each in earlier if each.reads_layer is None)
 
     def features_of(self, layer: int) -> Shard:
         """The features that a layer's MLP has on this rank."""

@@ -4,7 +4,8 @@ Owns the projections of one layer. The cache has the row (`LatentShape`): the no
 values, and one rotated key that all heads share. The matrices that make a head's key and value from
 the row are applied to its query and to its result instead, so that nothing is expanded ("absorbed":
 DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Decode rows and prompts run alike, so that a token's
-result does not depend on the chunks of its prompt.
+result does not depend on the chunks of its prompt. An index may choose the rows that tokens read
+(`core.runtime.layers.key_index`), for its own layer and for later ones without an index.
 
 Shapes: T tokens, C hidden, H heads, N values of a head's key without position, P rotated values,
 L compressed values of a row, D = L + P of a whole row, V values of a head, X outputs of a
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from triptych.core.runtime.kernels.key_index import attend_chosen
 from triptych.core.runtime.kernels.kv_pages import LatentPages
 from triptych.core.runtime.kernels.latent_attention import (
     RowRules,
@@ -31,6 +33,7 @@ from triptych.core.runtime.kernels.rope_write import Rotation
 from triptych.core.runtime.kernels.rotary import rotary
 from triptych.core.runtime.layers.attention import LatentShape, PagedStep, StepPositions
 from triptych.core.runtime.layers.head_linear import HeadLinear
+from triptych.core.runtime.layers.key_index import KeyIndex, KeyIndexConfig
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.norm import RMSNorm
 from triptych.core.runtime.layers.parallel import row_parallel
@@ -48,8 +51,9 @@ class LatentConfig:
 
     A head's key has `nope_dim` values made from the row and `rope_dim` rotated ones. Queries pass
     through `q_rank` values, or directly where that is `None`. Compressed queries and rows have
-    norms. `scale` is that of the scores. In a model that is divided over ranks, `num_heads` are
-    this rank's, and `heads` says which of all they are; every rank has the whole rows.
+    norms. `scale` is that of the scores; an `index` reads compressed queries. In a model that is
+    divided over ranks, `num_heads` are this rank's, and `heads` says which of all they are; every
+    rank has the whole rows, and the whole index.
     """
 
     hidden_size: int
@@ -63,6 +67,7 @@ class LatentConfig:
     norm_eps: float = 1e-6
     has_bias: bool = False
     is_interleaved: bool = True
+    index: KeyIndexConfig | None = None
     heads: Shard | None = None
     reads_layer: ClassVar[int | None] = None
 
@@ -92,10 +97,16 @@ class LatentConfig:
         return LatentShape(num_heads=self.num_heads, head_dim=self.row_dim, value_dim=self.kv_rank)
 
     @property
+    def shapes(self) -> tuple[LatentShape, ...]:
+        """The cells of the layer, and those of its index."""
+        return (self.shape,) if self.index is None else (self.shape, self.index.shape)
+
+    @property
     def position_values(self) -> int:
         """The most values of a position that the layer holds, apart from the residual stream."""
         absorbed = self.num_heads * (self.key_dim + self.row_dim + self.kv_rank)
-        return self.query_inputs + 2 * self.row_dim + absorbed
+        of_index = 0 if self.index is None else self.index.position_values
+        return self.query_inputs + 2 * self.row_dim + absorbed + of_index
 
     @property
     def gathered_values(self) -> int:
@@ -145,11 +156,19 @@ class LatentAttention:
         self.out = row_parallel(group, sizes, has_bias=bias, dtype=dtype, device=device)
         self.heads_of_keys: HeadLinear | None = None
         self.heads_of_values: HeadLinear | None = None
+        self.index: KeyIndex | None = None
+        if config.index is not None:
+            sizes = hidden, config.query_inputs
+            self.index = KeyIndex(
+                config.index, sizes=sizes, cells=cells + 1, dtype=dtype, device=device
+            )
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections, without `kv_up` once it is split."""
         ups = (linear for linear in (self.q_up, self.kv_up) if linear is not None)
         yield from (self.down, *ups, self.out)
+        if self.index is not None:
+            yield from self.index.linears()
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -181,16 +200,22 @@ class LatentAttention:
         q_TX, row_TD = self.down(x_TC).split((config.query_inputs, config.row_dim), dim=1)
         rules = RowRules(self.kv_norm.weight_C, self.kv_norm.eps, rotation)
         write_latents(row_TD, pages, step.batch, rules)
-        q_THD = self._queries(q_TX, rotation)
-        out_THL = latent_attention(q_THD, pages, step.batch, AttentionRule(scale=config.scale))
+        if self.q_norm is not None:
+            q_TX = self.q_norm(q_TX.contiguous())
+        if self.index is not None:
+            self.index(x_TC, q_TX, positions.full, step)
+        q_THD, rule = self._queries(q_TX, rotation), AttentionRule(scale=config.scale)
+        if step.chosen is None:
+            out_THL = latent_attention(q_THD, pages, step.batch, rule)
+        else:
+            out_THL = attend_chosen(q_THD, pages, step.chosen, rule)
         return self.out(self.heads_of_values(out_THL).flatten(1), residual_TC)
 
     def _queries(self, q_TX: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """The queries in the space of rows, `[T, H, D]`."""
+        """The queries in the space of rows, `[T, H, D]`, from normalized inputs."""
         config = self.config
         if self.q_up is not None:
-            assert self.q_norm is not None
-            q_TX = self.q_up(self.q_norm(q_TX.contiguous()))
+            q_TX = self.q_up(q_TX)
         q_THX = q_TX.unflatten(1, (config.num_heads, config.key_dim))
         nope_THN, rope_THP = q_THX.split((config.nope_dim, config.rope_dim), dim=2)
         rope_THP = rotary(

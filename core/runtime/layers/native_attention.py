@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from triptych.core.runtime.kernels.native.arguments import (
+    KeyIndexPointers,
     LatentPointers,
     LayerFlags,
     LayerPointers,
@@ -26,6 +27,7 @@ from triptych.core.runtime.kernels.native.arguments import (
 )
 from triptych.core.runtime.kernels.native.state_arguments import RecurrentArguments
 from triptych.core.runtime.layers.attention import Attention, KvCache
+from triptych.core.runtime.layers.key_index import KeyIndex
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.mixers import Mixer, MixerPart, mixer_parts
@@ -143,10 +145,13 @@ class _Latents:
         config, num_heads = attention.config, attention.config.num_heads
         queries = 0 if config.q_rank is None else num_heads * config.key_dim
         rows = num_heads * config.row_dim
+        index = attention.index
+        of_index = 0 if index is None else index.key.num_outputs + index.queries.num_outputs
         self.widths = (
             config.query_inputs + config.row_dim + queries + rows,
-            num_heads * (config.kv_rank + config.value_dim),
+            max(num_heads * (config.kv_rank + config.value_dim), of_index),
         )
+        self._index = None if index is None else _index_pointers(index)
         self._pointers = self._point()
 
     def _point(self) -> LatentPointers:
@@ -161,6 +166,7 @@ class _Latents:
             expand=expand.projection(),
             q_norm=norm_pointers(own.q_norm),
             kv_norm=norm_pointers(own.kv_norm),
+            index=None if self._index is None else ctypes.pointer(self._index),
             query_inputs=config.query_inputs,
             kv_rank=config.kv_rank,
             nope_dim=config.nope_dim,
@@ -184,6 +190,11 @@ class _Latents:
 
     def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
         point_to_pages(pointers, kv.pages[self._owner.cells])
+        if self._index is not None:
+            assert self._owner.index is not None
+            pages = kv.pages[self._owner.index.cells]
+            self._index.k_pages = pointer(pages.k_NPKD)
+            self._index.k_scales = pointer(pages.k_scale_NPK)
 
 
 class _Recurrent:
@@ -204,6 +215,21 @@ class _Recurrent:
         assert kv.states is not None, "a model with recurrent layers has states"
         self._bound = self._owner.arguments(kv.states.layers[self._owner.cells])
         pointers.recurrent = ctypes.pointer(self._bound)
+
+
+def _index_pointers(index: KeyIndex) -> KeyIndexPointers:
+    config = index.config
+    return KeyIndexPointers(
+        key=projection_pointers(index.key),
+        queries=projection_pointers(index.queries),
+        weights=projection_pointers(index.weights),
+        key_norm=norm_pointers(index.norm),
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        has_adjacent_pairs=config.is_interleaved,
+        scale=config.rule.scale,
+        eps=config.norm_eps,
+    )
 
 
 def projection_pointers(linear: Linear | None) -> ProjectionPointers:

@@ -23,9 +23,11 @@ from triptych.core.runtime.kernels.native.arguments import (
     LayerPointers,
     ProjectionPointers,
     StepArguments,
+    attention_arguments,
     pointer,
 )
-from triptych.core.runtime.kernels.native.library import NativeKernels, attention_arguments
+from triptych.core.runtime.kernels.native.choice import NativeChoice
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.adapters import AdapterRows
 from triptych.core.runtime.layers.altup import Streams
 from triptych.core.runtime.layers.altup_layer import AltUpLayer
@@ -101,6 +103,7 @@ class NativeLayers:
     ) -> None:
         norm, inputs, streams = ends
         self._native, self._config, self._norm, self._inputs = native, config, norm, inputs
+        self._index = config.key_index
         self._adapter_rows, self._streams = adapter_rows, streams
         gather = [] if streams is None else [projection(each) for each in streams.gather]
         self._gather = (ProjectionPointers * len(gather))(*gather)
@@ -200,6 +203,7 @@ class NativeLayers:
         rows = None if paged.states is None else native_rows_of(paged)
         windowed = paged.batch.windowed
         adapted = None if self._adapter_rows is None else self._adapter_rows.blocks
+        choice = self._new_choice(num_tokens, paged)
         cos_pair, sin_pair = zip(positions.full, positions.local, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -217,6 +221,7 @@ class NativeLayers:
             window_slots=None if windowed is None else windowed.write_slots_T.data_ptr(),
             state_rows=None if rows is None else ctypes.pointer(rows.arguments),
             adapted_rows=None if adapted is None else ctypes.pointer(adapted.pointers),
+            choice=None if choice is None else ctypes.pointer(choice.arguments),
             hidden=config.hidden_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),
             num_inputs=0 if inputs is None else inputs.config.num_layers,
@@ -234,7 +239,15 @@ class NativeLayers:
             eps=config.norm_eps,
             residual_scale=1.0 if config.has_post_norms else config.residual_scale,
             attention=attention,
-        ), (scratch, quantized, mixture_scratch, rows, adapted)
+        ), (scratch, quantized, mixture_scratch, rows, adapted, choice)
+
+    def _new_choice(self, num_tokens: int, paged: PagedStep) -> NativeChoice | None:
+        """Memory for the choice of keys, if layers have an index and the step has too many."""
+        index = self._index
+        if index is None or not index.rule.is_needed(paged.batch):
+            return None
+        weights_TH = torch.empty(num_tokens, index.num_heads)
+        return NativeChoice(paged.batch, index.num_chosen, weights_TH)
 
 
 def _widths(config: DecoderConfig, parts: Sequence[_LayerParts]) -> dict[str, int]:

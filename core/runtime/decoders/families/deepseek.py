@@ -6,12 +6,13 @@ A head's size is that of its rotated part, as in transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.mixtures import with_experts
@@ -26,6 +27,7 @@ from triptych.core.runtime.decoders.hf_config import (
 )
 from triptych.core.runtime.kernels.routing import Routing
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.key_index import KeyIndexConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.moe import MoeConfig
 
@@ -49,7 +51,12 @@ def parse_latent(config: Mapping[str, Any], kind: type[F]) -> F:
     """Check `config` against `kind`. Raises `WeightsError` naming the field."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     rope_dim = config.get("qk_rope_head_dim", defaults["qk_rope_head_dim"])
-    return parse({**config, "head_dim": rope_dim}, kind)
+    fields = parse({**config, "head_dim": rope_dim}, kind)
+    rope = fields.rope_parameters or fields.rope_scaling
+    shares = fields.partial_rotary_factor, None if rope is None else rope.partial_rotary_factor
+    if any(share not in (None, 1.0) for share in shares):
+        raise NotNativeError("config.json: partial_rotary_factor is not 1 in latent attention.")
+    return fields
 
 
 def latent_attention_of(fields: LatentFields) -> LatentConfig:
@@ -110,6 +117,8 @@ class _DeepseekV2Config(_DeepseekV3Config, frozen=True, kw_only=True):
 class _DeepseekV32Config(_DeepseekV3Config, frozen=True, kw_only=True):
     max_position_embeddings: Count = 163_840
     index_topk: Count = 2048
+    index_head_dim: Count = 128
+    index_n_heads: Count = 64
 
 
 class _GlmMoeDsaConfig(_DeepseekV32Config, frozen=True, kw_only=True):
@@ -120,6 +129,11 @@ class _GlmMoeDsaConfig(_DeepseekV32Config, frozen=True, kw_only=True):
     v_head_dim: Count | None = 256
     n_group: Count | None = 1
     topk_group: Count | None = 1
+    index_n_heads: Count = 32
+    indexer_types: tuple[Literal["full", "shared"], ...] | None = None
+    index_topk_pattern: str | tuple[Literal["full", "shared"], ...] | None = None
+    index_topk_freq: int = 1
+    index_skip_topk_offset: int = 2
 
 
 class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
@@ -148,23 +162,60 @@ def _glm4_moe_lite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _deepseek_v32(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """DeepSeek-V3 with an index of keys."""
-    return _within_index(parse_latent(config, _DeepseekV32Config), max_length)
+    """DeepSeek-V3 with an index of keys in every layer, whose halves are rotated."""
+    fields = parse_latent(config, _DeepseekV32Config)
+    has_index = (True,) * fields.num_hidden_layers
+    return _indexed(fields, max_length, has_index, is_interleaved=False)
 
 
 def _glm_moe_dsa(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """GLM-5: DeepSeek-V3.2 with other sizes."""
-    return _within_index(parse_latent(config, _GlmMoeDsaConfig), max_length)
+    """GLM-5: DeepSeek-V3.2 with other sizes; layers may share the choice of an earlier one."""
+    fields = parse_latent(config, _GlmMoeDsaConfig)
+    has_index = tuple(kind == "full" for kind in _index_kinds(fields))
+    return _indexed(fields, max_length, has_index, is_interleaved=True)
 
 
-def _within_index(fields: _DeepseekV32Config, max_length: int) -> DecoderConfig:
-    """The model where its index changes nothing: it chooses as many keys as a context may have."""
-    if (max_length or fields.max_position_embeddings) > fields.index_topk:
-        raise NotNativeError(
-            f"config.json: beyond {fields.index_topk} tokens an index chooses keys, which our"
-            f" decoder has not; --max-length {fields.index_topk} does without it."
-        )
-    return _by_corrected_scores(fields, max_length)
+def _index_kinds(fields: _GlmMoeDsaConfig) -> Sequence[str]:
+    """Whether each layer has its own index ("full"), as transformers finds it."""
+    num_layers, stated = fields.num_hidden_layers, fields.indexer_types or fields.index_topk_pattern
+    if stated is None:
+        step, offset = max(fields.index_topk_freq, 1), fields.index_skip_topk_offset
+        starts = (max(layer - offset + 1, 0) % step == 0 for layer in range(num_layers))
+        return ["full" if is_start else "shared" for is_start in starts]
+    kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in stated]
+    if len(kinds) < num_layers or kinds[0] != "full" or not set(kinds) <= {"full", "shared"}:
+        raise WeightsError(f"config.json: indexer_types {kinds} do not fit the layers.")
+    return kinds[:num_layers]
+
+
+def _indexed(
+    fields: _DeepseekV32Config,
+    max_length: int,
+    has_index: Sequence[bool],
+    *,
+    is_interleaved: bool,
+) -> DecoderConfig:
+    """The model with an index in some layers; none where it would choose all keys of a context."""
+    if fields.q_lora_rank is None:
+        raise NotNativeError("config.json: q_lora_rank is missing, which an index of keys reads.")
+    if fields.index_head_dim < fields.qk_rope_head_dim:
+        raise WeightsError("config.json: index_head_dim is less than qk_rope_head_dim.")
+    decoder = _by_corrected_scores(replace_fields(fields, rope_interleave=True), max_length)
+    if (max_length or fields.max_position_embeddings) <= fields.index_topk:
+        return decoder
+    index = KeyIndexConfig(
+        num_heads=fields.index_n_heads,
+        head_dim=fields.index_head_dim,
+        num_chosen=fields.index_topk,
+        is_interleaved=is_interleaved,
+    )
+    layers = zip(decoder.attending, has_index, strict=True)
+    attention = [
+        replace(layer, index=index if has_own else None)
+        for layer, has_own in layers
+        if isinstance(layer, LatentConfig)
+    ]
+    return replace(decoder, attention=tuple(attention))
 
 
 def _by_corrected_scores(fields: _DeepseekV3Config, max_length: int) -> DecoderConfig:

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,6 +25,9 @@ from triptych.core.runtime.kernels.native.state_arguments import (
     RecurrentArguments,
     StateRowArguments,
 )
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
@@ -254,12 +257,34 @@ class LayerFlags(IntFlag):
     WINDOW_PAGES = 128
 
 
+class ChoiceArguments(ctypes.Structure):
+    """The structure `Choice` in kernels.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "ranks", "slots", "lengths", "starts")),
+        *((name, ctypes.c_int64) for name in ("num_chosen", "num_ranked", "rank_stride")),
+    )
+
+
+class KeyIndexPointers(ctypes.Structure):
+    """The structure `KeyIndex` in kernels.h."""
+
+    _fields_ = (
+        *((name, ProjectionPointers) for name in ("key", "queries", "weights")),
+        ("key_norm", NormPointers),
+        *((name, ctypes.c_void_p) for name in ("k_pages", "k_scales")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "head_dim", "has_adjacent_pairs")),
+        *((name, ctypes.c_float) for name in ("scale", "eps")),
+    )
+
+
 class LatentPointers(ctypes.Structure):
     """The structure `Latents` in kernels.h."""
 
     _fields_ = (
         *((name, ProjectionPointers) for name in ("down", "q_up", "absorb", "expand")),
         *((name, NormPointers) for name in ("q_norm", "kv_norm")),
+        ("index", ctypes.POINTER(KeyIndexPointers)),
         *((name, ctypes.c_int64) for name in ("query_inputs", "kv_rank")),
         *((name, ctypes.c_int32) for name in ("nope_dim", "rope_dim", "value_dim")),
         ("eps", ctypes.c_float),
@@ -316,6 +341,7 @@ class StepArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("window_table", "window_slots")),
         ("state_rows", ctypes.POINTER(StateRowArguments)),
         ("adapted_rows", ctypes.POINTER(AdaptedRowPointers)),
+        ("choice", ctypes.POINTER(ChoiceArguments)),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden")),
         ("num_rotated", ctypes.c_int64 * 2),
         *((name, ctypes.c_int64) for name in ("num_inputs", "input_size", "num_streams")),
@@ -325,6 +351,36 @@ class StepArguments(ctypes.Structure):
         ("is_parallel", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("eps", "inputs_eps", "residual_scale")),
         ("attention", AttentionArguments),
+    )
+
+
+def attention_arguments(
+    batch: AttentionBatch,
+    pages: KvPages,
+    shape_THD: torch.Size | tuple[int, int, int],
+    dtype: torch.dtype,
+) -> AttentionArguments:
+    """The arguments that all layers of a step share. `dtype` is that of queries and result."""
+    num_tokens, num_heads, head_dim = shape_THD
+    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
+    table_BM = batch.page_table_BM
+    return AttentionArguments(
+        page_table=table_BM.data_ptr(),
+        context_lengths=batch.context_lengths_B.data_ptr(),
+        query_starts=batch.query_starts_B.data_ptr(),
+        blocks=pointer(batch.blocks_2T),
+        num_rows=len(table_BM),
+        num_tokens=num_tokens,
+        table_stride=table_BM.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=pages.v_NPKD.shape[3],
+        page_shift=page_size.bit_length() - 1,
+        q_dtype=DTYPES[dtype],
+        kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],
+        num_threads=torch.get_num_threads(),
+        out_scale=1.0,
     )
 
 

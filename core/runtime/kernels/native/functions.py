@@ -13,6 +13,7 @@ from triptych.core.runtime.kernels.native.adapter_arguments import (
 )
 from triptych.core.runtime.kernels.native.arguments import (
     AttentionArguments,
+    ChoiceArguments,
     LinearArguments,
     MixArguments,
     MixturePointers,
@@ -32,6 +33,7 @@ FUNCTIONS = {
         ctypes.POINTER(LowRankPointers),
         ctypes.POINTER(AdaptedRowPointers),
     ),
+    "choose_keys": (None, ctypes.POINTER(AttentionArguments), ctypes.POINTER(ChoiceArguments)),
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
     "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),

@@ -71,12 +71,12 @@ INLINE void rotate_adjacent(void *x, const void *cos, const void *sin, int64_t n
     }
 }
 
-void rotate_head(const Glue *g, int64_t token, void *x) {
+void rotate_pairs(const Glue *g, int64_t token, void *x, int is_adjacent) {
     const Step *s = g->step;
     int64_t table = g->layer->rotation, num_rotated = s->num_rotated[table];
     const void *cos = token_of(s, s->cos[table], token, num_rotated);
     const void *sin = token_of(s, s->sin[table], token, num_rotated);
-    int is_float = dtype_of(s) == FLOAT32, is_adjacent = g->layer->flags & ADJACENT_PAIRS;
+    int is_float = dtype_of(s) == FLOAT32;
     if (is_adjacent && is_float)
         rotate_adjacent(x, cos, sin, num_rotated, FLOAT32);
     else if (is_adjacent)
@@ -85,6 +85,10 @@ void rotate_head(const Glue *g, int64_t token, void *x) {
         rotate(x, cos, sin, num_rotated, FLOAT32);
     else
         rotate(x, cos, sin, num_rotated, BFLOAT16);
+}
+
+void rotate_head(const Glue *g, int64_t token, void *x) {
+    rotate_pairs(g, token, x, g->layer->flags & ADJACENT_PAIRS);
 }
 
 /* Each head by its row of weights, or all of them as one row. */

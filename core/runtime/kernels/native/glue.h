@@ -100,7 +100,10 @@ void scale_values(const Step *s, void *x, int64_t size, float scale);
 /* y += x. */
 void add_values(const Step *s, const void *x, void *y, int64_t size);
 
-/* Rotate one head, or the part of it that is rotated, in place. */
+/* Rotate the first values of one head, in pairs that are adjacent or halves apart, in place. */
+void rotate_pairs(const Glue *g, int64_t token, void *x, int is_adjacent);
+
+/* Rotate one head, or the part of it that is rotated, in place, as the layer does. */
 void rotate_head(const Glue *g, int64_t token, void *x);
 
 /* Normalize and rotate a token's heads, and store its keys and values. */

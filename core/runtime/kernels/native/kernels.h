@@ -29,6 +29,25 @@ typedef struct {
 /* Returns 0, or 1 when out of memory. */
 int paged_attention(const Attention *a);
 
+/* The choice of `num_chosen` keys for each token by an index, whose keys are latents of one kind
+ * (core/runtime/kernels/key_index.py). `slots` are [num_tokens][num_chosen], in the order of positions, of
+ * which `lengths`, [num_tokens], are used; `starts` count the tokens from 0 on. `weights` are those of the
+ * index's heads, [num_tokens][num_heads]. `ranks` are memory for `num_ranked` tokens at a time, of
+ * `rank_stride` keys each. */
+typedef struct {
+    float *weights;
+    uint32_t *ranks;
+    int64_t *slots, *lengths;
+    const int64_t *starts;
+    int64_t num_chosen, num_ranked, rank_stride;
+} Choice;
+
+/* Choose keys for the queries of `a`; a token's scores are those of heads times its weights, summed. */
+void choose_keys(const Attention *a, const Choice *c);
+
+/* The arguments of attention over chosen latents: every token is a row, and every slot a page. */
+Attention over_chosen(Attention a, const Choice *c);
+
 /* Store one token's key and value for one head, or its latents, of type `q_dtype`, in its slot. */
 void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, const void *v);
 
@@ -214,12 +233,25 @@ enum {
     WINDOW_PAGES = 128,
 };
 
+/* An index of keys (core/runtime/layers/key_index.py): its own keys, queries and weights of heads, and
+ * the pages of its keys. */
+typedef struct {
+    Projection key, queries, weights;
+    Norm key_norm;
+    void *k_pages;
+    bf16 *k_scales;
+    int32_t num_heads, head_dim, has_adjacent_pairs;
+    float scale, eps;
+} KeyIndex;
+
 /* Latent attention (core/runtime/layers/latent_attention.py). `down` makes the `query_inputs` and the row
  * of `kv_rank` and rotated values; `q_up`, if any, makes the queries. `absorb` and `expand` have a
- * weight for each head: to queries in the space of rows, and from results in it. */
+ * weight for each head: to queries in the space of rows, and from results in it. Layers without an
+ * `index` attend to the keys that the last one with an index has chosen. */
 typedef struct {
     Projection down, q_up, absorb, expand;
     Norm q_norm, kv_norm;
+    const KeyIndex *index;
     int64_t query_inputs, kv_rank;
     int32_t nope_dim, rope_dim, value_dim;
     float eps;
@@ -265,7 +297,8 @@ typedef struct {
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated], `query_scales` of [num_tokens]. Outputs of
  * attention and MLP are multiplied by `residual_scale`; in a parallel block both read the same input.
- * Where layers with a window have pages of their own, `window_table` and `window_slots` are theirs.
+ * Where layers with a window have pages of their own, `window_table` and `window_slots` are theirs. In a
+ * step with more keys than an index chooses, `choice` has the memory of the choice.
  *
  * A model with layer inputs has them as [num_tokens][num_inputs][input_size]; with an
  * `input_projection` they are rows of a table to which that of `x` is added first.
@@ -288,6 +321,7 @@ typedef struct {
     const int64_t *write_slots, *window_table, *window_slots;
     const StateRows *state_rows; /* of a model with recurrent layers */
     const AdaptedRows *adapted_rows; /* NULL where no row has an adapter */
+    const Choice *choice;
     int64_t num_layers, hidden, num_rotated[2], num_inputs, input_size, num_streams;
     int64_t qkv_width, mixed_width, gate_up_width;
     Gate gate;

@@ -82,6 +82,54 @@ static void expand(const Glue *g, const Parts *p) {
     multiply_heads(g, first, l->kv_rank, l->value_dim);
 }
 
+/* ---- the index --------------------------------------------------------------------------------- */
+
+static void store_index_key(const Glue *g, int64_t token) {
+    const KeyIndex *i = g->layer->latents->index;
+    void *key = token_of(g->step, g->scratch->mixed, token, i->head_dim);
+    norm_row(g->step, key, i->key_norm, key, i->head_dim, i->eps, LAYER_NORM);
+    rotate_pairs(g, token, key, i->has_adjacent_pairs);
+    store_head(g->attention, g->step->write_slots[token], 0, key, NULL);
+}
+
+static void rotate_index_queries(const Glue *g, int64_t token) {
+    const KeyIndex *i = g->layer->latents->index;
+    char *queries = token_of(g->step, g->attention->q, token, (int64_t)i->num_heads * i->head_dim);
+    for (int head = 0; head < i->num_heads; head++)
+        rotate_pairs(g, token, token_of(g->step, queries, head, i->head_dim), i->has_adjacent_pairs);
+}
+
+/* Store the keys of the index, and choose those of the cache where the step has too many. Its keys and
+ * queries lie where attended values will lie. */
+static void run_index(const Glue *g, const void *x, const Parts *p) {
+    const Step *s = g->step;
+    const Latents *l = g->layer->latents;
+    const KeyIndex *i = l->index;
+    int64_t width = (int64_t)i->num_heads * i->head_dim;
+    char *keys = g->scratch->mixed, *queries = token_of(s, keys, s->attention.num_tokens, i->head_dim);
+    Attention a = s->attention;
+    Glue heads = *g;
+    a.q = queries;
+    a.q_stride = width;
+    a.k_pages = i->k_pages;
+    a.k_scales = a.v_scales = i->k_scales;
+    a.num_heads = i->num_heads;
+    a.head_dim = i->head_dim;
+    a.scale = i->scale;
+    heads.attention = &a;
+    project(s, x, s->hidden, i->key, NULL, keys, i->head_dim);
+    for_tokens(&heads, NULL, store_index_key);
+    if (!s->choice) return;
+    Linear up = product_of(s, p->down, l->query_inputs, i->queries, queries, width);
+    up.x_stride = p->down_width;
+    multiply(s, &up, i->queries);
+    for_tokens(&heads, NULL, rotate_index_queries);
+    Linear weights = product_of(s, x, s->hidden, i->weights, s->choice->weights, i->num_heads);
+    weights.y_dtype = FLOAT32;
+    multiply(s, &weights, i->weights);
+    choose_keys(&a, s->choice);
+}
+
 int attend_latents(const Glue *g, Attention a) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
@@ -97,6 +145,7 @@ int attend_latents(const Glue *g, Attention a) {
     Linear down = product_of(s, x, s->hidden, l->down, p.down, p.down_width);
     multiply(s, &down, l->down);
     for_tokens(&rows, NULL, store_row);
+    if (l->index) run_index(g, x, &p);
     if (l->q_up.weights) {
         Linear up = product_of(s, p.down, l->query_inputs, l->q_up, p.queries, p.query_stride);
         up.x_stride = p.down_width;
@@ -104,6 +153,7 @@ int attend_latents(const Glue *g, Attention a) {
     }
     for_tokens(&rows, NULL, rotate_queries);
     absorb(g, &p);
+    if (s->choice) a = over_chosen(a, s->choice);
     if (paged_attention(&a)) return 1;
     expand(g, &p);
     project_back(g, p.values, layer->num_heads * l->value_dim, layer->out,

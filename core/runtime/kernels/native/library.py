@@ -31,7 +31,6 @@ from triptych.core.runtime.kernels.native.arguments import (
     DTYPES,
     FIRST_BLOCKS,
     PAGE_DTYPES,
-    AttentionArguments,
     LinearArguments,
     MixArguments,
     MixturePointers,
@@ -41,6 +40,7 @@ from triptych.core.runtime.kernels.native.arguments import (
     SampleArguments,
     SnakeArguments,
     StepArguments,
+    attention_arguments,
     packed_shape,
     point_to_pages,
     pointer,
@@ -51,11 +51,13 @@ from triptych.core.runtime.kernels.native.build import (
     bundled_library,
     supported_levels,
 )
+from triptych.core.runtime.kernels.native.choice import NativeChoice
 from triptych.core.runtime.kernels.native.functions import FUNCTIONS
 from triptych.core.runtime.kernels.native.state_arguments import NativeStateRows, RecurrentArguments
 
 if TYPE_CHECKING:
     from triptych.core.bundle.store import Bundle
+    from triptych.core.runtime.kernels.key_index import ChoiceRule
     from triptych.core.runtime.kernels.paged_attention import AttentionBatch, AttentionRule
 
 _log = logging.getLogger(__name__)
@@ -188,6 +190,24 @@ class NativeKernels:
     ) -> None:
         """`core.runtime.kernels.latent_attention.write_latents`; rows keep their order."""
         self.write_pages(rows_TD.unsqueeze(1), rows_TD.unsqueeze(1), pages, batch)
+
+    def choose_keys(
+        self,
+        q_THD: torch.Tensor,
+        weights_TH: torch.Tensor,
+        pages: LatentPages,
+        batch: AttentionBatch,
+        rule: ChoiceRule,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`core.runtime.kernels.key_index.reference`, which says what the result is."""
+        q_THD = _readable(q_THD).contiguous()
+        choice = NativeChoice(batch, rule.num_chosen, weights_TH.contiguous())
+        arguments = attention_arguments(batch, pages, q_THD.shape, q_THD.dtype)
+        point_to_pages(arguments, pages)
+        arguments.q, arguments.q_stride = q_THD.data_ptr(), q_THD.stride(0)
+        arguments.scale = rule.scale
+        self._library.choose_keys(arguments, choice.arguments)
+        return choice.slots_TC, choice.lengths_T
 
     def can_pack(self, weight_OI: torch.Tensor | PackedTensor) -> bool:
         """Whether `linear` supports this weight."""
@@ -455,36 +475,6 @@ class NativeKernels:
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.runtime.layers.native_layers`."""
         _check(self._library.decoder_step(arguments))
-
-
-def attention_arguments(
-    batch: AttentionBatch,
-    pages: KvPages,
-    shape_THD: torch.Size | tuple[int, int, int],
-    dtype: torch.dtype,
-) -> AttentionArguments:
-    """The arguments that all layers of a step share. `dtype` is that of queries and result."""
-    num_tokens, num_heads, head_dim = shape_THD
-    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
-    table_BM = batch.page_table_BM
-    return AttentionArguments(
-        page_table=table_BM.data_ptr(),
-        context_lengths=batch.context_lengths_B.data_ptr(),
-        query_starts=batch.query_starts_B.data_ptr(),
-        blocks=pointer(batch.blocks_2T),
-        num_rows=len(table_BM),
-        num_tokens=num_tokens,
-        table_stride=table_BM.stride(0),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        value_dim=pages.v_NPKD.shape[3],
-        page_shift=page_size.bit_length() - 1,
-        q_dtype=DTYPES[dtype],
-        kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],
-        num_threads=torch.get_num_threads(),
-        out_scale=1.0,
-    )
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:

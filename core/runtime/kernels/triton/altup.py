@@ -14,13 +14,18 @@ import triton.language as tl
 from triptych.core.runtime.kernels.triton.operator import define_operator, fake_of
 from triptych.core.runtime.kernels.triton.variant import Variant
 
-_BLOCK = 512
+_BLOCK_VALUES = 8192
+"""Products of pairs of streams that a program holds at a time."""
 _NUM_WARPS = 4
 
 
+def _sizes(num_streams: int) -> dict[str, int]:
+    padded = triton.next_power_of_2(num_streams)
+    return {"N": num_streams, "P": padded, "B": min(_BLOCK_VALUES // padded**2, 512)}
+
+
 def _launch_options(num_streams: int) -> dict[str, int]:
-    sizes = {"N": num_streams, "P": triton.next_power_of_2(num_streams), "B": _BLOCK}
-    return sizes | {"num_warps": _NUM_WARPS, "num_stages": 2}
+    return _sizes(num_streams) | {"num_warps": _NUM_WARPS, "num_stages": 2}
 
 
 def launch_predict(
@@ -184,7 +189,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variant(name: str, kernel: object, inputs: tuple[str, ...]) -> Variant:
-    sizes = {"N": 4, "P": 4, "B": _BLOCK}
+    sizes = _sizes(4)
     pointers = {
         **dict.fromkeys(inputs, "*bf16"),
         "router_ptr": "*fp32",

@@ -184,11 +184,20 @@ def _attend_split(
 
 
 def variants() -> tuple[Variant, ...]:
-    """DeepSeek-V3 and Kimi K2 over bfloat16, GLM-4.7-Flash over all types; fixed splits."""
+    """DeepSeek-V3 and Kimi K2 over bfloat16, GLM-4.7-Flash over all types; fixed splits.
+
+    Rows that an index chose are pages of one.
+    """
     common = {"PAGE_SIZE": 32, **row_sizes(576, 512)}
     deepseek, kimi, glm = ({**common, "NUM_HEADS": number} for number in (128, 64, 20))
     join = {"NUM_HEADS": 128, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_S": SPLITS_PER_STEP, **common}
+    chosen, chosen_64 = ({**each, "PAGE_SIZE": 1} for each in (deepseek, kimi))
     return (
+        *tiled_variants("chosen_128", "decode", _attend_split, chosen),
+        *tiled_variants("chosen_64", "decode", _attend_split, chosen_64),
+        *tiled_variants("chosen_float8", "decode", _attend_split, chosen, cache="*u8"),
+        *tiled_variants("chosen_int8", "decode", _attend_split, chosen, "HAS_SCALES", cache="*i8"),
+        *tiled_variants("chosen_fixed", "decode", _attend_split, chosen, "IS_FIXED"),
         *tiled_variants("split_128", "decode", _attend_split, deepseek),
         *tiled_variants("split_64", "decode", _attend_split, kimi),
         *tiled_variants("split_20", "decode", _attend_split, glm),

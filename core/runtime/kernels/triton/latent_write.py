@@ -163,8 +163,12 @@ def _store(into, values, cell_scale, is_stored, HAS_SCALES: tl.constexpr):
 
 
 def variants() -> tuple[Variant, ...]:
-    """DeepSeek-V3 over bfloat16, float8 and int8, and rows that are stored as they are."""
+    """DeepSeek-V3 over bfloat16, float8 and int8, and rows that are stored as they are.
+
+    Those of 128 values are the keys of an index.
+    """
     return (
+        *(_variant(f"index{name}", pages, 128, 0) for name, pages in _PAGES.items()),
         *(_variant(f"row{name}", pages, 512, 32) for name, pages in _PAGES.items()),
         _variant("plain", "*bf16", 576, 0),
     )

@@ -13,7 +13,12 @@ import torch
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch
-from triptych.core.runtime.kernels.triton import add_rms_norm, latent_write, rope_write
+from triptych.core.runtime.kernels.triton import (
+    add_rms_norm,
+    key_index,
+    latent_write,
+    rope_write,
+)
 from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import (
     AttentionConfig,
@@ -23,6 +28,7 @@ from triptych.core.runtime.layers.attention import (
 )
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
+from triptych.core.runtime.layers.key_index import KeyIndexConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
@@ -54,7 +60,11 @@ LATENT = LatentConfig(
     q_rank=24,
     scale=0.2,
 )
+INDEX = KeyIndexConfig(num_heads=3, head_dim=20, num_chosen=3)
 CONFIGS = {
+    "chosen latents": replace(
+        LLAMA, attention=(replace(LATENT, index=INDEX), replace(LATENT, is_interleaved=False))
+    ),
     "latents": replace(LLAMA, attention=(LATENT, replace(LATENT, is_interleaved=False))),
     "llama": LLAMA,
     "half of the head turned": replace(LLAMA, rope=replace(ROPE, num_rotated_dims=8)),
@@ -133,6 +143,7 @@ CALLS = {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2, "latent_write": 0}
 OTHER_CALLS = {
     "gemma": {"rms_norm": 5},
     "latents": {"rms_norm": 3, "rope_write": 0, "latent_write": 2},
+    "chosen latents": {"rms_norm": 3, "rope_write": 0, "latent_write": 3, "choose_slots": 1},
 }
 
 
@@ -175,6 +186,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         (add_rms_norm, "add_rms_norm"),
         (rope_write, "rope_write"),
         (latent_write, "latent_write"),
+        (key_index, "choose_slots"),
     ):
         launch = getattr(module, operator)
 

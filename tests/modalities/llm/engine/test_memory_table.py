@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from support.decoder_families import FAMILIES, TINY
+from support.decoder_families import FAMILIES, LATENT, TINY
 from support.dense_families import DENSE
 from support.llm_loader import MIB, config, loader
 from support.mixture_families import save_mixture
@@ -36,6 +36,18 @@ def save_dense(folder: Path, name: str) -> None:
     getattr(transformers, model)(kind(**fields)).save_pretrained(folder)
 
 
+def save_indexed(folder: Path, name: str) -> None:
+    fields = TINY | LATENT | {"max_position_embeddings": 2048, "index_topk": 16, "n_group": 1}
+    config = transformers.GlmMoeDsaConfig(
+        **fields | {"topk_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        moe_intermediate_size=16,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk_pattern=name,
+    )
+    transformers.GlmMoeDsaForCausalLM(config).save_pretrained(folder)
+
+
 CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
     "windows": (save_dense, "gemma3", "auto", "auto"),
     "windows and shared cells": (save_dense, "gemma4", "int8", "auto"),
@@ -45,6 +57,7 @@ CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
     "pairs": (save_recurrent, "falcon-h1", "int8", "auto"),
     "latents": (save_dense, "youtu", "auto", "auto"),
     "latents in int8": (save_dense, "youtu", "int8", "auto"),
+    "keys of an index": (save_indexed, "FSFS", "int8", "auto"),
     "windows of a class": (save_dense, "gemma3", "auto", "transformers"),
     "states of a class": (save_recurrent, "falcon-h1", "auto", "transformers"),
     "latents of a class": (save_dense, "youtu", "auto", "transformers"),

@@ -158,13 +158,45 @@ def test_layers_of_one_half_are_read_from_letters() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
-def test_an_index_of_keys_limits_the_context(architecture: str) -> None:
-    given = config(architecture, index_topk=100)
-    assert is_native(given, 100)
-    assert not is_native(given, 101)
-    assert not is_native(given)
-    with pytest.raises(WeightsError, match="--max-length 100"):
-        read_decoder_config(given)
+def test_an_index_of_keys_is_left_out_where_it_would_choose_all(architecture: str) -> None:
+    given = config(architecture, index_topk=50, q_lora_rank=8)
+    assert read_decoder_config(given, max_length=50).key_index is None
+    index = read_decoder_config(given, max_length=51).key_index
+    assert index is not None
+    assert (index.num_chosen, index.is_interleaved) == (50, architecture.startswith("Glm"))
+    assert index == read_decoder_config(given).key_index
+
+
+@pytest.mark.parametrize("field", ["partial_rotary_factor", "rope_parameters"])
+def test_a_part_of_the_rotated_values_is_left_to_the_class(field: str) -> None:
+    """Some classes rotate all of them whatever the share is."""
+    share = 0.5 if field == "partial_rotary_factor" else {"partial_rotary_factor": 0.5}
+    assert is_native(config("DeepseekV3ForCausalLM"))
+    assert not is_native(config("DeepseekV3ForCausalLM", **{field: share}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, "FFFF"),
+        ({"index_topk_freq": 2}, "FFSF"),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, "FSSF"),
+        ({"index_topk_pattern": "FSFS"}, "FSFS"),
+        ({"indexer_types": ["full", "full", "shared", "shared"]}, "FFSS"),
+        ({"indexer_types": ["shared", "full", "full", "full"]}, None),
+        ({"index_topk_pattern": "FX"}, None),
+        ({"index_head_dim": 4, "qk_rope_head_dim": 8}, None),
+        ({"q_lora_rank": None}, None),
+    ],
+)
+def test_layers_with_an_index_of_their_own(fields: dict[str, Any], kinds: str | None) -> None:
+    given = config("GlmMoeDsaForCausalLM", **{"index_topk": 50, "q_lora_rank": 8} | fields)
+    if kinds is None:
+        with pytest.raises(WeightsError, match=r"config.json: .*index"):
+            read_decoder_config(given)
+        return
+    layers = read_decoder_config(given).attending
+    assert [bool(len(layer.shapes) > 1) for layer in layers] == [kind == "F" for kind in kinds]
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,60 @@ static void check_attention(int dtype, int cells, int num_latents) {
     free(q), free(k), free(out), free(a.k_pages), free(a.v_pages), free(a.k_scales);
 }
 
+enum { CHOSEN = 9 };
+
+/* What the heads of an index score a key. */
+static double index_score(const Attention *a, const void *k, const float *weights, int token, int key) {
+    double sum = 0;
+    for (int head = 0; head < HEADS; head++) {
+        double product = a->scale * dot_keys(a->q, k, token, head, key, a->q_dtype);
+        sum += weights[token * HEADS + head] * (product > 0 ? product : 0);
+    }
+    return sum;
+}
+
+/* No key that a token sees and does not choose scores higher than one that it chooses. */
+static void expect_choice(const Attention *a, const Choice *c, const void *k, int token, double tolerance) {
+    int64_t count = c->lengths[token], *slots = c->slots + token * CHOSEN, next = 0;
+    double lowest = INFINITY, highest = -INFINITY;
+    num_wrong += count != (token < CHOSEN ? token + 1 : CHOSEN);
+    for (int key = 0; key <= token; key++) {
+        double score = index_score(a, k, c->weights, token, key);
+        int is_chosen = next < count && slots[next] == key;
+        next += is_chosen;
+        if (is_chosen && score < lowest) lowest = score;
+        if (!is_chosen && score > highest) highest = score;
+    }
+    num_wrong += next != count || highest > lowest + tolerance;
+}
+
+/* The choice of an index, in parts, and attention over it. */
+static void check_choice(int dtype, int cells) {
+    void *q = random_values(TOKENS * HEADS * DIM, dtype), *k = random_values(TOKENS * DIM, dtype);
+    void *out = random_values(TOKENS * HEADS * DIM, dtype);
+    int64_t table[TOKENS / PAGE], slots[TOKENS], context = TOKENS, start = 0;
+    for (int i = 0; i < TOKENS; i++) slots[i] = i, table[i / PAGE] = i / PAGE;
+    Attention a = {.q = q, .out = out, .page_table = table, .context_lengths = &context,
+                   .query_starts = &start, .num_rows = 1, .num_tokens = TOKENS,
+                   .q_stride = HEADS * DIM, .table_stride = TOKENS / PAGE, .num_heads = HEADS,
+                   .num_kv_heads = 1, .head_dim = DIM, .value_dim = DIM, .page_shift = 3,
+                   .q_dtype = dtype, .kv_dtype = cells, .num_threads = 2, .scale = 0.2f,
+                   .out_scale = 1.0f};
+    a.k_pages = malloc((size_t)(TOKENS * DIM * size_of(cells)));
+    if (cells == INT8) a.k_scales = a.v_scales = malloc(sizeof(bf16) * TOKENS);
+    int64_t chosen[TOKENS * CHOSEN], lengths[TOKENS];
+    Choice c = {.weights = random_values(TOKENS * HEADS, FLOAT32), .slots = chosen, .lengths = lengths,
+                .starts = slots, .num_chosen = CHOSEN, .num_ranked = 7, .rank_stride = TOKENS};
+    c.ranks = malloc(sizeof(uint32_t) * (size_t)(c.num_ranked * c.rank_stride));
+    write_pages(&a, slots, k, NULL);
+    choose_keys(&a, &c);
+    for (int token = 0; token < TOKENS; token++)
+        expect_choice(&a, &c, k, token, cells == FLOAT8 ? 0.02 : cells == FLOAT32 ? 1e-5 : 0.004);
+    Attention over = over_chosen(a, &c);
+    num_wrong += paged_attention(&over);
+    free(q), free(k), free(out), free(a.k_pages), free(a.k_scales), free(c.weights), free(c.ranks);
+}
+
 /* Counts of tokens, in every fifth of which there are some. */
 static int32_t *some_counts(int64_t size) {
     int32_t *counts = malloc(sizeof(int32_t) * (size_t)size);
@@ -280,6 +334,7 @@ int main(void) {
         check_linear(3, 33, 1100, dtype);
         check_linear(13, 33, 1025, dtype);
         check_linear(200, 32, 64, dtype);
+        check_choice(dtype, dtype), check_choice(dtype, INT8), check_choice(dtype, FLOAT8);
         for (int num_latents = 0; num_latents <= 18; num_latents += 18) {
             check_attention(dtype, dtype, num_latents);
             check_attention(dtype, INT8, num_latents);

@@ -32,7 +32,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(3, 3, 530), (1, 4, 48), (0, 4, 8)])
+@pytest.mark.parametrize("sizes", [(3, 3, 530), (1, 4, 48), (0, 4, 8), (1, 7, 300)])
 def test_streams_equal_torch(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     num_tokens, num_streams, hidden = sizes
     x = random(num_tokens, num_streams, hidden, dtype=dtype)
