@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import wave
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +17,15 @@ import pytest
 
 from support.asr import wav
 from support.full_app import open_full_app
-from support.http import live
+from support.http import live, until
 from support.speech_app import num_samples
 from triptych.cli import main
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.host import EngineHost
 from triptych.modalities.talk.ports import HEARING_RATE, SpeechStarted, SpeechStopped, TurnEvent
-from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound
+from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, TalkEvent
 from triptych.talk_cli import _hold_turn
-from triptych.talk_devices import Loudspeaker, first_turn
+from triptych.talk_devices import Loudspeaker, Microphone, turns_in
 
 NOISE = np.random.default_rng(0).normal(0, 0.1, HEARING_RATE).astype(np.float32)
 
@@ -84,58 +87,125 @@ def test_missing_models_are_named_before_any_is_loaded(
     assert "talk -m embedded -m whisper-tiny.en" in said
 
 
+def answer(*events: TalkEvent) -> Any:
+    """A conversation that answers with these."""
+    return SimpleNamespace(turn=lambda said: (event for event in events))
+
+
 def test_what_was_heard_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = "[Music] I said [/b]."
-    talk = SimpleNamespace(turn=lambda said: iter([HeardWords(words)]))
-    sink = SimpleNamespace(end_turn=lambda: None)
-    _hold_turn(talk, b"", sink)  # type: ignore[arg-type]
+    sink = SimpleNamespace(end_turn=lambda is_cut: None)
+    _hold_turn(answer(HeardWords(words)), b"", sink)  # type: ignore[arg-type]
     assert capsys.readouterr().err == f"you: {words}\n"
 
 
 class Scripted:
-    """A detector that hears speech from 100 to 200 ms."""
+    """A detector that hears speech from 100 to 200 ms after `offset`, and `again_after` samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, offset: int = 0, again_after: int = 10**9) -> None:
         self.num = 0
+        self.events = {
+            start + at: kind((start + each) // 16)
+            for start in (offset, offset + again_after)
+            for at, kind, each in ((3200, SpeechStarted, 1600), (4800, SpeechStopped, 3200))
+        }
 
     def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
         before, self.num = self.num, self.num + len(pcm_S)
-        return [
-            event
-            for at, event in ((3200, SpeechStarted(100)), (4800, SpeechStopped(200)))
-            if before < at <= self.num
-        ]
+        return [event for at, event in self.events.items() if before < at <= self.num]
 
     def rest(self) -> None: ...
 
     def reset(self) -> None: ...
 
 
-def test_a_turn_is_cut_out_of_what_is_heard() -> None:
-    blocks = iter(NOISE.reshape(-1, 500))
-    turn = first_turn(blocks, Scripted())
-    assert turn is not None
-    np.testing.assert_array_equal(turn, NOISE[1600:3200])
-    assert first_turn(iter([NOISE[:100]]), Scripted()) is None
+@dataclass
+class Devices:
+    """The package of devices: a microphone of `blocks`, and what was done with the loudspeaker."""
+
+    blocks: Iterable[Pcm] = ()
+    done: list[Any] = field(default_factory=list)
+    on_write: Callable[[], Any] = int
+    PortAudioError = OSError
+
+    def InputStream(self, **options: Any) -> Any:  # noqa: N802 - the package's name
+        read = ((block[:, None], False) for block in self.blocks)
+        self.done.append("listen")
+        return nullcontext(SimpleNamespace(read=lambda num: next(read)))
+
+    def OutputStream(self, **options: Any) -> Any:  # noqa: N802
+        devices = self
+
+        class Stream:
+            def write(self, pcm_S: Pcm) -> None:
+                devices.done.append(len(pcm_S))
+                devices.on_write()
+
+            def __getattr__(self, name: str) -> Any:
+                return lambda: devices.done.append(name)
+
+        return Stream()
 
 
-def test_a_loudspeaker_plays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[Any] = []
-
-    class Stream:
-        def __init__(self, **options: Any) -> None:
-            played.append(options["samplerate"])
-
-        def write(self, pcm_S: Pcm) -> None:
-            played.append(len(pcm_S))
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda: played.append(name)
-
-    devices = type("Devices", (), {"OutputStream": Stream, "PortAudioError": OSError})
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    devices = Devices()
     monkeypatch.setitem(sys.modules, "sounddevice", devices)
+    return devices
+
+
+def test_turns_are_cut_out_of_what_is_heard() -> None:
+    begun: list[int] = []
+    turns = turns_in(NOISE.reshape(-1, 500), Scripted(), lambda: begun.append(1))
+    (turn,) = turns
+    np.testing.assert_array_equal(turn, NOISE[1600:3200])
+    assert begun == [1]
+    late = turns_in(
+        np.concatenate([np.zeros_like(NOISE)] * 3 + [NOISE]).reshape(-1, 500),
+        Scripted(offset=3 * HEARING_RATE),
+        int,
+    )
+    np.testing.assert_array_equal(next(late), NOISE[1600:3200])
+
+
+def test_a_microphone_is_closed_during_an_answer(devices: Devices) -> None:
+    devices.blocks = list(NOISE.reshape(-1, 500))
+    turns = Microphone(Scripted, stays_open=False).turns()
+    for num_streams in (1, 2):
+        assert len(next(turns)) == 1600
+        assert devices.done == ["listen"] * num_streams
+
+
+def test_an_answer_is_interrupted_by_speech(devices: Devices) -> None:
+    """The loudspeaker stops within a piece, and what was said meanwhile is the next turn."""
+    at_work = threading.Event()
+    silence = np.zeros_like(NOISE)
+
+    def blocks() -> Iterator[Pcm]:
+        yield from [*NOISE.reshape(-1, 500), *silence.reshape(-1, 500)]
+        assert at_work.wait(10)  # the answer is played
+        yield from NOISE.reshape(-1, 500)
+
+    devices.blocks = blocks()
+    microphone = Microphone(lambda: Scripted(again_after=2 * HEARING_RATE), stays_open=True)
+
+    def on_write() -> None:
+        at_work.set()
+        until(microphone.is_interrupting)
+
+    devices.on_write = on_write
+    with closing(microphone.turns()) as turns, Loudspeaker() as loudspeaker:
+        next(turns)
+        assert not microphone.is_interrupting()
+        sound = SpokenSound(NOISE, 16_000)
+        _hold_turn(answer(sound, sound), b"", loudspeaker, microphone.is_interrupting)
+        np.testing.assert_array_equal(next(turns), NOISE[1600:3200])
+    assert devices.done == ["listen", "start", 320, "abort", "close"]
+
+
+def test_a_loudspeaker_plays_in_order(devices: Devices) -> None:
     with Loudspeaker() as loudspeaker:
-        for size in (3, 5):
-            loudspeaker.play(SpokenSound(NOISE[:size], 24_000))
-        loudspeaker.end_turn()
-    assert played == [24_000, "start", 3, 5, "stop", "close"]
+        for size in (3, 500):
+            loudspeaker.play(SpokenSound(NOISE[:size], 24_000), bool)
+        loudspeaker.end_turn(is_cut=False)
+    assert devices.done == ["start", 3, 480, 20, "stop", "close"]

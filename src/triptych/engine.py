@@ -173,7 +173,7 @@ class Engine:
     def talk(
         self,
         *,
-        system: str = "",
+        system: str | None = None,
         voice: str = "",
         speed: float = 1.0,
         language: str = "",
@@ -182,8 +182,11 @@ class Engine:
         """Open a conversation that is spoken, with the first models of chat and speech.
 
         `voice`, `speed` and `language` are those of the sound, `options` those of a chat call.
-        Sound is heard by the first recognizer. Raises `RequestError`s for options of speech.
+        Without them, answers are short: `system` asks for one or two sentences, and `max_tokens`
+        is 200 if the model neither reasons nor has tools. Sound is heard by the first recognizer.
+        Raises `RequestError`s for options of speech.
         """
+        from triptych.modalities.llm.api.audio_fields import MAX_SPOKEN_TOKENS, SPOKEN_INSTRUCTIONS
         from triptych.modalities.talk.speaking.conversation import SpokenConversation, TalkModels
         from triptych.modalities.tts.api.service import SpeechCall
 
@@ -197,6 +200,11 @@ class Engine:
         )
         call = SpeechCall(model=speaking, text="", voice=voice, speed=speed, language=language)
         models.speech.check(call)
+        chat = self._host.services[self.chat.name].model(self.chat.name)
+        if system is None:
+            system = SPOKEN_INSTRUCTIONS if chat.traits.takes_system else ""
+        if not options.get("tools") and not chat.answers.has_reasoning:
+            options = {"max_tokens": MAX_SPOKEN_TOKENS, **options}
         return SpokenConversation(models, system=system, call=call, options=options)
 
     def close(self) -> None:

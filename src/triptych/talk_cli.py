@@ -7,8 +7,8 @@ is `Engine.talk`, or chat with audio on a server.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
@@ -23,6 +23,7 @@ from triptych.core.media.audio.resampling import Pcm
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import read_file, report_write_errors, show
+from triptych.modalities.llm.api.audio_fields import MAX_SPOKEN_TOKENS, SPOKEN_INSTRUCTIONS
 from triptych.modalities.talk.ports import HEARING_RATE
 from triptych.modalities.talk.speaking.events import (
     HeardWords,
@@ -46,11 +47,11 @@ Turn: TypeAlias = "str | bytes"
 class Talks(Protocol):
     """A conversation of this process or with a server."""
 
-    def begin(self, *, system: str, voice: str, **options: Any) -> None:
-        """Set what holds for all turns; `options` are a chat call's."""
+    def begin(self, *, system: str | None, voice: str, **options: Any) -> None:
+        """Set what holds for all turns; `options` are a chat call's. `None` asks for brevity."""
 
-    def turn(self, said: Turn) -> Iterator[TalkEvent]:
-        """Answer a turn."""
+    def turn(self, said: Turn) -> Generator[TalkEvent, None, None]:
+        """Answer a turn; closing it ends the answer."""
 
 
 class LocalTalk:
@@ -69,13 +70,13 @@ class LocalTalk:
         """Load the models of the command. Raises `ConfigError` before if a kind is missing."""
         return cls(args)
 
-    def begin(self, *, system: str, voice: str, **options: Any) -> None:
+    def begin(self, *, system: str | None, voice: str, **options: Any) -> None:
         """Open the conversation."""
         self._talk = self._engine.talk(system=system, voice=voice, **options)
 
-    def turn(self, said: Turn) -> Iterator[TalkEvent]:
+    def turn(self, said: Turn) -> Generator[TalkEvent, None, None]:
         """Answer a turn."""
-        return self._talk(said)
+        yield from self._talk(said)
 
     def __enter__(self) -> Self:
         return self
@@ -106,9 +107,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", help="file of the answers (default: loudspeaker)")
     parser.add_argument("--format", choices=FORMATS, help="default: the file's extension")
     parser.add_argument("--voice", default="", help="name or id; `triptych voices` lists them")
-    parser.add_argument("--system", default="", help="system prompt")
-    parser.add_argument("--max-tokens", type=int, default=200, help="most tokens of an answer")
+    parser.add_argument(
+        "--system",
+        help=f"system prompt, empty for none (default: {SPOKEN_INSTRUCTIONS})",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        help=f"most tokens of an answer (default: {MAX_SPOKEN_TOKENS}, for models that reason as"
+        " many as fit)",
+    )
     parser.add_argument("--temperature", type=float, help="0 picks the most probable token")
+    parser.add_argument(
+        "--interrupt",
+        action="store_true",
+        help="listen during answers, which speech interrupts; use headphones",
+    )
     add_server_options(parser)
     sections = ("models", "device", "cache", "schedule", "speech")
     add_options(parser, sections=sections, roles=("chat", "asr", "speech"))
@@ -119,19 +133,25 @@ def run(args: argparse.Namespace) -> int:
     questions: list[Turn] = [*map(_read_recording, args.file), *args.text]
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(args))
+        turns: Iterator[Turn] = iter(questions)
+        is_interrupted = _never
         if not questions:
-            from triptych.talk_devices import microphone_turns
+            from triptych.talk_devices import open_microphone
 
-            turns: Iterator[Turn] = map(_as_file, stack.enter_context(microphone_turns()))
-        else:
-            turns = iter(questions)
+            microphone = open_microphone(stays_open=args.interrupt)
+            turns = map(_as_file, stack.enter_context(closing(microphone.turns())))
+            is_interrupted = microphone.is_interrupting
         talk = stack.enter_context(_open_talk(args))
         options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
         given = {name: value for name, value in options.items() if value is not None}
         talk.begin(system=args.system, voice=args.voice, **given)
         for said in turns:
-            _hold_turn(talk, said, sink)
+            _hold_turn(talk, said, sink, is_interrupted)
     return 0
+
+
+def _never() -> bool:
+    return False
 
 
 def _read_recording(name: str) -> bytes:
@@ -152,11 +172,11 @@ def _as_file(pcm_S: Pcm) -> Turn:
 class Sink(Protocol):
     """The destination of the answers' sound."""
 
-    def play(self, sound: SpokenSound) -> None:
-        """Take the next sound; may wait while earlier sound is played."""
+    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
+        """Take the next sound; may wait while it is played, until it `is_interrupted`."""
 
-    def end_turn(self) -> None:
-        """Wait until all is played."""
+    def end_turn(self, *, is_cut: bool) -> None:
+        """Wait until all is played, unless the turn `is_cut`."""
 
     def __enter__(self) -> Self: ...
 
@@ -172,7 +192,7 @@ class FileSink:
         self._encoder: AudioEncoder | None = None
         self._file: BinaryIO | None = None
 
-    def play(self, sound: SpokenSound) -> None:
+    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
         """Write the next sound; the file is created with the first."""
         with report_write_errors(self._path):
             if self._encoder is None or self._file is None:
@@ -180,7 +200,7 @@ class FileSink:
                 self._encoder = open_encoder(self._format, sound.sample_rate)
             self._file.write(self._encoder.encode(sound.pcm_S))
 
-    def end_turn(self) -> None:
+    def end_turn(self, *, is_cut: bool) -> None:
         """Do nothing: sound is written as it comes."""
 
     def __enter__(self) -> Self:
@@ -207,16 +227,23 @@ def _open_sink(args: argparse.Namespace) -> Sink:
     return Loudspeaker()
 
 
-def _hold_turn(talk: Talks, said: Turn, sink: Sink) -> None:
-    """Answer a turn: words to the terminal, sound to `sink`."""
+def _hold_turn(
+    talk: Talks, said: Turn, sink: Sink, is_interrupted: Callable[[], bool] = _never
+) -> None:
+    """Answer a turn, until it `is_interrupted`: words to the terminal, sound to `sink`."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for event in talk.turn(said):
-        match event:
-            case HeardWords(text):
-                console.print(f"[dim]you:[/] {escape(text)}")
-            case WrittenWords(text):
-                show(text)
-            case SpokenSound():
-                sink.play(event)
+    is_cut = False
+    with closing(talk.turn(said)) as events:
+        for event in events:
+            match event:
+                case HeardWords(text):
+                    console.print(f"[dim]you:[/] {escape(text)}")
+                case WrittenWords(text):
+                    show(text)
+                case SpokenSound():
+                    sink.play(event, is_interrupted)
+            if is_cut := is_interrupted():
+                console.print("[dim] (interrupted)[/]", end="")
+                break
     show("\n")
-    sink.end_turn()
+    sink.end_turn(is_cut=is_cut)

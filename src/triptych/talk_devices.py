@@ -1,13 +1,16 @@
 """Microphone and loudspeaker of `triptych talk`, through the package `sounddevice`.
 
 Owns the devices, and cutting what the microphone hears into turns. The microphone is closed while
-an answer is played, so that a loudspeaker is not heard as a question.
+an answer is played, so that a loudspeaker is not heard as a question; with headphones it may stay
+open, and speech interrupts the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +19,7 @@ from rich.console import Console
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.options.config import ModelOptions
+from triptych.core.process.loop_thread import End
 from triptych.core.weights.progress import RichProgress
 from triptych.modalities.talk.hearing.source import open_network
 from triptych.modalities.talk.hearing.turns import VoiceTurnDetector
@@ -28,8 +32,17 @@ from triptych.modalities.talk.ports import (
 )
 from triptych.modalities.talk.speaking.events import SpokenSound
 
-_BLOCK = 512
+_BLOCK = 256
+_PLAYED_S = 0.02
+"""Seconds of sound that are played without a look at whether the user speaks."""
+_KEPT_S = 1.0
+"""Seconds before the present that a turn may begin at: the padding, and its detection."""
 _FILES = "or use files, as in `triptych talk question.wav --output answer.wav`."
+_HINT = "Speak; Ctrl-C leaves."
+_OPEN_HINT = (
+    "Speak, also to interrupt an answer; Ctrl-C leaves. Use headphones: the microphone would hear a"
+    " loudspeaker as your words."
+)
 
 
 def sound_devices() -> Any:
@@ -51,70 +64,144 @@ class Loudspeaker:
         self._devices = sound_devices()
         self._stream: Any = None
 
-    def play(self, sound: SpokenSound) -> None:
-        """Play the next sound, after what was given before."""
+    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
+        """Play the next sound, after what was given before, until it `is_interrupted`."""
         if self._stream is None:
             with _no_device(self._devices, "loudspeaker"):
                 self._stream = self._devices.OutputStream(
-                    samplerate=sound.sample_rate, channels=1, dtype="float32"
+                    samplerate=sound.sample_rate, channels=1, dtype="float32", latency="low"
                 )
                 self._stream.start()
-        self._stream.write(np.ascontiguousarray(sound.pcm_S))
+        size = round(_PLAYED_S * sound.sample_rate)
+        for at in range(0, len(sound.pcm_S), size):
+            if is_interrupted():
+                return
+            self._stream.write(np.ascontiguousarray(sound.pcm_S[at : at + size]))
 
-    def end_turn(self) -> None:
-        """Wait until all is played."""
-        if self._stream is not None:
+    def end_turn(self, *, is_cut: bool) -> None:
+        """Wait until all is played; what `is_cut` ends at once."""
+        if self._stream is None:
+            return
+        if is_cut:
+            self._stream.abort()
+        else:
             self._stream.stop()
-            self._stream.close()
-            self._stream = None
+        self._stream.close()
+        self._stream = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.abort()
-            self._stream.close()
+        self.end_turn(is_cut=True)
 
 
-@contextmanager
-def microphone_turns() -> Iterator[Iterator[Pcm]]:
-    """The turns that the microphone hears, each as samples at `HEARING_RATE`."""
-    devices = sound_devices()
-    network = open_network(ModelOptions(), RichProgress())
-    console = Console(stderr=True, highlight=False)
+class Microphone:
+    """Hears turns, each as samples at `HEARING_RATE`; one that `stays_open` hears during answers.
 
-    def turns() -> Iterator[Pcm]:
-        while True:
-            console.print("[dim]Speak; Ctrl-C leaves.[/]")
-            with (
-                _no_device(devices, "microphone"),
-                devices.InputStream(
-                    samplerate=HEARING_RATE, channels=1, dtype="float32", blocksize=_BLOCK
-                ) as stream,
-            ):
-                blocks = iter(lambda: stream.read(_BLOCK)[0][:, 0], None)
-                turn = first_turn(blocks, VoiceTurnDetector(network, TurnOptions()))
-            if turn is not None:
+    `open_detector` is called for each stream of sound.
+    """
+
+    def __init__(self, open_detector: Callable[[], TurnDetector], *, stays_open: bool) -> None:
+        self._devices = sound_devices()
+        self._open_detector = open_detector
+        self._stays_open = stays_open
+        self._is_over = threading.Event()
+        self._num_begun = self._num_taken = 0
+
+    def is_interrupting(self) -> bool:
+        """Whether a turn has begun after the one that was taken last."""
+        return self._num_begun > self._num_taken
+
+    def turns(self) -> Generator[Pcm, None, None]:
+        """Yield what is said, turn by turn. Raises `ConfigError` without a microphone."""
+        console = Console(stderr=True, highlight=False)
+        console.print(f"[dim]{_OPEN_HINT if self._stays_open else _HINT}[/]")
+        with closing(self._heard_ahead() if self._stays_open else self._heard()) as turns:
+            for turn in turns:
+                self._num_taken += 1
                 yield turn
+                if not self._stays_open:
+                    console.print(f"[dim]{_HINT}[/]")
 
-    yield turns()
+    def _heard(self) -> Generator[Pcm, None, None]:
+        """Yield turns; the microphone is closed until the next one is wanted."""
+        while not self._is_over.is_set():
+            with closing(self._in_stream()) as turns:
+                turn = next(turns, None)
+            if turn is None:
+                return
+            yield turn
+
+    def _heard_ahead(self) -> Generator[Pcm, None, None]:
+        """Yield turns of one stream, which goes on while the caller does something else."""
+        ready: queue.SimpleQueue[Pcm | End] = queue.SimpleQueue()
+
+        def listen() -> None:
+            try:
+                with closing(self._in_stream()) as turns:
+                    for turn in turns:
+                        ready.put(turn)
+            except Exception as error:  # raised by the caller
+                ready.put(End(error))
+            else:
+                ready.put(End())
+
+        thread = threading.Thread(target=listen, name="microphone", daemon=True)
+        thread.start()
+        try:
+            while not isinstance(item := ready.get(), End):
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _in_stream(self) -> Generator[Pcm, None, None]:
+        with (
+            _no_device(self._devices, "microphone"),
+            self._devices.InputStream(
+                samplerate=HEARING_RATE, channels=1, dtype="float32", blocksize=_BLOCK
+            ) as stream,
+        ):
+            yield from turns_in(self._blocks(stream), self._open_detector(), self._begin)
+
+    def _blocks(self, stream: Any) -> Iterator[Pcm]:
+        while not self._is_over.is_set():
+            yield stream.read(_BLOCK)[0][:, 0].copy()
+
+    def _begin(self) -> None:
+        self._num_begun += 1
 
 
-def first_turn(blocks: Iterator[Pcm], detector: TurnDetector) -> Pcm | None:
-    """The samples of the first turn in a stream of sound; `None` if it ends before."""
+def open_microphone(*, stays_open: bool) -> Microphone:
+    """Return a microphone with the detector of turns. Raises `ConfigError`."""
+    sound_devices()  # its error comes before the download
+    network = open_network(ModelOptions(), RichProgress())
+    return Microphone(lambda: VoiceTurnDetector(network, TurnOptions()), stays_open=stays_open)
+
+
+def turns_in(
+    blocks: Iterable[Pcm], detector: TurnDetector, on_speech: Callable[[], None]
+) -> Generator[Pcm, None, None]:
+    """Yield the samples of each turn in a stream of sound; `on_speech` is called as one begins."""
     heard: list[Pcm] = []
-    start = 0
+    first = num_heard = start = 0  # samples of the stream
+    is_speaking = False
     for block in blocks:
         heard.append(block)
+        num_heard += len(block)
         for event in detector.push(block):
             if isinstance(event, SpeechStarted):
-                start = event.at_ms * HEARING_RATE // 1000
+                start, is_speaking = event.at_ms * HEARING_RATE // 1000, True
+                on_speech()
             elif isinstance(event, SpeechStopped):
-                end = event.at_ms * HEARING_RATE // 1000
-                turn: Pcm = np.concatenate(heard)[start:end]
-                return turn
-    return None
+                end, is_speaking = event.at_ms * HEARING_RATE // 1000, False
+                turn: Pcm = np.concatenate(heard)[max(0, start - first) : end - first]
+                yield turn
+        while not is_speaking and num_heard - first - len(heard[0]) > _KEPT_S * HEARING_RATE:
+            first += len(heard.pop(0))
 
 
 @contextmanager

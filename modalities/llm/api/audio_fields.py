@@ -14,6 +14,13 @@ from triptych.core.http.fields import Name, Strict, Text, inert
 
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 HeardFormat = Literal["wav", "mp3", "flac", "opus", "ogg", "aac", "m4a", "webm"]
+MAX_SPOKEN_TOKENS = 200
+"""Most tokens of a spoken answer whose caller sets no limit: about a minute of speech.
+
+It does not hold where tokens may be those of reasoning or of calls, which are not spoken.
+"""
+SPOKEN_INSTRUCTIONS = "Answer in one or two short sentences, as in a conversation."
+"""Instructions of a spoken conversation whose caller gives none."""
 
 
 class RecordedSound(Strict):

@@ -153,13 +153,14 @@ async def begin(
     context.record.model = body.model
     _check_contents(body, prompts)
     chat = body if isinstance(body, ChatRequest) else None
+    may_reason = chat is not None and service.model(body.model).answers.has_reasoning
     call = TextCall(
         model=body.model,
         adapter=body.lora_path or "",
         n=body.n or 1,
         seed=body.seed,
         sampling=body.sampling(),
-        default_tokens=body.default_tokens,
+        default_tokens=None if may_reason else body.default_tokens,
         context_length=context_length,
         ignore_eos=bool(body.ignore_eos),
         stop=body.stops,

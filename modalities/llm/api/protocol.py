@@ -33,7 +33,7 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.modalities.llm.api.audio_fields import AudioFields
+from triptych.modalities.llm.api.audio_fields import MAX_SPOKEN_TOKENS, AudioFields
 from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
     Message,
@@ -301,6 +301,11 @@ class ChatRequest(TextRequest, TemplateFields, AudioFields, InertLabels):
         """The text that each answer begins with."""
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
+
+    @property
+    def default_tokens(self) -> int | None:
+        """The property of `TextRequest`: a spoken answer is short."""
+        return MAX_SPOKEN_TOKENS if self.is_spoken and not self.tools else None
 
     @property
     def num_top_logprobs(self) -> int | None:

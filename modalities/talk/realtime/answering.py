@@ -142,9 +142,7 @@ class SessionAnswers:
             given["tools"] = chat_tools(settings.tools)
         if settings.tools or settings.tool_choice not in ("auto", "none"):
             given["tool_choice"] = chat_tool_choice(settings.tool_choice)
-        if settings.max_output_tokens != "inf":
-            given["max_tokens"] = settings.max_output_tokens
-        return chat_request(given), files
+        return chat_request({**given, **_length(settings)}), files
 
     async def _encode(
         self, body: ChatRequest, files: Mapping[str, Fetched], context: Context
@@ -193,6 +191,14 @@ class _Writing:
                     case CallArguments(text):
                         self.calls[-1].arguments += text
             self.is_cut |= delta.finish_reason == "length"
+
+
+def _length(settings: Conversation) -> dict[str, Any]:
+    """The fields of a chat request that limit its answer: a spoken one is short by default."""
+    if "max_output_tokens" not in settings.model_fields_set:
+        return {"modalities": ["text", "audio"]} if settings.speaks else {}
+    is_limited = settings.max_output_tokens != "inf"
+    return {"max_tokens": settings.max_output_tokens} if is_limited else {}
 
 
 def _later(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

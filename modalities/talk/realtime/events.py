@@ -237,6 +237,7 @@ class ResponseFields(Refusing):
     input: Annotated[list[InputItem], Field(max_length=1024)] | None = None
     instructions: Text | None = None
     max_output_tokens: Any = None
+    max_response_output_tokens: Any = None
     metadata: Metadata | None = None
     output_modalities: Any = None
     tool_choice: Any = None

@@ -6,7 +6,7 @@ Owns the meaning of names in its query and its settings. Knows no event.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from starlette.datastructures import State
 
@@ -14,11 +14,14 @@ from triptych.core.engine_api.caller import Caller
 from triptych.core.errors import NotFound, UnsupportedOption
 from triptych.core.http.model_names import model_meant
 from triptych.modalities.asr.api.service import TranscribeCall
+from triptych.modalities.llm.api.audio_fields import MAX_SPOKEN_TOKENS, SPOKEN_INSTRUCTIONS
 from triptych.modalities.talk.ports import Hearing, LiveTranscriber
 from triptych.modalities.talk.realtime.session import Session
 from triptych.modalities.talk.realtime.settings import Conversation, Dictation, Settings, SettingsT
 from triptych.modalities.talk.services import TalkServices
 from triptych.modalities.tts.api.service import SpeechCall
+
+ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,12 @@ class SessionModels:
         if self.speech:
             voice = self.services.speech.model(self.speech).default_voice
             given |= {"audio": {"output": {"voice": voice}}}
-        return Conversation.model_validate(given)
+        return self._shortened(Conversation.model_validate(given))
 
     def check(self, settings: SettingsT) -> SettingsT:
         """Return settings with the names of the model and of the voice that speaks.
 
+        A conversation that speaks has instructions and a limit to be short, unless they are set.
         Raises `RequestError`s for unknown names.
         """
         transcription = settings.audio.input.transcription
@@ -88,8 +92,18 @@ class SessionModels:
                 )
         if isinstance(settings, Conversation) and settings.model is not None:
             own = _meant(self.state, "realtime", "chat", settings.model)
-            return settings.model_copy(update={"model": own})
-        return settings
+            settings = settings.model_copy(update={"model": own})
+        return self._shortened(settings) if isinstance(settings, Conversation) else settings
+
+    def _shortened(self, settings: ConversationT) -> ConversationT:
+        """Return settings with the defaults of spoken answers."""
+        model = self.services.chat.model(self.chat)
+        values: dict[str, Any] = {}
+        if settings.speaks and model.traits.takes_system:
+            values["instructions"] = SPOKEN_INSTRUCTIONS
+        if settings.speaks and not settings.tools and not model.answers.has_reasoning:
+            values["max_output_tokens"] = MAX_SPOKEN_TOKENS
+        return settings.with_defaults(**values)
 
     def transcription(self, settings: Settings) -> TranscribeCall:
         """Return the call that transcribes a turn. Raises `NotFound` without a model for it."""

@@ -242,6 +242,11 @@ class Conversation(_Session):
         """Whether answers are spoken."""
         return self.output_modalities == ["audio"]
 
+    def with_defaults(self, **values: Any) -> Self:
+        """Return a copy with values of the fields that are not set, which later updates replace."""
+        own = {name: value for name, value in values.items() if name not in self.model_fields_set}
+        return self.model_construct(self.model_fields_set, **{**self.__dict__, **own})
+
 
 class Dictation(_Session):
     """The settings of a transcription session."""
@@ -257,6 +262,8 @@ _KINDS: Mapping[str, type[Settings]] = MappingProxyType(
 )
 _CLEARED = ("turn_detection", "transcription", "voice", "rate", "idle_timeout_ms", "description")
 """Fields that null clears; for all others it is the default."""
+_OLD_NAMES = MappingProxyType({"max_response_output_tokens": "max_output_tokens"})
+"""Names of the API's beta."""
 
 
 class CheckSettings(Protocol):
@@ -285,6 +292,7 @@ def updated(settings: Settings, update: Mapping[str, Any]) -> Settings:
         raise InvalidRequest(
             f"This is a {settings.type} session; open another one for {kind}.", param="type"
         )
+    update = _renamed(update)
     merged = _merged(settings.model_dump(exclude_unset=True), update)
     if isinstance(settings, Conversation):
         _validated(Conversation, update)
@@ -295,7 +303,8 @@ def updated(settings: Settings, update: Mapping[str, Any]) -> Settings:
 
 def with_overrides(settings: Conversation, given: Mapping[str, Any]) -> Conversation:
     """Return `settings` with the fields of one `response.create`. Raises as `updated` does."""
-    return _validated(Conversation, _merged(settings.model_dump(exclude_unset=True), given))
+    merged = _merged(settings.model_dump(exclude_unset=True), _renamed(given))
+    return _validated(Conversation, merged)
 
 
 def shown(settings: Settings) -> dict[str, Any]:
@@ -315,6 +324,11 @@ def _validated(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         return cast("SettingsT", kind.model_validate(given))
     except ValidationError as error:
         raise invalid_body(kind, error) from error
+
+
+def _renamed(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields by their present names."""
+    return {_OLD_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _SYSTEM_TOOLS = re.compile(r"""message(\.|\[['"])tools\b""")
 _CHECKED_IDS = re.compile(r"\bid *\| *length *(!=|<) *9\b")
 _NUMBERED_IDS = ("<|tool_call_begin|>", "tool_declare<|im_middle|>")
 _ONE_CALL = "single tool-call"
+_NO_SYSTEM = re.compile(r"system \w+ (is |are )?not supported", re.IGNORECASE)
 
 _LIST_MARKS = {"granite": ("<|tool_call|>", ""), "phi4-mini": ("<|tool_call|>", "<|/tool_call|>")}
 """The marks around a list of calls in families whose templates do not render calls."""
@@ -52,6 +53,12 @@ def _reads_tools(template: str) -> bool:
     return False
 
 
+def _takes_system(template: str) -> bool:
+    """Whether a template renders a first message of the system, and does not raise on it."""
+    is_known = "system" in template or "raise_exception" not in template
+    return is_known and _NO_SYSTEM.search(template) is None
+
+
 class TemplateTraits:
     """The fields that one `template` reads, for a model that writes `calls` in that format."""
 
@@ -62,6 +69,8 @@ class TemplateTraits:
         self._has_system_tools = not _reads_tools(template) and supports_tools(template)
         self._shows_calls = "tool_calls" in template
         self._has_one_call = _ONE_CALL in template
+        self.takes_system = _takes_system(template)
+        """Whether a conversation may begin with a message of the system."""
         self._new_id: Callable[[str, str, int], str] | None = None
         if any(mark in template for mark in _NUMBERED_IDS):
             self._new_id = _numbered_id

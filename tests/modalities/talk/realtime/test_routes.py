@@ -53,6 +53,28 @@ async def test_speech_is_answered_with_speech(tmp_path: Path) -> None:
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 3
 
 
+async def test_spoken_answers_are_short_unless_the_client_says_otherwise(tmp_path: Path) -> None:
+    talk = talk_app(tmp_path)
+    tool = {"type": "function", "name": "look"}
+    with live(talk.app) as server:
+        async with realtime(server) as client:
+            for update, has_instructions, limit in (
+                ({}, True, 200),
+                ({"tools": [tool]}, True, "inf"),
+                ({"tools": [], "output_modalities": ["text"]}, False, "inf"),
+                ({"output_modalities": ["audio"], "instructions": ""}, False, 200),
+                ({"max_response_output_tokens": 60}, False, 60),  # the name of the beta
+            ):
+                await client.send("session.update", session={"type": "realtime", **update})
+                session = (await client.next())["session"]
+                assert bool(session["instructions"]) == has_instructions
+                assert session["max_output_tokens"] == limit
+                await client.ask("Hi")
+                await client.until("response.done")
+    limits = [each.sampling.max_tokens for each in talk.chat.submitted.values()]
+    assert [min(limit, 201) for limit in limits] == [200, 201, 201, 200, 60]
+
+
 @pytest.mark.parametrize(("kind", "num_bytes"), [("audio/pcmu", 800), ("audio/pcma", 800)])
 async def test_telephone_formats(tmp_path: Path, kind: str, num_bytes: int) -> None:
     talk = talk_app(tmp_path)

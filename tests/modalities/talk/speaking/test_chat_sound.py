@@ -19,6 +19,7 @@ from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.framing import read_wav_header
 from triptych.modalities.asr.api.service import AsrService
 from triptych.modalities.llm.api import spoken_answers
+from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.talk.speaking.chat_sound import ServedSound
 
 CHAT = "/v1/chat/completions"
@@ -93,6 +94,22 @@ async def test_a_stream_has_text_and_sound(client: httpx.AsyncClient) -> None:
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["stop"]
     assert counted["usage"]["completion_tokens_details"]["audio_tokens"] > 0
+
+
+async def test_a_spoken_answer_is_short_by_default(
+    client: httpx.AsyncClient, full_app: FullApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def limit(**fields: Any) -> int:
+        await post(client, body(**fields))
+        return list(full_app.chat.submitted.values())[-1].sampling.max_tokens
+
+    tool = {"type": "function", "function": {"name": "look"}}
+    assert await limit(**SPOKEN) == 200
+    assert await limit(**SPOKEN, max_completion_tokens=300) == 300
+    assert await limit(**SPOKEN, tools=[tool]) > 1000
+    assert await limit() > 1000
+    monkeypatch.setattr(AnswerSyntax, "has_reasoning", True)
+    assert await limit(**SPOKEN) > 1000
 
 
 @pytest.mark.parametrize("form", ["wav", "mp3", "flac", "opus", "aac", "pcm16"])

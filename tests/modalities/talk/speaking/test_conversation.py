@@ -41,7 +41,7 @@ def test_a_spoken_question_gets_a_spoken_answer(engine: Engine) -> None:
     written = "".join(event.text for event in events if isinstance(event, WrittenWords))
     sounds = [event for event in events if isinstance(event, SpokenSound)]
     assert "".join(sound.text for sound in sounds) == written
-    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+    assert [message["role"] for message in talk.messages] == ["system", "user", "assistant"]
     assert talk.messages[-1]["content"] == written
     answer = asyncio.run(engine.talk(temperature=0, max_tokens=24).aanswer(events[0].text))
     heard = engine.transcribe((answer.audio, answer.sample_rate))
@@ -70,7 +70,7 @@ def test_sound_without_words_is_not_answered(
 
     monkeypatch.setattr(talk._models.recognizer, "acall", nothing)
     assert list(talk(b"a cough")) == [HeardWords("")]
-    assert not talk.messages
+    assert [message["role"] for message in talk.messages] == ["system"]
     assert not len(talk.answer(b"a cough").audio)
 
 

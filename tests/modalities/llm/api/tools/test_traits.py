@@ -47,6 +47,19 @@ def test_arguments_are_text_where_a_template_joins_them(call: str) -> None:
     assert CALL["function"]["arguments"] == {"city": "Zürich", "days": [1]}  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        ("{% for m in messages %}{{ m['role'] }}{{ m['content'] }}{% endfor %}", True),
+        ("{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}", True),
+        ("{{ raise_exception('System role not supported') }} {{ 'system' }}", False),
+        ("{{ raise_exception('Conversation roles must alternate user/assistant') }}", False),
+    ],
+)
+def test_whether_a_conversation_begins_with_the_system(template: str, takes: bool) -> None:
+    assert TemplateTraits(template).takes_system == takes
+
+
 def test_reasoning_has_the_name_that_a_template_gives_it() -> None:
     own = "{% if message.tool_calls %}{% endif %}{{ message.thinking }}|{{ message.content }}"
     assert rendered(own, THOUGHT) == "Hm.|Words."
