@@ -1,7 +1,11 @@
-// OpenAI's package for Node: chat, a stream, its loop over tools, an answer of a type, responses.
+// OpenAI's package for Node: chat, a stream, its loop over tools, an answer of a type, responses,
+// and a spoken answer.
+
+import { connect } from "node:net";
 
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
+import { OpenAIRealtimeWS } from "openai/realtime/ws";
 import { z } from "zod";
 import {
   INSTRUCTIONS,
@@ -93,4 +97,36 @@ async function responses(server) {
   return said(reply.output_text, "Paris");
 }
 
-await runChecks("openai", [chat, stream, runTools, parse, responses]);
+/** A spoken answer. The server needs a speech model, too. */
+async function realtime(server) {
+  const talk = new OpenAIRealtimeWS(
+    { model: server.model, options: transportOf(server) },
+    clientOf(server),
+  );
+  let numBytes = 0;
+  let transcript = "";
+  const done = new Promise((resolve, reject) => {
+    talk.on("error", reject);
+    talk.on("response.output_audio.delta", ({ delta }) => (numBytes += delta.length));
+    talk.on("response.output_audio_transcript.done", (event) => ({ transcript } = event));
+    talk.on("response.done", resolve);
+  });
+  talk.socket.on("open", () => {
+    talk.send({ type: "session.update", session: { type: "realtime", max_output_tokens: MAX_TOKENS } });
+    const content = [{ type: "input_text", text: QUESTION }];
+    talk.send({ type: "conversation.item.create", item: { type: "message", role: "user", content } });
+    talk.send({ type: "response.create" });
+  });
+  await done;
+  talk.close();
+  if (!numBytes) throw new Error("there is no sound");
+  return said(transcript, "Paris");
+}
+
+/** The package opens wss:// alone. Without HTTPS, the same messages go over a plain connection. */
+function transportOf(server) {
+  const isPlain = server.url.startsWith("http:");
+  return isPlain ? { createConnection: ({ host, port }) => connect(port, host) } : {};
+}
+
+await runChecks("openai", [chat, stream, runTools, parse, responses, realtime]);
