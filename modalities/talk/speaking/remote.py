@@ -49,7 +49,7 @@ class RemoteTalk(RemoteModel):
 
 
 def _spoken(event: Mapping[str, Any], words: list[str]) -> Iterator[TalkEvent]:
-    """What a chunk says; its text is added to `words`."""
+    """Yield the events of a chunk; its text is added to `words`."""
     for choice in event["choices"]:
         audio = choice["delta"].get("audio") or {}
         if text := audio.get("transcript"):
