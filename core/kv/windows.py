@@ -16,7 +16,7 @@ than the last one that reads it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -70,17 +70,8 @@ class WindowPages:
         """Whether a page has a part."""
         return self._parts[page_id] >= 0
 
-    def depth(self, page_ids: Sequence[int]) -> int:
-        """After how many of a row's first pages it can go on."""
-        num_pages = page = len(page_ids)
-        while page > max(0, num_pages - self.reach):
-            page -= 1
-            if self._parts[page_ids[page]] < 0:
-                num_pages = page
-        return num_pages
-
     def hold(self, page_id: int) -> int:
-        """Hold the part of a page, which has one, for one more row; returns the part."""
+        """Hold the part of a page, which has one, for one more row or copy; returns the part."""
         if not self._num_holders[page_id]:
             del self._kept[page_id]
         self._num_holders[page_id] += 1
@@ -97,7 +88,7 @@ class WindowPages:
         return part
 
     def drop(self, page_id: int, *, is_kept: bool, is_first: bool = False) -> None:
-        """Give up one row's hold; the last row's part is kept, or freed.
+        """Give up one hold; with the last one the part is kept, or freed.
 
         One that `is_first` is overwritten before the others.
         """

@@ -20,7 +20,8 @@ from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.kv.pages import Lease
+from triptych.core.kv.pages import HeldPart
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
@@ -60,8 +61,8 @@ class FetchedPages(PageFetches):
         if not missing.keys:
             return
         self._counts["page_fetches_total"] += 1
-        prompt, num_pages = _prompt_of(row.request), len(missing.keys)
-        if not (self._source.is_connected and self._start(row, missing, num_pages, prompt)):
+        prompt = _prompt_of(row.request)
+        if not (self._source.is_connected and self._start(row, missing, prompt)):
             self._counts["page_fallbacks_total"] += 1
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
@@ -71,8 +72,9 @@ class FetchedPages(PageFetches):
         return counted
 
     def _take(self, awaited: OpenFetch, num_arrived: int) -> None:
-        awaited.row.num_fetched_pages += num_arrived - awaited.num_published
+        num_before = awaited.num_published
         super()._take(awaited, num_arrived)
+        awaited.row.num_fetched_pages += awaited.num_published - num_before
 
     def _end(self, awaited: OpenFetch) -> None:
         is_short = awaited.num_published < len(awaited.keys)
@@ -83,12 +85,16 @@ class FetchedPages(PageFetches):
 
 @dataclass(eq=False, slots=True)
 class _SentPrompt:
-    """A transfer, the job that computes its prompt, and the pages held for it."""
+    """A transfer, the job that computes its prompt, and the parts of pages to be sent.
+
+    `held` are those that are there; the first `num_added` parts were passed to the transfer.
+    """
 
     transfer: PageTransferRequest
     job_id: str
-    lease: Lease
-    keys: list[bytes] = field(default_factory=list)
+    parts: list[tuple[PartKind, bytes]] = field(default_factory=list)
+    held: dict[int, HeldPart] = field(default_factory=dict)
+    num_added: int = 0
     is_over: bool = False
 
 
@@ -127,27 +133,33 @@ class SentPages(TransferJobs, PageExchange):
     def _open(self, transfer: PageTransferRequest, request: TokenRequest) -> None:
         self._counts["page_transfers_total"] += 1
         job_id = self._new_id()
-        sent = self._sent[transfer] = _SentPrompt(transfer, job_id, self._state.pool.acquire())
-        self._state.in_transfer.add(sent.lease)
+        sent = self._sent[transfer] = _SentPrompt(transfer, job_id)
         self._run(job_id, _prompt_of(request), partial(self._take, sent))
         row = self._scheduler.row_of(job_id)
         if row is None:
             return  # refused: the sink has received the error
-        keys = row.lookup_keys(self._state.pool.page_size)
-        first = transfer.wanted.first
-        sent.keys = keys[first : first + transfer.wanted.num_pages]
-        if len(sent.keys) != transfer.wanted.num_pages or first < 0:
+        keys, wanted = row.lookup_keys(self._state.pool.page_size), transfer.wanted
+        if 0 <= wanted.first <= (num_pages := wanted.first + wanted.num_pages) <= len(keys):
+            needed = self._state.pool.rule.needed(num_pages, wanted.first)
+            sent.parts = [(kind, keys[page]) for kind, page in needed]
+        if wanted.num_pages < 1 or len(sent.parts) != wanted.num_parts:
             transfer.end("pages that the prompt does not have")
         else:
             self._send(sent)
 
     def _send(self, sent: _SentPrompt) -> None:
-        """Hold the next pages that are computed, and pass them to the transfer."""
-        num_before = len(sent.lease)
-        self._state.pool.extend_cached(sent.lease, sent.keys[num_before:])
-        page_ids = sent.lease.page_ids[num_before:]
-        if page_ids:
-            sent.transfer.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
+        """Hold the parts that are there, and pass the next ones in order to the transfer."""
+        for number in range(sent.num_added, len(sent.parts)):
+            if number not in sent.held:
+                held = self._state.pool.hold(*sent.parts[number])
+                if held is not None:
+                    sent.held[number] = held
+        ready: list[PagePart] = []
+        while (held := sent.held.get(sent.num_added)) is not None:
+            ready.append(held.part)
+            sent.num_added += 1
+        if ready:
+            sent.transfer.add(ready)
 
     def _take(self, sent: _SentPrompt, output: Output) -> None:
         """Finish a transfer at the end of its job; the sampled token is dropped."""
@@ -157,15 +169,15 @@ class SentPages(TransferJobs, PageExchange):
         self._send(sent)
         if output.error is not None:
             sent.transfer.end(f"{output.error.code}: {output.error.message}")
-        elif len(sent.lease) < len(sent.keys):
+        elif sent.num_added < len(sent.parts):
             sent.transfer.end("pages were evicted")
 
     def _close(self, transfer: PageTransferRequest) -> None:
         sent = self._sent.pop(transfer, None)
         if sent is None:
             return  # its prompt was not accepted
-        self._state.in_transfer.remove(sent.lease)
-        self._state.pool.release(sent.lease)
+        for held in sent.held.values():
+            self._state.pool.let_go(held)
         self._scheduler.note_change()
         if not sent.is_over:
             self._scheduler.cancel(sent.job_id)

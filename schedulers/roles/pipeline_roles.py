@@ -13,7 +13,7 @@ import msgspec
 from triptych.core.errors import ConfigError
 from triptych.core.kv.transfer.address import PageAddress, read_secret
 from triptych.core.kv.transfer.client import PageClient
-from triptych.core.kv.transfer.memory import PageMemory
+from triptych.core.kv.transfer.memory import PartMemories
 from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.kv.transfer.nixl_slots import check_nixl
 from triptych.core.kv.transfer.server import PageServer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def open_exchange(
     model: str,
     scheduler: TokenScheduler,
-    memory: PageMemory,
+    memories: PartMemories,
     page_format: PageFormat,
     plan: PipelinePlan,
 ) -> Callable[[], None]:
@@ -42,25 +42,29 @@ def open_exchange(
             " pages; omit the option."
         )
     if plan.sends_pages:
-        server = open_server(plan.pages, page_format, memory)
+        server = open_server(plan.pages, page_format, memories)
         scheduler.exchange = SentPages(scheduler, server, model)
         return server.close
-    client = open_client(plan.pages, page_format, memory)
+    client = open_client(plan.pages, page_format, memories)
     scheduler.exchange = FetchedPages(scheduler, client)
     return client.close
 
 
-def open_server(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageServer:
+def open_server(
+    endpoint: PeerEndpoint, page_format: PageFormat, memories: PartMemories
+) -> PageServer:
     """Create the end that listens. Raises `ConfigError`."""
     (address,) = _addresses(endpoint)
     secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
-    return PageServer(address, secret, met, memory, timeout_s=endpoint.timeout_s)
+    return PageServer(address, secret, met, memories, timeout_s=endpoint.timeout_s)
 
 
-def open_client(endpoint: PeerEndpoint, page_format: PageFormat, memory: PageMemory) -> PageClient:
+def open_client(
+    endpoint: PeerEndpoint, page_format: PageFormat, memories: PartMemories
+) -> PageClient:
     """Create the end that connects. Raises `ConfigError`."""
     secret, met = read_secret(endpoint.key_file), _format(endpoint, page_format)
-    return PageClient(_addresses(endpoint), secret, met, memory, timeout_s=endpoint.timeout_s)
+    return PageClient(_addresses(endpoint), secret, met, memories, timeout_s=endpoint.timeout_s)
 
 
 def _format(endpoint: PeerEndpoint, page_format: PageFormat) -> PageFormat:

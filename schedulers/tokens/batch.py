@@ -41,9 +41,9 @@ from triptych.schedulers.tokens.state import SequenceState, TokenProgress, Token
 from triptych.schedulers.tokens.state_saves import (
     book_saves,
     book_spares,
-    give_back_saves,
     plan_saves,
     publish_saves,
+    settle_saves,
 )
 from triptych.schedulers.tokens.step import TokenLimits, TokenStep
 
@@ -164,7 +164,7 @@ class TokenBatch:
 
     def settle(self, piece: ScheduledRow) -> None:
         """Free what a sequence's part of a step that is over held alone."""
-        give_back_saves(self.pool, piece)
+        settle_saves(self.pool, piece)
         self._release(piece.unit)
 
     def _release(self, row: SequenceState) -> None:
@@ -457,9 +457,10 @@ class TokenBatch:
         self.state.check(pieces)
         if self.drafter is not None:
             self.drafter.check(self.state)
-        saved = [snapshot for piece in pieces for _, snapshot in piece.saves]
-        num_pending = 0 if self.pool.snapshots is None else self.pool.snapshots.num_pending
-        assert len(saved) == num_pending, "a snapshot is lost"
+        self.pool.check_states(
+            num_written=sum(len(piece.saves) for piece in pieces),
+            num_read=sum(piece.restored >= 0 for piece in pieces),
+        )
 
     def _count_start(self, row: SequenceState) -> None:
         row.has_started = True

@@ -54,6 +54,7 @@ class DraftPiece:
     is_sampled: bool = False
     is_stale: bool = False
     saves: tuple[tuple[int, int], ...] = ()
+    restored: int = -1
 
 
 @dataclass(slots=True, kw_only=True)

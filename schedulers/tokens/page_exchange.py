@@ -27,6 +27,9 @@ class PageExchange:
     def on_submit(self, row: SequenceState) -> None:
         """React to a new row in the queue."""
 
+    def on_answer(self, row: SequenceState) -> None:
+        """React to a row whose prompt is computed."""
+
     def on_preempt(self, row: SequenceState) -> None:
         """React to a row that is about to lose its pages, and waits again."""
 

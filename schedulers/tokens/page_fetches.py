@@ -11,6 +11,7 @@ All methods run on the loop's thread.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,30 +61,35 @@ class PageSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MissingPages:
+    """Pages of a row that are to be fetched: `keys`, from page `first` on.
+
+    The pages of `kept` are cached and stay as they are. Rows wait for those of `awaited`.
+    """
+
+    kept: Sequence[bytes]
+    first: int
+    keys: Sequence[bytes]
+    awaited: Sequence[bytes]
+
+
 @dataclass(eq=False, slots=True)
 class OpenFetch:
-    """A fetch and the pages that it fills; `num_taken` of them no lease held before."""
+    """A fetch and the pages that it fills; `num_taken` of them no lease held before.
+
+    Rows wait for the pages of `awaited`.
+    """
 
     row: SequenceState
     lease: Lease
-    keys: list[bytes]
+    keys: Sequence[bytes]
+    awaited: list[bytes]
     started_s: float
     num_taken: int
     num_published: int = 0
     is_dropped: bool = False
     fetch: PageFetch | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MissingPages:
-    """The pages of a row that are neither cached nor coming: `keys`, from page `first` on.
-
-    The pages of `found` are cached.
-    """
-
-    found: Sequence[bytes]
-    first: int
-    keys: Sequence[bytes]
 
 
 class PageFetches(PageExchange):
@@ -108,61 +114,90 @@ class PageFetches(PageExchange):
             awaited.is_dropped = True
             self._page_source.stop(awaited.fetch)
 
-    def _missing(self, row: SequenceState) -> MissingPages:
-        """The full pages of a row that are neither cached nor coming."""
-        pool = self._state.pool
-        keys = row.lookup_keys(pool.page_size)
-        num_found = len(pool.peek(keys))
-        first = num_found + sum(1 for _ in takewhile(self._state.is_coming, keys[num_found:]))
-        return MissingPages(keys[:num_found], first, keys[first:])
+    def _missing(self, row: SequenceState, most: int = sys.maxsize) -> MissingPages:
+        """The full pages of a row, of the first `most`, that are neither cached nor coming.
 
-    def _start(
-        self, row: SequenceState, missing: MissingPages, num_pages: int, request: TokenRequest
-    ) -> bool:
-        """Fetch the first `num_pages` of the missing pages; false if there is no room for them."""
+        In a model with several kinds of parts these are the pages that lack one that the row needs
+        to go on after the last; none if that one is coming.
+        """
         state, pool = self._state, self._state.pool
-        lease = pool.acquire()
-        pool.extend_cached(lease, missing.found)
-        num_held = sum(pool.num_holders(page) > 1 for page in lease.page_ids)
-        num_taken = len(lease) - num_held + num_pages
+        keys = row.lookup_keys(pool.page_size)[:most]
+        first = num_found = len(pool.peek(keys))
+        num_kept = num_found
+        if not pool.rule.is_divided:
+            first += sum(1 for _ in takewhile(state.is_coming, keys[num_found:]))
+        elif num_found < len(keys) and not state.is_coming(keys[-1]):
+            first = num_kept = pool.num_kept(keys)
+        else:
+            first = len(keys)
+        awaited = keys[num_found if pool.rule.is_divided else first :]
+        return MissingPages(keys[:num_kept], first, keys[first:], awaited)
+
+    def _start(self, row: SequenceState, missing: MissingPages, request: TokenRequest) -> bool:
+        """Fetch missing pages; false if there is no room for them."""
+        state, pool, num_pages = self._state, self._state.pool, len(missing.keys)
+        num_taken = num_pages + pool.num_unheld(missing.kept)
         num_carried = sum(each.num_taken for each in self._open.values())
-        has_room = num_pages <= pool.num_available
-        if not has_room or num_carried + num_taken > self._most_pages():
-            pool.release(lease)
+        if num_carried + num_taken > self._most_pages():
             return False
-        pool.extend(lease, num_pages)
-        keys = list(missing.keys[:num_pages])
-        awaited = OpenFetch(row, lease, keys, time.monotonic(), num_taken)
+        lease = pool.lease_arriving(missing.kept, num_pages, self._num_spare_windows())
+        if lease is None:
+            return False
+        awaited = OpenFetch(
+            *(row, lease, missing.keys, [*missing.awaited], time.monotonic(), num_taken)
+        )
         self._open[row] = awaited
         state.in_transfer.add(lease)
-        state.arriving.update(keys)
+        state.arriving.update(missing.awaited)
         awaited.fetch = PageFetch(
             fetch_id=next(self._ids),
             request=request,
             first=missing.first,
-            keys=keys,
-            page_ids=lease.page_ids[lease.num_published :],
+            num_pages=num_pages,
+            parts=pool.arriving_parts(lease, missing.keys),
             arrived=lambda num: self._post(partial(self._take, awaited, num)),
             ended=lambda: self._post(partial(self._end, awaited)),
         )
         self._page_source.start(awaited.fetch)
         return True
 
+    def _num_spare_windows(self) -> int:
+        """The pages of window layers that running rows may still take, to keep their windows."""
+        windows = self._state.pool.windows
+        if windows is None:
+            return 0
+        most, leases = windows.reach + 2, [row.lease for row in self._state.running]
+        num_held = [len(each.window_ids) - each.first_window for each in leases if each is not None]
+        return sum(max(0, most - num) for num in num_held)
+
     def _most_pages(self) -> int:
         """The most pages that fetches may hold."""
         return int(_MAX_SHARE * self._state.pool.num_pages)
 
     def _take(self, awaited: OpenFetch, num_arrived: int) -> None:
-        """Publish the first pages of a fetch, which are written."""
+        """Publish the pages of a fetch whose parts are written.
+
+        Where a page has several parts, all are published with the last one.
+        """
+        assert awaited.fetch is not None, "it was started"
+        if self._state.pool.rule.is_divided:
+            is_whole = num_arrived == len(awaited.fetch.parts)
+            num_arrived = len(awaited.keys) if is_whole else 0
         keys = awaited.keys[awaited.num_published : num_arrived]
-        self._state.pool.publish(awaited.lease, keys)
-        self._state.arriving.difference_update(keys)
         awaited.num_published = num_arrived
+        if keys:
+            self._state.pool.publish_arrived(awaited.lease, keys)
+            self._settle(awaited, None if self._state.pool.rule.is_divided else len(keys))
         self._note_change()
+
+    def _settle(self, awaited: OpenFetch, num_pages: int | None = None) -> None:
+        """Let rows wait no longer for the first pages of a fetch, or for all."""
+        self._state.settle_arriving(awaited.awaited[:num_pages])
+        del awaited.awaited[:num_pages]
 
     def _end(self, awaited: OpenFetch) -> None:
         """Close a fetch that ended: missing pages are computed."""
-        self._state.arriving.difference_update(awaited.keys[awaited.num_published :])
+        self._settle(awaited)
         self._state.in_transfer.remove(awaited.lease)
         self._state.pool.release(awaited.lease)
         del self._open[awaited.row]

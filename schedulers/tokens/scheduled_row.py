@@ -33,6 +33,8 @@ class ScheduledRow:
     """The name of its part of the step, known once booked."""
     saves: tuple[tuple[int, int], ...] = ()
     """The snapshots of its state that the step saves, `(position, snapshot)`."""
+    restored: int = -1
+    """The snapshot that the step begins with, which it holds; -1 without one."""
 
     @property
     def is_decode(self) -> bool:
@@ -78,8 +80,8 @@ class ScheduledRow:
             saved_snapshots=self.saves,
         )
         if not row.is_bound:
-            snapshot = lease.snapshot if self.start else -1
-            planned = structs.replace(planned, restored_snapshot=snapshot, **row.binding())
+            self.restored, lease.snapshot = lease.snapshot, -1
+            planned = structs.replace(planned, restored_snapshot=self.restored, **row.binding())
         if self.is_sampled:
             row.num_forced = 0
             if row.grammar is not None:

@@ -160,17 +160,17 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             return pool.forget_all()
         keys = self.tokens.prompt_keys(row)
         num_indexed = pool.num_indexed(keys)
-        keys = keys[: num_indexed + exchange.num_kept(keys[num_indexed:])]
+        found = keys[: num_indexed + exchange.num_kept(keys[num_indexed:])]
         if action == "pin":
-            return exchange.pin(keys, row.request.tenant)
+            return exchange.pin(found, row.request.tenant)
         if action == "unpin":
-            exchange.unpin(keys)
-        else:
+            exchange.unpin(found)
+        else:  # all, as parts of a page may outlast the others
             pool.forget(keys)
             exchange.drop(keys)
             if drafter is not None:
-                drafter.pool.forget(self.tokens.prompt_keys(row))
-        return len(keys)
+                drafter.pool.forget(keys)
+        return len(found)
 
     def _open(self, job: Job) -> SequenceState:
         request = job.request
@@ -350,8 +350,11 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             return
         if delta is None:
             return
-        if not delta.state:
-            opened.job.timings.setdefault("first_token_s", now_s)
+        timings = opened.job.timings
+        if "first_token_s" not in timings:
+            self.exchange.on_answer(opened)
+            if not delta.state:
+                timings["first_token_s"] = now_s
         self._send_delta(opened, delta)
 
     def _send_delta(self, opened: SequenceState, delta: TokenDelta) -> None:

@@ -6,7 +6,8 @@ Owns the data and its invariants. Decides nothing: `policy` reads it, `batch` ch
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -275,10 +276,10 @@ class TokenState:
         self.leaving: set[SequenceState] = set()
         self.retries = Retries()
         self.computing: dict[bytes, SequenceState] = {}
-        self.arriving: set[bytes] = set()
-        """Keys of pages that are fetched (`schedulers.tokens.page_fetches`)."""
+        self.arriving: Counter[bytes] = Counter()
+        """Fetches of pages by their keys (`schedulers.tokens.page_fetches`)."""
         self.in_transfer: set[Lease] = set()
-        """Leases of pages in transfer from or to other engines and lower tiers."""
+        """Leases of pages in transfer from other engines and lower tiers."""
         self.shares = ServiceShares()
         """Tokens computed for each client."""
         self.free_slots = list(range(options.max_batch_size))
@@ -293,6 +294,13 @@ class TokenState:
     def is_coming(self, key: bytes) -> bool:
         """Whether a page is being computed, by this engine or another one."""
         return key in self.computing or key in self.arriving
+
+    def settle_arriving(self, keys: Iterable[bytes]) -> None:
+        """Expect pages of one fetch no longer."""
+        for key in keys:
+            self.arriving[key] -= 1
+            if not self.arriving[key]:
+                del self.arriving[key]
 
     def is_protected(self, row: SequenceState) -> bool:
         """Whether `row` was preempted so often that it takes all its pages when it starts."""

@@ -33,11 +33,15 @@ Each divides a prompt's step; fewer tokens are computed as fast as they are foun
 
 
 def plan_saves(pool: PagePool, row: SequenceState) -> None:
-    """Choose the pages of a row that starts now after which its state is saved."""
-    if pool.snapshots is None or not pool.enable_prefix_caching:
+    """Choose the pages of a row that starts now after which its state is saved.
+
+    Lower tiers keep what a row needs to go on there, in models with windows as well.
+    """
+    if not (pool.rule.is_divided and pool.enable_prefix_caching):
         return
+    assert row.lease is not None, "it starts"
     keys = row.keys[: (row.num_known - 1) // pool.page_size]
-    row.saved_pages = {len(keys), pool.num_indexed(keys)}
+    row.saved_pages = {len(keys), pool.num_indexed(keys), row.lease.num_published}
     row.spare_pages = _spare_pages(len(keys), pool.page_size) - row.saved_pages
 
 
@@ -112,10 +116,14 @@ def publish_saves(pool: PagePool, piece: ScheduledRow) -> None:
     piece.saves = ()
 
 
-def give_back_saves(pool: PagePool, piece: ScheduledRow) -> None:
-    """Free the snapshots of a step that is over and whose results are not used."""
+def settle_saves(pool: PagePool, piece: ScheduledRow) -> None:
+    """Let go of the snapshots of a step that is over, and free those that it did not publish."""
+    if pool.snapshots is None:
+        return
     for position, snapshot in piece.saves:
-        assert pool.snapshots is not None, "only rows with states save them"
         pool.snapshots.give_back(snapshot)
         piece.unit.pending_pages.discard(position // pool.page_size)
     piece.saves = ()
+    if piece.restored >= 0:
+        pool.snapshots.let_go(piece.restored)
+        piece.restored = -1

@@ -1,9 +1,11 @@
 """The tiers of the prefix cache below the device: which pages are saved, and which come back.
 
-Owns the order on the engine's loop. Pages are saved once they are indexed, a few at a time; a page
-that is evicted before is lost to the tiers and computed again. The pages of a waiting row come back
-once there is a slot for it: at its arrival, after a preemption, or after a wait in which pages that
-it had found were evicted. Knows no files and no tensors: `core.kv.tiers` moves the pages.
+Owns the order on the engine's loop. What layers that see all tokens keep of a page is saved once it
+is indexed; windows and states where a later row may go on: at the end of a prompt and of an answer,
+and where a row has gone on or parted from cached pages. A few parts are saved at a time; one that
+is evicted before is lost to the tiers and computed again. The pages of a waiting row come back once
+there is a slot for it: at its arrival, after a preemption, or after a wait in which pages that it
+had found were evicted. Knows no files and no tensors: `core.kv.tiers` moves the parts.
 
 All methods run on the loop's thread.
 """
@@ -11,22 +13,25 @@ All methods run on the loop's thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from triptych.core.kv.pages import Lease, PageJournal
+from triptych.core.kv.pages import HeldPart, PageJournal
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.tiers.disk import DiskTier
 from triptych.core.kv.tiers.host import HostTier
-from triptych.core.kv.tiers.store import PageTiers
-from triptych.core.kv.transfer.memory import PageMemory
+from triptych.core.kv.tiers.store import PageTiers, Shelf
+from triptych.core.kv.transfer.memory import PartMemories
 from triptych.core.kv.transfer.messages import PageFormat
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.page_fetches import (
     ExchangingScheduler,
+    MissingPages,
     OpenFetch,
     PageFetches,
     PageSource,
@@ -52,15 +57,19 @@ class PageStore(PageSource, Protocol):
         ...
 
     def num_held(self, keys: Sequence[bytes]) -> int:
-        """The number of leading pages that can be fetched."""
+        """The number of leading pages with a part in a tier."""
         ...
 
-    def save(self, pages: Sequence[tuple[bytes, int]], saved: Callable[[], None]) -> None:
-        """Copy pages, `(key, page_id)`; they stay as they are until `saved` is called."""
+    def holds(self, kind: PartKind, key: bytes) -> bool:
+        """Whether a part can be fetched."""
         ...
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """Make the pages of a prompt those used last."""
+    def save(self, parts: Sequence[PagePart], saved: Callable[[], None]) -> None:
+        """Copy parts; they stay as they are until `saved` is called."""
+        ...
+
+    def touch(self, parts: Iterable[tuple[PartKind, bytes]]) -> None:
+        """Make the parts of a prompt those used last."""
         ...
 
     def pin(self, keys: Sequence[bytes], tenant: str) -> int:
@@ -82,24 +91,36 @@ class PageStore(PageSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """The bytes in host memory, and on disk in `folder` if that is not empty; 0: by free space."""
+    """The bytes in host memory by kind of parts, and on disk in `folder` if that is not empty.
 
-    host_bytes: int
+    With 0 `disk_bytes` the free space decides. On disk, kinds have the shares of host memory.
+    """
+
+    host: Mapping[PartKind, int]
     folder: str
     disk_bytes: int
 
 
 def open_tiers(
-    scheduler: TokenScheduler, memory: PageMemory, page_format: PageFormat, sizes: TierSizes
+    scheduler: TokenScheduler, memories: PartMemories, page_format: PageFormat, sizes: TierSizes
 ) -> Callable[[], None]:
     """Keep a model's pages in tiers below the device; returns the function that ends that.
 
     Raises `ConfigError` for a folder that cannot be used.
     """
-    host, disk = HostTier(sizes.host_bytes, memory.page_bytes), None
-    if sizes.folder:
-        disk = DiskTier(Path(sizes.folder).expanduser(), page_format, sizes.disk_bytes)
-    tiers = PageTiers(memory, host, disk)
+    shelves: dict[PartKind, Shelf] = {}
+    with ExitStack() as on_error:
+        for kind, num_bytes in sizes.host.items():
+            memory, share = memories[kind], num_bytes / sum(sizes.host.values())
+            disk = None
+            if sizes.folder:
+                own = page_format.of_kind(kind, memory.page_bytes)
+                folder = Path(sizes.folder).expanduser()
+                disk = DiskTier(folder, own, sizes.disk_bytes, share)
+            shelves[kind] = Shelf(memory, HostTier(num_bytes, memory.page_bytes), disk)
+            on_error.callback(shelves[kind].close)
+        on_error.pop_all()
+    tiers = PageTiers(shelves)
     scheduler.exchange = StoredPages(scheduler, tiers)
     tiers.begin()
     return tiers.close
@@ -115,7 +136,7 @@ class StoredPages(PageFetches):
         self._pool = pool
         self._journal = pool.journal = PageJournal()
         self._most_saved = max(1, min(_MOST_SAVED_AT_ONCE, pool.num_pages // _POOL_SHARE))
-        self._unsaved: dict[bytes, None] = {}
+        self._unsaved: dict[tuple[PartKind, bytes], None] = {}
         self._is_saving = False
         self._wanting: dict[SequenceState, int] = {}  # with the step of its last fetch
         self._num_steps = 0
@@ -126,15 +147,33 @@ class StoredPages(PageFetches):
         self._wanting[row] = -1
         self._fetch(row)
 
+    def on_answer(self, row: SequenceState) -> None:
+        """Save what later rows need that go on where a prompt ends, or where the row did."""
+        for num_pages in row.saved_pages:
+            self._save_end(row, num_pages)
+
     def on_preempt(self, row: SequenceState) -> None:
         """Fetch the pages of a row again if they are evicted until it starts."""
         self._wanting[row] = -1
+        self._save_progress(row)
 
     def on_end(self, row: SequenceState) -> None:
         """End the fetch of a row, and keep its pages longest."""
         super().on_end(row)
         self._wanting.pop(row, None)
-        self._store.touch(row.keys)
+        self._save_progress(row)
+        rule, keys = self._pool.rule, row.keys
+        self._store.touch((kind, keys[page]) for kind, page in rule.needed(len(keys)))
+
+    def _save_progress(self, row: SequenceState) -> None:
+        """Save what a row needs that goes on where this one is."""
+        if row.lease is not None:
+            self._save_end(row, row.lease.num_published)
+
+    def _save_end(self, row: SequenceState, num_pages: int) -> None:
+        """Save the windows and the state that a row needs to go on after so many pages."""
+        for kind, page in self._pool.rule.ends(num_pages):
+            self._unsaved[kind, row.keys[page]] = None
 
     def on_step_end(self) -> None:
         """Save the pages that the step completed, and fetch those that there is room for now."""
@@ -158,7 +197,8 @@ class StoredPages(PageFetches):
     def drop(self, keys: Sequence[bytes]) -> None:
         """Remove pages from the lower tiers."""
         for key in keys:
-            self._unsaved.pop(key, None)
+            for kind in PartKind:
+                self._unsaved.pop((kind, key), None)
         self._store.drop(keys)
 
     def clear(self) -> None:
@@ -189,11 +229,35 @@ class StoredPages(PageFetches):
         Otherwise two rows might evict each other's pages without end.
         """
         if self._has_slot and row not in self._open and self._wanting[row] < self._num_steps:
-            missing = self._missing(row)
-            room = min(self._pool.num_available, self._most_pages()) - len(missing.found)
-            num_pages = min(room, self._store.num_held(missing.keys))
-            if num_pages > 0 and self._start(row, missing, num_pages, row.request):
+            missing = self._missing(row, self._num_reachable(row))
+            if missing.keys and self._holds_all(missing) and self._start(row, missing, row.request):
                 self._wanting[row] = self._num_steps
+
+    def _num_reachable(self, row: SequenceState) -> int:
+        """After how many pages a row can go on with parts of the tiers, as far as there is room."""
+        pool, store, rule = self._pool, self._store, self._pool.rule
+        keys = row.lookup_keys(pool.page_size)
+        num_pages = pool.num_indexed(keys)
+        if not rule.is_divided:
+            num_pages += sum(1 for _ in takewhile(self._state.is_coming, keys[num_pages:]))
+        if rule.has_full:
+            held = takewhile(lambda key: store.holds(PartKind.FULL, key), keys[num_pages:])
+            num_pages += sum(1 for _ in held)
+        else:
+            num_pages = len(keys)
+        num_pages = min(num_pages, pool.num_available, self._most_pages())
+
+        def has(kind: PartKind, page: int) -> bool:
+            is_window = kind is PartKind.WINDOW
+            return (is_window and pool.has(kind, keys[page])) or store.holds(kind, keys[page])
+
+        return rule.depth(num_pages, has)
+
+    def _holds_all(self, missing: MissingPages) -> bool:
+        """Whether all parts of missing pages are in a tier."""
+        first, num_pages = len(missing.kept), len(missing.kept) + len(missing.keys)
+        needed = self._pool.rule.needed(num_pages, first)
+        return all(self._store.holds(kind, missing.keys[page - first]) for kind, page in needed)
 
     @property
     def _has_slot(self) -> bool:
@@ -206,36 +270,34 @@ class StoredPages(PageFetches):
 
     def _read_journal(self) -> None:
         journal = self._journal
-        self._unsaved.update(dict.fromkeys(journal.indexed))
+        if self._pool.rule.has_full:
+            self._unsaved.update(dict.fromkeys((PartKind.FULL, key) for key in journal.indexed))
         journal.indexed.clear()
         if journal.distrusted:
             self.drop(journal.distrusted)
             journal.distrusted.clear()
 
     def _save(self) -> None:
-        """Save the next pages, unless others are being saved."""
-        if self._is_saving or not self._unsaved:
+        """Save the next parts, unless others are being saved."""
+        if self._is_saving:
             return
-        lease, pages = self._pool.acquire(), list[tuple[bytes, int]]()
-        while self._unsaved and len(pages) < self._most_saved:
-            key = next(iter(self._unsaved))
-            del self._unsaved[key]
-            self._pool.extend_cached(lease, (key,))
-            if len(lease) > len(pages):
-                pages.append((key, lease.page_ids[-1]))
-            else:
+        held: list[HeldPart] = []
+        while self._unsaved and len(held) < self._most_saved:
+            kind, key = next(iter(self._unsaved))
+            del self._unsaved[kind, key]
+            if (part := self._pool.hold(kind, key)) is not None:
+                held.append(part)
+            elif not self._store.holds(kind, key):
                 self._num_unsaved += 1
-        if not pages:
-            self._pool.release(lease)
-            return
-        self._is_saving = True
-        self._state.in_transfer.add(lease)
-        self._store.save(pages, lambda: self._post(partial(self._saved, lease)))
+        if held:
+            self._is_saving = True
+            parts = [part for part, _ in held]
+            self._store.save(parts, lambda: self._post(partial(self._saved, held)))
 
-    def _saved(self, lease: Lease) -> None:
+    def _saved(self, held: Sequence[HeldPart]) -> None:
         self._is_saving = False
-        self._state.in_transfer.remove(lease)
-        self._pool.release(lease)
+        for part in held:
+            self._pool.let_go(part)
         self._note_change()
         self._save()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,11 +11,9 @@ import msgspec
 import pytest
 from PIL import Image
 
-from support.decoder_families import FAMILIES, save_family
 from support.images import image, saved
-from support.roles import answer, engine, role_config, series
+from support.roles import answer, engine, role_config, save_text_family, series
 from support.serve_process import free_port
-from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
@@ -32,15 +29,16 @@ from triptych.schedulers.local import LocalClient
 
 _NUM_PAGES = 14 + 1
 """Whole pages of the longest prompt, and of the one that leaves it."""
-_WAYS = [  # what pages cross, of which model, in which format
-    ("unix", "llama", "auto"),
-    ("tcp", "llama", "auto"),
-    ("tcp", "llama", "bfloat16"),
-    ("unix", "llama", "int8"),
-    ("tcp", "llama", "float8_e4m3fn"),
-    ("unix", "qwen2-window", "auto"),
-    ("unix", "qwen3", "auto"),
-    ("unix", "mixtral", "auto"),
+_WAYS = [  # what pages cross, of which model, in which format, in how many parts
+    ("unix", "llama", "auto", _NUM_PAGES),
+    ("tcp", "llama", "auto", _NUM_PAGES),
+    ("tcp", "llama", "bfloat16", _NUM_PAGES),
+    ("unix", "llama", "int8", _NUM_PAGES),
+    ("tcp", "llama", "float8_e4m3fn", _NUM_PAGES),
+    ("unix", "qwen2-window", "auto", 28),
+    ("tcp", "qwen3.5", "auto", 19),
+    ("unix", "qwen3", "auto", _NUM_PAGES),
+    ("unix", "mixtral", "auto", _NUM_PAGES),
 ]
 
 
@@ -50,10 +48,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     @cache
     def write(name: str) -> Path:
-        family, extra = FAMILIES[name]
         folder = tmp_path_factory.mktemp(name)
-        save_family(folder, family, **extra)
-        write_text_folder(folder, **json.loads((folder / "config.json").read_text()))
+        save_text_family(folder, name)
         return folder
 
     return write
@@ -72,9 +68,14 @@ def requests() -> list[TokenRequest]:
     ]
 
 
-@pytest.mark.parametrize(("way", "family", "cells"), _WAYS)
+@pytest.mark.parametrize(("way", "family", "cells", "num_parts"), _WAYS)
 async def test_tokens_are_those_of_one_engine(
-    way: str, family: str, cells: str, folder_of: Callable[[str], Path], tmp_path: Path
+    way: str,
+    family: str,
+    cells: str,
+    num_parts: int,
+    folder_of: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     folder, requested = folder_of(family), requests()
     address = f"unix:{tmp_path}/pages" if way == "unix" else f"127.0.0.1:{free_port()}"
@@ -87,9 +88,9 @@ async def test_tokens_are_those_of_one_engine(
     async with engine(configs[0], folder) as prefill, engine(configs[1], folder) as decode:
         await series(decode, "page_links", 1)
         got = [await answer(decode, each, str(n)) for n, each in enumerate(requested)]
-        assert await series(decode, "pages_received_total", _NUM_PAGES) == _NUM_PAGES
+        assert await series(decode, "pages_received_total", num_parts) == num_parts
         assert await series(decode, "page_fallbacks_total") == 0
-        assert await series(prefill, "pages_sent_total", _NUM_PAGES) == _NUM_PAGES
+        assert await series(prefill, "pages_sent_total", num_parts) == num_parts
     assert got == expected
     assert len(set(got)) > 6
 

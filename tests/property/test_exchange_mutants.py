@@ -9,6 +9,7 @@ from support.page_link import HandLink, drive_pair
 from support.token_driver import random_world
 from support.token_world import World
 from triptych.core.kv.pages import Lease, PagePool
+from triptych.core.kv.parts import PagePart
 from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _SentPrompt
 from triptych.schedulers.tokens.page_fetches import OpenFetch
 
@@ -23,7 +24,7 @@ def publishes_a_page_too_many(self: FetchedPages, awaited: OpenFetch, num_arrive
 def forgets_what_was_to_come(self: FetchedPages, awaited: OpenFetch) -> None:
     missing = set(awaited.keys[awaited.num_published :])
     _end(self, awaited)
-    self._state.arriving |= missing
+    self._state.arriving.update(missing)
 
 
 def gives_no_pages_back(self: FetchedPages, awaited: OpenFetch) -> None:
@@ -32,8 +33,11 @@ def gives_no_pages_back(self: FetchedPages, awaited: OpenFetch) -> None:
 
 
 def sends_pages_that_nobody_holds(self: SentPages, sent: _SentPrompt) -> None:
-    keys = sent.keys[len(sent.transfer.pages) :]  # type: ignore[attr-defined]
-    sent.transfer.add(list(zip(keys, self._state.pool.peek(keys), strict=False)))
+    pool = self._state.pool
+    found = pool.peek([key for _, key in sent.parts[sent.num_added :]])
+    for page_id in found:
+        sent.transfer.add([PagePart(sent.parts[sent.num_added][1], page_id)])
+        sent.num_added += 1
 
 
 def follows_without_holding(self: PagePool, lease: Lease, keys: list[bytes]) -> None:
@@ -42,7 +46,7 @@ def follows_without_holding(self: PagePool, lease: Lease, keys: list[bytes]) -> 
         lease.num_published += 1
 
 
-_FAULTS: list[tuple[type, str, Callable[..., None]]] = [
+_FAULTS: list[tuple[type, str, Callable[..., object]]] = [
     (FetchedPages, "_take", publishes_a_page_too_many),
     (FetchedPages, "_end", forgets_what_was_to_come),
     (FetchedPages, "_end", gives_no_pages_back),
@@ -53,7 +57,7 @@ _FAULTS: list[tuple[type, str, Callable[..., None]]] = [
 
 @pytest.mark.parametrize(("owner", "name", "fault"), _FAULTS)
 def test_the_driver_stumbles_over_a_fault(
-    owner: type, name: str, fault: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, fault: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(_STUMBLES):  # noqa: PT012 (whichever world it is)

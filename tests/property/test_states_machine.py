@@ -62,11 +62,11 @@ def gives_back_what_is_indexed(pool: Any, piece: ScheduledRow) -> None:
     for key in piece.unit.keys:
         if key in pool.snapshots:
             pool.snapshots._free.append(pool.snapshots._index[key])
-    state_saves.give_back_saves(pool, piece)
+    state_saves.settle_saves(pool, piece)
 
 
 def finds_any(index: SnapshotIndex, key: bytes) -> int:
-    return next(iter(index._index.values()))
+    return index.hold(next(iter(index._index)))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def finds_any(index: SnapshotIndex, key: bytes) -> int:
     [
         (token_batch, "book_saves", publishes_before_commit),
         (token_batch, "book_saves", saves_a_page_too_early),
-        (token_batch, "give_back_saves", gives_back_what_is_indexed),
+        (token_batch, "settle_saves", gives_back_what_is_indexed),
         (TokenBatch, "retry", goes_on_after_running_out_of_memory),
         (TokenBatch, "_num_kept", goes_on_after_a_wrong_draft),
         (SnapshotIndex, "find", finds_any),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.tiered_world import TieredWorld, drive_tiers
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.tiers.store import PageTiers
 from triptych.schedulers.tokens.stored_pages import StoredPages
 
@@ -34,13 +35,13 @@ def test_the_worlds_hit_and_evict_in_every_tier(tmp_path: Path) -> None:
 
 def saves_pages_that_nobody_holds(self: StoredPages) -> None:
     pool = self._pool
-    pages = [(key, pool._index[key]) for key in self._unsaved if key in pool._index]
+    keys = [key for kind, key in self._unsaved if kind is PartKind.FULL and key in pool._index]
     self._unsaved.clear()
-    self._store.save(pages, lambda: None)
+    self._store.save([PagePart(key, pool._index[key]) for key in keys], lambda: None)
 
 
-def copies_the_page_before(self: PageTiers, key: bytes, page_id: int) -> None:
-    _copy(self, key, max(0, page_id - 1))
+def copies_the_page_before(self: PageTiers, part: PagePart) -> None:
+    _copy(self, part._replace(number=max(0, part.number - 1)))
 
 
 _copy = PageTiers._copy

@@ -12,6 +12,7 @@ import pytest
 
 from support.token_driver import drive, random_windowed_world
 from triptych.core.kv.pages import Lease, PagePool
+from triptych.core.kv.parts import PartKind, PartRule
 from triptych.core.kv.windows import WindowPages
 
 
@@ -40,8 +41,8 @@ def leaves_before_commit(pool: PagePool, lease: Lease, num_pages: int) -> None:
         _leave(pool, lease, num_pages * pool.page_size)
 
 
-def finds_pages_without_windows(windows: WindowPages, page_ids: list[int]) -> int:
-    return max((n + 1 for n, page in enumerate(page_ids) if windows.has(page)), default=0)
+def finds_pages_without_windows(rule: PartRule, num_pages: int, has: Callable[..., bool]) -> int:
+    return max((n + 1 for n in range(num_pages) if has(PartKind.WINDOW, n)), default=0)
 
 
 def frees_held_parts(windows: WindowPages, page_id: int, **given: Any) -> None:
@@ -58,7 +59,7 @@ def keeps_parts_of_lost_pages(windows: WindowPages, page_id: int) -> None:
     [
         (PagePool, "leave_windows", leaves_a_page_too_early),
         (PagePool, "extend_windows", leaves_before_commit),
-        (WindowPages, "depth", finds_pages_without_windows),
+        (PartRule, "depth", finds_pages_without_windows),
         (WindowPages, "drop", frees_held_parts),
         (WindowPages, "forget", keeps_parts_of_lost_pages),
     ],

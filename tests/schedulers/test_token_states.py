@@ -38,13 +38,11 @@ def test_the_next_turn_computes_only_what_is_new() -> None:
     assert ask(world(num_snapshots=1), "b", turn) == 0
 
 
-@pytest.mark.parametrize(("num_snapshots", "expected"), [(16, [0, 0, 12, 12]), (1, [0, 0, 12, 0])])
-def test_a_shared_beginning_is_found_once_it_is_known(
-    num_snapshots: int, expected: list[int]
-) -> None:
+@pytest.mark.parametrize("num_snapshots", [16, 1])
+def test_a_shared_beginning_is_found_once_it_is_known(num_snapshots: int) -> None:
     at = world(num_snapshots=num_snapshots)
     prompts = [SYSTEM + (30 + n,) * 9 for n in range(4)]
-    assert [ask(at, f"{n}", prompt) for n, prompt in enumerate(prompts)] == expected
+    assert [ask(at, f"{n}", prompt) for n, prompt in enumerate(prompts)] == [0, 0, 12, 12]
 
 
 @pytest.mark.parametrize("max_batch_input_tokens", [88, 512, 1024])

@@ -79,7 +79,7 @@ class HandImages:
         return found
 
     def deliver(self, fetch: PageFetch) -> None:
-        fetch.num_arrived = len(fetch.keys)
+        fetch.num_arrived = len(fetch.parts)
         self.lose(fetch)
 
     def lose(self, fetch: PageFetch) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 from msgspec import structs
 
+from support.shadow_parts import shadow_memories
 from support.token_driver import Driver
-from support.token_world import MODEL, VOCAB_SIZE, Page, World
+from support.token_world import MODEL, VOCAB_SIZE, World
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.errors import TriptychError, to_info
+from triptych.core.kv.parts import PagePart
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import new_counts
 from triptych.core.kv.transfer.messages import FetchPages
@@ -25,11 +27,11 @@ class ManualTransfer:
 
     wanted: FetchPages
     fetch: PageFetch | None = None
-    pages: list[tuple[bytes, int]] = field(default_factory=list)
+    pages: list[PagePart] = field(default_factory=list)
     reason: str = ""
 
-    def add(self, pages: list[tuple[bytes, int]]) -> None:
-        self.pages += pages
+    def add(self, parts: list[PagePart]) -> None:
+        self.pages += parts
 
     def end(self, reason: str) -> None:
         self.reason = reason
@@ -44,6 +46,8 @@ class HandLink:
         self.is_connected = True
         self.open: list[ManualTransfer] = []
         self.transfers: SentPages | None = None
+        ends = [shadow_memories(prefill), shadow_memories(decode)]
+        self.memories = {kind: (ends[0][kind], ends[1][kind]) for kind in ends[0]}
         decode.scheduler.exchange = FetchedPages(decode.scheduler, self)
         sent = SentPages(prefill.scheduler, self, MODEL)
         prefill.scheduler.exchange = sent
@@ -61,7 +65,8 @@ class HandLink:
                 fetch_id=what.fetch_id,
                 request=what.request,
                 first=what.first,
-                num_pages=len(what.keys),
+                num_pages=what.num_pages,
+                num_parts=len(what.parts),
             ),
             what,
         )
@@ -97,17 +102,17 @@ class HandLink:
         """The next pages that are ready reach the other cache."""
         fetch = transfer.fetch
         assert fetch is not None
-        for key, page_id in transfer.pages[:num_pages]:
-            assert key == fetch.keys[fetch.num_arrived]
-            source = self.prefill.runner.pages[page_id]
-            assert self.prefill.pool.num_holders(page_id), "a page that is sent is held"
-            steps = [-1] * len(source.digests)
-            target = fetch.page_ids[fetch.num_arrived]
-            self.decode.runner.pages[target] = Page(list(source.digests), steps)
+        for part in transfer.pages[:num_pages]:
+            target = fetch.parts[fetch.num_arrived]
+            assert (part.key, part.kind) == (target.key, target.kind)
+            source, sink = self.memories[part.kind]
+            content = memoryview(bytearray(source.page_bytes))
+            source.read(part.number, content)
+            sink.write(target.number, content)
             fetch.num_arrived += 1
             fetch.arrived(fetch.num_arrived)
         del transfer.pages[:num_pages]
-        if fetch.num_arrived == len(fetch.keys):
+        if fetch.num_arrived == len(fetch.parts):
             self.end(transfer)
 
     def end(self, transfer: ManualTransfer) -> None:

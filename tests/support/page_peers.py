@@ -16,6 +16,7 @@ import msgspec
 
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.keys import page_key, root_key
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.client import PageClient, PageFetch
 from triptych.core.kv.transfer.messages import (
@@ -86,7 +87,7 @@ class ManualTransfers:
         first = transfer.wanted.first
         for n in range(first, first + num_pages):
             self.memory.pages[n] = content(KEYS[n])
-        transfer.add([(KEYS[n], n) for n in range(first, first + num_pages)])
+        transfer.add([PagePart(KEYS[n], n) for n in range(first, first + num_pages)])
 
 
 class Fetched:
@@ -99,8 +100,8 @@ class Fetched:
             fetch_id=next(_ids),
             request=TokenRequest(prompt_ids=(1, 2, 3)),
             first=first,
-            keys=KEYS[first : first + num_pages],
-            page_ids=list(range(first, first + num_pages)),
+            num_pages=num_pages,
+            parts=[PagePart(KEYS[n], n) for n in range(first, first + num_pages)],
             arrived=self._arrive,
             ended=self._end,
         )
@@ -122,13 +123,14 @@ def open_server(
     transport: str = "sockets",
 ) -> PageServer:
     met = msgspec.structs.replace(FORMAT, transport=transport)
-    return PageServer(PageAddress.parse(address), secret, met, memory, timeout_s=timeout_s)
+    memories = {PartKind.FULL: memory}
+    return PageServer(PageAddress.parse(address), secret, met, memories, timeout_s=timeout_s)
 
 
 def open_client(*addresses: str, memory: ByteMemory | None = None, **more: Any) -> PageClient:
     given = {"secret": SECRET, "page_format": FORMAT, "timeout_s": 5.0} | more
     found = [PageAddress.parse(address) for address in addresses]
-    return PageClient(found, memory=memory or ByteMemory(), **given)
+    return PageClient(found, memories={PartKind.FULL: memory or ByteMemory()}, **given)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -146,8 +148,9 @@ class Pair:
     """A server with its transfers, and a client, connected."""
 
     def __init__(self, address: str, timeout_s: float = 5.0, transport: str = "sockets") -> None:
-        self.server = open_server(address, ByteMemory(), timeout_s=timeout_s, transport=transport)
-        self.transfers = ManualTransfers(self.server.memory)  # type: ignore[arg-type]
+        memory = ByteMemory()
+        self.server = open_server(address, memory, timeout_s=timeout_s, transport=transport)
+        self.transfers = ManualTransfers(memory)
         self.server.start(self.transfers)
         address = address.replace(":0", f":{self.server.port}") if ":0" in address else address
         self.memory = ByteMemory()
@@ -269,4 +272,6 @@ class RawServer(RawPeer):
 
 def transfer(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:
     request = TokenRequest(prompt_ids=(1, 2, 3))
-    return FetchPages(fetch_id=fetch_id, request=request, first=0, num_pages=num_pages)
+    return FetchPages(
+        fetch_id=fetch_id, request=request, first=0, num_pages=num_pages, num_parts=num_pages
+    )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from support.decoder_families import FAMILIES, save_family
+from support.recurrent_models import RECURRENT, recurrent_model
+from support.text_models import write_text_folder
 from triptych.compose import build_engine
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.options.config import (
@@ -51,6 +55,16 @@ def role_config(
         server=ServerOptions(stream_timeout_s=math.inf),
         pipeline=options,
     )
+
+
+def save_text_family(folder: Path, name: str) -> None:
+    """A tiny model of a family, with a tokenizer."""
+    if name in RECURRENT:
+        recurrent_model(name).save_pretrained(folder)
+    else:
+        family, extra = FAMILIES[name]
+        save_family(folder, family, **extra)
+    write_text_folder(folder, **json.loads((folder / "config.json").read_text()))
 
 
 @asynccontextmanager

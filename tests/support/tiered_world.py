@@ -5,38 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import msgspec
-
 from support.page_peers import FORMAT
-from support.token_driver import Driver, random_world
-from support.token_world import Page, World
+from support.shadow_parts import random_model, shadow_memories, world_of
+from support.token_driver import Driver
+from support.token_world import World
 from triptych.core.kv.tiers.disk import DiskTier
 from triptych.core.kv.tiers.host import HostTier
-from triptych.core.kv.tiers.store import PageTiers
+from triptych.core.kv.tiers.store import PageTiers, Shelf
 from triptych.schedulers.tokens.stored_pages import StoredPages
-
-_DIGEST_BYTES = 12
-
-
-class ShadowMemory:
-    """The pages of a shadow model as bytes. Implements `PageMemory`."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.page_bytes = _DIGEST_BYTES * world.pool.page_size
-
-    def num_bytes(self, page_id: int) -> int:
-        return self.page_bytes
-
-    def read(self, page_id: int, buffer: memoryview) -> None:
-        assert self._world.pool.num_holders(page_id), "a page that is saved is held"
-        buffer[:] = b"".join(self._world.runner.pages[page_id].digests)
-
-    def write(self, page_id: int, buffer: memoryview) -> None:
-        assert self._world.pool.num_holders(page_id) == 1, "no row uses a page that is written"
-        parts = range(0, len(buffer), _DIGEST_BYTES)
-        digests = [bytes(buffer[first : first + _DIGEST_BYTES]) for first in parts]
-        self._world.runner.pages[page_id] = Page(digests, [-1] * len(digests))
 
 
 class TieredWorld:
@@ -46,14 +22,14 @@ class TieredWorld:
         self, world: World, *, host_pages: int, folder: Path | None = None, disk_pages: int = 0
     ) -> None:
         self.world = world
-        memory = ShadowMemory(world)
-        page_bytes = memory.page_bytes
-        disk = None
-        if folder is not None:
-            page_format = msgspec.structs.replace(FORMAT, page_bytes=page_bytes)
-            disk = DiskTier(folder, page_format, 0)
-            disk.num_pages = disk_pages
-        self.tiers = PageTiers(memory, HostTier(host_pages * page_bytes, page_bytes), disk)
+        shelves = {}
+        for kind, memory in shadow_memories(world).items():
+            page_bytes, disk = memory.page_bytes, None
+            if folder is not None:
+                disk = DiskTier(folder, FORMAT.of_kind(kind, page_bytes), 0)
+                disk.num_pages = disk_pages
+            shelves[kind] = Shelf(memory, HostTier(host_pages * page_bytes, page_bytes), disk)
+        self.tiers = PageTiers(shelves)
         self.exchange = StoredPages(world.scheduler, self.tiers)
         world.scheduler.exchange = self.exchange
 
@@ -88,12 +64,9 @@ class TieredWorld:
 def drive_tiers(seed: int, num_actions: int, folder: Path) -> list[TieredWorld]:
     """A server's life at random, with restarts; what its disk has, the next one finds."""
     rng = random.Random(seed)
-    page_size = rng.choice((2, 4))
-    has_disk, lives = rng.random() < 0.7, []
+    model, has_disk, lives = random_model(rng), rng.random() < 0.7, []
     for _ in range(2):
-        world = random_world(rng)
-        while world.pool.page_size != page_size:
-            world = random_world(rng)
+        world = world_of(rng, model)
         tiered = TieredWorld(
             world,
             host_pages=rng.choice((1, 3, 20, 60)),

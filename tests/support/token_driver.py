@@ -33,9 +33,10 @@ def random_request(rng: random.Random) -> TokenRequest:
 
 def random_world(rng: random.Random, **given: Any) -> World:
     """A small server: every option at more than one value, pools that are often too small."""
+    page_size = rng.choice((2, 4, 4, 8))
     return World(
         num_pages=rng.choice((6, 10, 14, 20, 40)),
-        page_size=rng.choice((2, 4, 4, 8)),
+        page_size=given.pop("page_size", page_size),
         max_length=rng.choice((24, 40)),
         depth=rng.choice((1, 2, 2, 3)),
         max_batch_size=rng.choice((1, 3, 6)),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from support.driver import SchedulerDriver
 from support.schedules import schedule_of
@@ -322,15 +321,15 @@ class World(SchedulerDriver):
         if size is not None:
             self.runner.windows = ShadowWindows(window, size.num_pages, page_size)
         self.cached_since: dict[tuple[int, bytes], int] = {}
-        self._follow = self.pool.extend_cached
-        self.pool.extend_cached = self._followed  # type: ignore[method-assign]
+        self._pin = self.pool._pin
+        self.pool._pin = self._followed  # type: ignore[method-assign]
         self.num_notes = 0
 
-    def _followed(self, lease: Any, keys: Any) -> None:
+    def _followed(self, page_id: int) -> None:
         """A page that is used between two notes has been free only since it was given back."""
-        self._follow(lease, keys)
-        used, since = set(lease.page_ids), self.cached_since.items()
-        self.cached_since = {page: note for page, note in since if page[0] not in used}
+        self._pin(page_id)
+        since = self.cached_since.items()
+        self.cached_since = {page: note for page, note in since if page[0] != page_id}
 
     def take(self, proposal: Proposal) -> Plan | None:
         self.note_cached()

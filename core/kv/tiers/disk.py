@@ -39,12 +39,15 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 class DiskTier:
-    """At most `max_bytes` of page files of one format, below `folder`; 0: by the free space.
+    """At most a `share` of `max_bytes` of page files of one format, below `folder`.
 
-    Raises `ConfigError` if the folder cannot be used. All other methods are called on one thread.
+    With 0 bytes the free space decides. Raises `ConfigError` if the folder cannot be used. All
+    other methods are called on one thread.
     """
 
-    def __init__(self, folder: Path, page_format: PageFormat, max_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, page_format: PageFormat, max_bytes: int, share: float = 1.0
+    ) -> None:
         self._format = hashlib.sha256(msgspec.msgpack.encode(page_format)).digest()
         self._content_bytes = page_format.page_bytes
         self.page_bytes = _HEADER.size + self._content_bytes
@@ -55,7 +58,7 @@ class DiskTier:
             with ExitStack() as on_error:
                 on_error.callback(self.close)
                 found = sorted(self._scan())
-                self.num_pages = self._size(folder, max_bytes, len(found)) // self.page_bytes
+                self.num_pages = self._size(folder, max_bytes, share, len(found)) // self.page_bytes
                 self._index(found)
                 on_error.pop_all()
         except OSError as error:
@@ -134,7 +137,7 @@ class DiskTier:
             ) from error
         return lock
 
-    def _size(self, folder: Path, max_bytes: int, num_found: int) -> int:
+    def _size(self, folder: Path, max_bytes: int, share: float, num_found: int) -> int:
         """The bytes that files may take. Raises `ConfigError` if there is no room for so many."""
         own_bytes = num_found * self.page_bytes
         free_bytes = shutil.disk_usage(folder).free + own_bytes
@@ -143,7 +146,8 @@ class DiskTier:
                 f"disk_offload_max_gb: {max_bytes / _GIB:.1f} GiB are wanted in {folder}, and"
                 f" {free_bytes / _GIB:.1f} are free there."
             )
-        return max_bytes or min(_MOST_BYTES, max(own_bytes, free_bytes // 2))
+        chosen = min(share * _MOST_BYTES, max(own_bytes, share * free_bytes // 2))
+        return int(share * max_bytes or chosen)
 
     def _index(self, found: Sequence[tuple[int, bytes]]) -> None:
         """Take over the pages of earlier processes; those used last give way last."""

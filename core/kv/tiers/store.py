@@ -1,12 +1,13 @@
 """Pages below the device: written to host memory and disk, and fetched from there.
 
 Owns one thread, which makes all copies, and what it does first: fetches, since rows wait for them;
-then copies from the device; then writes to disk, page by page. Knows no leases: pages that are
-saved or fetched stay as they are until a callback. Knows no tokens: a page has a key.
+then copies from the device; then writes to disk, part by part. Knows no leases: parts of pages that
+are saved or fetched stay as they are until a callback. Knows no tokens: a page has a key.
 
-A page is written to the host tier when it is complete, not when it leaves the device: a step never
-waits for a copy, and the page survives the process once it is on disk, too. A page that leaves the
-host tier is written to disk first. Both tiers keep the pages used last.
+A part is written to the host tier when it is complete, not when it leaves the device: a step never
+waits for a copy, and the part survives the process once it is on disk, too. A part that leaves the
+host tier is written to disk first. Each kind of parts has a shelf of its own in both tiers, which
+keeps those used last. Pages are pinned and dropped with all their parts.
 """
 
 from __future__ import annotations
@@ -15,20 +16,71 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.tiers.disk import DiskTier
 from triptych.core.kv.tiers.host import HostTier
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import PageMemory
 
-_ARRIVED_PAGES = 16  # between two reports of a fetch
+_ARRIVED_PARTS = 16  # between two reports of a fetch
 _CLOSE_S = 0.5
 """How long `close` goes on writing to disk; other models may wait for it."""
 _PAUSE_S = 30.0
 """How long nothing is written after the disk refused a page."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The parts of one kind: their memory on the device, and their tiers."""
+
+    memory: PageMemory
+    host: HostTier
+    disk: DiskTier | None = None
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the part of a page is in a tier."""
+        return key in self.host.order or (self.disk is not None and key in self.disk.order)
+
+    def touch(self, key: bytes) -> None:
+        """Make the part of a page the one used last."""
+        self.host.order.touch(key)
+        if self.disk is not None:
+            self.disk.order.touch(key)
+
+    def pin(self, key: bytes) -> None:
+        """Pin the part of a page in the tiers that it is in, up to half of each."""
+        if self.host.order.num_pinned < self.host.num_pages // 2:
+            self.host.order.pin(key)
+        if self.disk is not None and self.disk.order.num_pinned < self.disk.num_pages // 2:
+            self.disk.order.pin(key)
+
+    def unpin(self, key: bytes) -> None:
+        """Let the part of a page give way to others again."""
+        self.host.order.unpin(key)
+        if self.disk is not None:
+            self.disk.order.unpin(key)
+
+    def drop(self, key: bytes) -> None:
+        """Remove the part of a page from both tiers."""
+        self.host.drop(key)
+        if self.disk is not None:
+            self.disk.drop(key)
+
+    def keys(self) -> set[bytes]:
+        """The pages with a part in a tier."""
+        return {*self.host.order.keys(), *(() if self.disk is None else self.disk.order.keys())}
+
+    def close(self) -> None:
+        """Release both tiers."""
+        self.host.close()
+        if self.disk is not None:
+            self.disk.close()
 
 
 class PageTiers:
@@ -37,7 +89,7 @@ class PageTiers:
     All methods may be called from any thread; callbacks run on the tiers' own.
     """
 
-    def __init__(self, memory: PageMemory, host: HostTier, disk: DiskTier | None = None) -> None:
+    def __init__(self, shelves: Mapping[PartKind, Shelf]) -> None:
         self.counts = Counter(
             kv_host_page_hits_total=0,
             kv_disk_page_hits_total=0,
@@ -47,12 +99,11 @@ class PageTiers:
             kv_disk_write_errors_total=0,
         )
         """Counters by series name. All names are present from the start."""
-        self._memory = memory
-        self._host = host
-        self._disk = disk
+        self._shelves = shelves
         self._fetches: deque[PageFetch] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._unwritten: OrderedDict[bytes, None] = OrderedDict()  # in the host tier alone
+        self._unwritten: OrderedDict[tuple[PartKind, bytes], None] = OrderedDict()
+        """Parts in the host tier alone."""
         self._barred: Counter[bytes] = Counter()  # to be dropped
         self._num_clearing = 0
         self._pinned: dict[bytes, str] = {}  # with the tenant that pinned it
@@ -67,23 +118,25 @@ class PageTiers:
 
     def gauges(self) -> dict[str, float]:
         """The bytes in each tier, by series name."""
-        disk_bytes = 0 if self._disk is None else self._disk.num_bytes
-        return {"kv_host_bytes": self._host.num_bytes, "kv_disk_bytes": disk_bytes}
+        shelves = self._shelves.values()
+        disks = [shelf.disk.num_bytes for shelf in shelves if shelf.disk is not None]
+        host_bytes = sum(shelf.host.num_bytes for shelf in shelves)
+        return {"kv_host_bytes": host_bytes, "kv_disk_bytes": sum(disks)}
 
     def num_held(self, keys: Sequence[bytes]) -> int:
-        """The number of leading pages that are in a tier; they may leave it at any time."""
-        for number, key in enumerate(keys):
-            if not self._holds(key):
-                return number
-        return len(keys)
+        """The number of leading pages with a part in a tier; it may leave it at any time."""
+        held = takewhile(lambda key: any(self.holds(kind, key) for kind in self._shelves), keys)
+        return sum(1 for _ in held)
 
-    def _holds(self, key: bytes) -> bool:
+    def holds(self, kind: PartKind, key: bytes) -> bool:
+        """Whether a part is in a tier; it may leave it at any time."""
         if self._num_clearing or self._barred.get(key):
             return False
-        return key in self._host.order or (self._disk is not None and key in self._disk.order)
+        shelf = self._shelves.get(kind)
+        return shelf is not None and shelf.holds(key)
 
     def start(self, fetch: PageFetch) -> None:
-        """Copy pages to the device, up to the first that is in no tier."""
+        """Copy parts to the device, up to the first that is in no tier."""
         with self._changed:
             self._fetches.append(fetch)
             self._changed.notify()
@@ -92,13 +145,13 @@ class PageTiers:
         """End a fetch early; `ended` follows."""
         fetch.is_stopped = True
 
-    def save(self, pages: Sequence[tuple[bytes, int]], saved: Callable[[], None]) -> None:
-        """Copy pages, `(key, page_id)`, from the device; `saved` is called once that is over."""
-        self._call(partial(self._save, pages, saved))
+    def save(self, parts: Sequence[PagePart], saved: Callable[[], None]) -> None:
+        """Copy parts from the device; `saved` is called once that is over."""
+        self._call(partial(self._save, parts, saved))
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """Make the pages of a prompt those used last, its first page as the very last."""
-        self._call(partial(self._touch, tuple(keys)))
+    def touch(self, parts: Iterable[tuple[PartKind, bytes]]) -> None:
+        """Make the parts of a prompt those used last, the first ones as the very last."""
+        self._call(partial(self._touch, tuple(parts)))
 
     def pin(self, keys: Sequence[bytes], tenant: str) -> int:
         """Keep pages until they are unpinned or dropped, at most half of what the tiers hold.
@@ -106,7 +159,8 @@ class PageTiers:
         One of several tenants keeps a quarter of that at most. Pages that are still to be saved are
         kept from then on. Returns how many of the first pages are kept.
         """
-        lowest = self._host.num_pages if self._disk is None else self._disk.num_pages
+        shelf = next(iter(self._shelves.values()))
+        lowest = (shelf.disk or shelf.host).num_pages
         with self._changed:
             num_left = lowest // 2 - len(self._pinned)
             if tenant:
@@ -154,9 +208,8 @@ class PageTiers:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
-        self._host.close()
-        if self._disk is not None:
-            self._disk.close()
+        for shelf in self._shelves.values():
+            shelf.close()
 
     # On the tiers' thread.
 
@@ -190,93 +243,99 @@ class PageTiers:
                 if self._end_s is not None and (now_s >= self._end_s or not may_write):
                     return None
                 if may_write:
-                    return partial(self._write, next(iter(self._unwritten)))
+                    return partial(self._write, *next(iter(self._unwritten)))
                 self._changed.wait(self._resume_s - now_s if self._unwritten else None)
 
     def _fetch(self, fetch: PageFetch) -> None:
         try:
-            for key, page_id in zip(fetch.keys, fetch.page_ids, strict=True):
-                if fetch.is_stopped or self._end_s is not None or not self._load(key, page_id):
+            for part in fetch.parts:
+                if fetch.is_stopped or self._end_s is not None or not self._load(part):
                     break
                 fetch.num_arrived += 1
-                if fetch.num_arrived % _ARRIVED_PAGES == 0:
+                if fetch.num_arrived % _ARRIVED_PARTS == 0:
                     fetch.arrived(fetch.num_arrived)
-            if fetch.num_arrived % _ARRIVED_PAGES:
+            if fetch.num_arrived % _ARRIVED_PARTS:
                 fetch.arrived(fetch.num_arrived)
         finally:
             fetch.ended()
 
-    def _load(self, key: bytes, page_id: int) -> bool:
-        """Copy a page to the device, and from disk to the host tier; false if it is not here."""
-        if not self._holds(key):
+    def _load(self, part: PagePart) -> bool:
+        """Copy a part to the device, and from disk to the host tier; false if it is not here."""
+        if not self.holds(part.kind, part.key):
             return False
-        content = self._host.page(key)
+        shelf = self._shelves[part.kind]
+        content = shelf.host.page(part.key)
         if content is not None:
             self.counts["kv_host_page_hits_total"] += 1
-            self._host.order.touch(key)
+            shelf.host.order.touch(part.key)
         else:
-            content = self._read(key)
+            content = self._read(part.kind, part.key)
             if content is None:
                 return False
             self.counts["kv_disk_page_hits_total"] += 1
-        self._memory.write(page_id, content)
+        shelf.memory.write(part.number, content)
         return True
 
-    def _read(self, key: bytes) -> memoryview | None:
-        """Read a page from disk, into the host tier if that has room."""
-        assert self._disk is not None, "the page is on disk"
-        self._disk.order.touch(key)  # before room is made, which may evict from disk as well
-        room = self._room(key)
-        content = memoryview(bytearray(self._memory.page_bytes)) if room is None else room
+    def _read(self, kind: PartKind, key: bytes) -> memoryview | None:
+        """Read a part from disk, into the host tier if that has room."""
+        shelf = self._shelves[kind]
+        assert shelf.disk is not None, "the part is on disk"
+        shelf.disk.order.touch(key)  # before room is made, which may evict from disk as well
+        room = self._room(kind, key)
+        content = memoryview(bytearray(shelf.memory.page_bytes)) if room is None else room
         is_whole = False
         try:
-            is_whole = self._disk.read(key, content)
+            is_whole = shelf.disk.read(key, content)
         finally:
             if not is_whole:
-                self._host.drop(key)
+                shelf.host.drop(key)
                 self.counts["kv_disk_pages_refused_total"] += 1
         self._pin((key,))
         return content if is_whole else None
 
-    def _room(self, key: bytes) -> memoryview | None:
-        """Memory for a page in the host tier; `None` if all pages there are pinned."""
-        if self._host.is_full:
-            oldest = self._host.order.oldest
+    def _room(self, kind: PartKind, key: bytes) -> memoryview | None:
+        """Memory for a part in the host tier; `None` if all parts there are pinned."""
+        host = self._shelves[kind].host
+        if host.is_full:
+            oldest = host.order.oldest
             if oldest is None:
                 return None
-            if oldest in self._unwritten:
-                self._write(oldest)
-            self._host.drop(oldest)
+            if (kind, oldest) in self._unwritten:
+                self._write(kind, oldest)
+            host.drop(oldest)
             self.counts["kv_host_page_evictions_total"] += 1
-        return self._host.add(key)
+        return host.add(key)
 
-    def _save(self, pages: Sequence[tuple[bytes, int]], saved: Callable[[], None]) -> None:
+    def _save(self, parts: Sequence[PagePart], saved: Callable[[], None]) -> None:
         try:
-            for key, page_id in pages:
-                if key not in self._host.order:
-                    self._copy(key, page_id)
+            for part in parts:
+                shelf = self._shelves.get(part.kind)
+                if shelf is not None and part.key not in shelf.host.order:
+                    self._copy(part)
         finally:
             saved()
 
-    def _copy(self, key: bytes, page_id: int) -> None:
-        """Copy a page from the device."""
-        content = self._room(key)
+    def _copy(self, part: PagePart) -> None:
+        """Copy a part from the device."""
+        key, number, kind = part
+        shelf, content = self._shelves[kind], self._room(kind, key)
         if content is None:
             return
         try:
-            self._memory.read(page_id, content)
+            shelf.memory.read(number, content)
         except BaseException:
-            self._host.drop(key)
+            shelf.host.drop(key)
             raise
-        if self._disk is not None and key not in self._disk.order:
-            self._unwritten[key] = None
+        if shelf.disk is not None and key not in shelf.disk.order:
+            self._unwritten[kind, key] = None
         self._pin((key,))
 
-    def _write(self, key: bytes) -> None:
-        """Write a page of the host tier to disk, in place of one used longer ago."""
-        del self._unwritten[key]
-        content, disk = self._host.page(key), self._disk
-        assert disk is not None, "pages are to be written only with a disk"
+    def _write(self, kind: PartKind, key: bytes) -> None:
+        """Write a part of the host tier to disk, in place of one used longer ago."""
+        del self._unwritten[kind, key]
+        shelf = self._shelves[kind]
+        content, disk = shelf.host.page(key), shelf.disk
+        assert disk is not None, "parts are to be written only with a disk"
         if content is None or time.monotonic() < self._resume_s:
             return
         while disk.is_full:
@@ -293,34 +352,29 @@ class PageTiers:
             _log.warning("cached pages are not written to disk for %g s: %s", _PAUSE_S, error)
         self._pin((key,))
 
-    def _touch(self, keys: Sequence[bytes]) -> None:
-        for key in reversed(keys):
-            self._host.order.touch(key)
-            if self._disk is not None:
-                self._disk.order.touch(key)
+    def _touch(self, parts: Sequence[tuple[PartKind, bytes]]) -> None:
+        for kind, key in reversed(parts):
+            if (shelf := self._shelves.get(kind)) is not None:
+                shelf.touch(key)
 
     def _pin(self, keys: Sequence[bytes]) -> None:
         """Pin pages in the tiers that they are in; host memory has fewer pages than the disk."""
         for key in keys:
             if key not in self._pinned:
                 continue  # unpinned or dropped since
-            if self._host.order.num_pinned < self._host.num_pages // 2:
-                self._host.order.pin(key)
-            if self._disk is not None:
-                self._disk.order.pin(key)
+            for shelf in self._shelves.values():
+                shelf.pin(key)
 
     def _unpin(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             if key in self._pinned:
                 continue  # pinned since
-            self._host.order.unpin(key)
-            if self._disk is not None:
-                self._disk.order.unpin(key)
+            for shelf in self._shelves.values():
+                shelf.unpin(key)
 
     def _clear(self) -> None:
         """Remove all pages of both tiers."""
-        disk = () if self._disk is None else self._disk.order.keys()
-        self._remove({*self._host.order.keys(), *disk})
+        self._remove(set[bytes]().union(*(shelf.keys() for shelf in self._shelves.values())))
         with self._changed:
             self._num_clearing -= 1
 
@@ -332,7 +386,6 @@ class PageTiers:
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._unwritten.pop(key, None)
-            self._host.drop(key)
-            if self._disk is not None:
-                self._disk.drop(key)
+            for kind, shelf in self._shelves.items():
+                self._unwritten.pop((kind, key), None)
+                shelf.drop(key)

@@ -1,9 +1,9 @@
 """The connecting end: fetches pages of prompts and images from engines of other roles.
 
 Owns the connections, one to each address, reopened when they end, all on one thread. Knows no
-scheduler: a `PageFetch` maps keys to pages and has callbacks for arrivals and its end. A fetch ends
-exactly once, with all of its pages or with those before the first that was late or missing; none of
-its pages is written after that.
+scheduler: a `PageFetch` maps keys to parts of pages and has callbacks for arrivals and its end. A
+fetch ends exactly once, with all of its parts or with those before the first that was late or
+missing; none is written after that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from dataclasses import dataclass, field
 
 from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.kv.parts import PagePart
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
-from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
+from triptych.core.kv.transfer.memory import (
+    PartMemories,
+    largest_part,
+    new_counts,
+    num_credits,
+)
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
     MAX_REQUEST_BYTES,
@@ -58,16 +64,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PageFetch:
-    """Pages of a prompt or an image, from `first` on: `keys[i]` goes to page `page_ids[i]`.
+    """`num_pages` pages of a prompt or an image, from `first` on, as their parts in order.
 
-    `arrived(num_written)` is called after each page, `ended()` last; both on the client's thread.
+    `arrived(num_written)` is called after each part, `ended()` last; both on the client's thread.
     """
 
     fetch_id: int
     request: TokenRequest | PromptContent
     first: int
-    keys: Sequence[bytes]
-    page_ids: Sequence[int]
+    num_pages: int
+    parts: Sequence[PagePart]
     arrived: Callable[[int], None]
     ended: Callable[[], None]
     num_arrived: int = 0
@@ -89,15 +95,16 @@ class PageClient:
         addresses: Sequence[PageAddress],
         secret: bytes,
         page_format: PageFormat,
-        memory: PageMemory,
+        memories: PartMemories,
         *,
         timeout_s: float,
     ) -> None:
-        self.counts = new_counts(memory.page_bytes)
+        self.page_bytes = largest_part(memories)
+        self.counts = new_counts(self.page_bytes)
         """Counters by series name."""
         self.secret = secret
         self.format = page_format
-        self.memory = memory
+        self.memories = memories
         self.timeout_s = timeout_s
         self._links = [_PageLink(self, address) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
@@ -151,9 +158,8 @@ class _PageLink:
         self._backoff_s = 0.0
         self._backoff_until_s = 0.0
         self._last_error = ""
-        page_bytes = client.memory.page_bytes
-        self._num_credits = num_credits(page_bytes)
-        self._scratch = memoryview(bytearray(page_bytes))
+        self._num_credits = num_credits(client.page_bytes)
+        self._scratch = memoryview(bytearray(client.page_bytes))
         self._channel: PageChannel
         self._group: asyncio.TaskGroup
 
@@ -170,8 +176,8 @@ class _PageLink:
 
     @property
     def num_pending(self) -> int:
-        """Pages requested and not yet received."""
-        return sum(len(fetch.keys) - fetch.num_arrived for fetch in self._fetches.values())
+        """Parts of pages requested and not yet received."""
+        return sum(len(fetch.parts) - fetch.num_arrived for fetch in self._fetches.values())
 
     async def run(self) -> None:
         """Keep connecting, with growing delays after connections that delivered no page."""
@@ -193,7 +199,8 @@ class _PageLink:
             fetch_id=fetch.fetch_id,
             request=fetch.request,
             first=fetch.first,
-            num_pages=len(fetch.keys),
+            num_pages=fetch.num_pages,
+            num_parts=len(fetch.parts),
         )
         frame = encode(wanted)
         if len(frame) > MAX_REQUEST_BYTES:
@@ -258,7 +265,7 @@ class _PageLink:
         nonces = challenge.nonce, nonce
         slots, descriptor = None, -1
         if client.format.transport != NIXL and self._address.path and IS_SUPPORTED:
-            slots, descriptor = SharedSlots.make(self._num_credits, client.memory.page_bytes)
+            slots, descriptor = SharedSlots.make(self._num_credits, client.page_bytes)
         try:
             greeting = PageGreeting(
                 nonce=nonce,
@@ -289,7 +296,7 @@ class _PageLink:
     def _read_slots(self, region: NixlRegion | None) -> ReadSlots:
         if region is None:
             raise BadPeer("no region to read")
-        return ReadSlots(self._num_credits, self._client.memory.page_bytes, region)
+        return ReadSlots(self._num_credits, self._client.page_bytes, region)
 
     async def _read(self, slots: ReceivedSlots | None) -> None:
         """Handle messages until the other end disconnects or violates the protocol."""
@@ -309,7 +316,7 @@ class _PageLink:
 
     async def _take_page(self, header: PageHeader, slots: ReceivedSlots | None) -> None:
         client, num_bytes = self._client, header.num_bytes
-        if not 0 < num_bytes <= client.memory.page_bytes:
+        if not 0 < num_bytes <= client.page_bytes:
             raise BadPeer("a page of the wrong size")
         page = self._scratch[:num_bytes]
         if slots is None and header.slot == -1:
@@ -322,11 +329,11 @@ class _PageLink:
             raise BadPeer("no such slot")
         fetch = self._fetches.get(header.fetch_id)
         if fetch is not None:
-            page_id = fetch.page_ids[fetch.num_arrived]
-            is_next = header.key == fetch.keys[fetch.num_arrived]
-            if not is_next or num_bytes != client.memory.num_bytes(page_id):
+            part = fetch.parts[fetch.num_arrived]
+            memory, is_next = client.memories[part.kind], header.is_of(part)
+            if not is_next or num_bytes != memory.num_bytes(part.number):
                 raise BadPeer("a page out of order")
-            client.memory.write(page_id, page)
+            memory.write(part.number, page)
             self._count(fetch)
         client.counts["pages_received_total"] += 1
         self._is_useful = True
@@ -337,7 +344,7 @@ class _PageLink:
         """Count a written page, and end the fetch after its last."""
         fetch.num_arrived += 1
         fetch.arrived(fetch.num_arrived)
-        if fetch.num_arrived == len(fetch.keys):
+        if fetch.num_arrived == len(fetch.parts):
             self._backoff_s = 0.0
             self._end(fetch)
         else:

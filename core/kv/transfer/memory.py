@@ -6,14 +6,17 @@ Owns the protocol. The memory itself is the engine's (`core.runtime.engine.page_
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
+
+from triptych.core.kv.parts import PartKind
 
 MAX_BYTES_ON_THE_WAY = 64 * 2**20
 """Bytes of pages in flight per connection: sent, but not yet in the receiver's cache."""
 
 
 class PageMemory(Protocol):
-    """Pages of one model, as bytes. Called from the transfer thread.
+    """Parts of pages of one kind, here called pages, as bytes. Called from the transfer thread.
 
     A page is only read while no step writes it, and only written while no lease uses it.
     """
@@ -32,6 +35,15 @@ class PageMemory(Protocol):
     def write(self, page_id: int, buffer: memoryview) -> None:
         """Copy a page from `buffer`; complete on return."""
         ...
+
+
+PartMemories = Mapping[PartKind, PageMemory]
+"""The memory of each kind of parts of a model."""
+
+
+def largest_part(memories: PartMemories) -> int:
+    """The bytes of the largest part."""
+    return max(memory.page_bytes for memory in memories.values())
 
 
 def num_credits(page_bytes: int) -> int:

@@ -22,9 +22,10 @@ import msgspec
 
 from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.options.pipeline import SOCKETS
 
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 32
 MAX_GREETING_BYTES = 64 * 2**10
 """The bound of frames from unauthenticated peers, and of all frames from the listening end."""
@@ -52,6 +53,11 @@ class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
     compute: str
     max_length: int
     page_bytes: int
+
+    def of_kind(self, kind: PartKind, page_bytes: int) -> PageFormat:
+        """The format of one kind of parts."""
+        layout = f"{self.layout}; {kind.name}"
+        return msgspec.structs.replace(self, layout=layout, page_bytes=page_bytes)
 
     def difference(self, other: PageFormat) -> str:
         """Describe the first field that differs; empty if none does."""
@@ -106,12 +112,16 @@ class PageRefusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchPages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request `num_pages` pages of a prompt or an image, starting at page `first`."""
+    """Request `num_pages` pages of a prompt or an image, starting at page `first`.
+
+    They are sent as `num_parts` parts, in the order of `PartRule.needed`.
+    """
 
     fetch_id: int
     request: TokenRequest | PromptContent
     first: int
     num_pages: int
+    num_parts: int
 
 
 class DropFetch(msgspec.Struct, frozen=True, tag=True):
@@ -127,12 +137,17 @@ class PageCredit(msgspec.Struct, frozen=True, tag=True):
 
 
 class PageHeader(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The next page of a fetch, with its key: `num_bytes` follow, or are in `slot`."""
+    """The next part of a fetch's pages, with its key: `num_bytes` follow, or are in `slot`."""
 
     fetch_id: int
     key: bytes
+    kind: int = 0
     num_bytes: int
     slot: int = -1
+
+    def is_of(self, part: PagePart) -> bool:
+        """Whether it is the header of this part."""
+        return (self.key, self.kind) == (part.key, part.kind)
 
 
 class FetchEnded(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +165,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 def proof(secret: bytes, role: str, nonces: tuple[bytes, bytes]) -> bytes:
     """The proof that the peer in `role` knows the secret, for one connection: HMAC-SHA256."""
-    content = b"triptych pages 2 " + role.encode() + b"".join(nonces)
+    content = b"triptych pages 3 " + role.encode() + b"".join(nonces)
     return hmac.new(secret, content, hashlib.sha256).digest()
 
 

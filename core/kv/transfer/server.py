@@ -18,9 +18,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from triptych.core.kv.parts import PagePart
 from triptych.core.kv.transfer.address import PageAddress, set_tcp_options
 from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, readable, spawn
-from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
+from triptych.core.kv.transfer.memory import (
+    PartMemories,
+    largest_part,
+    new_counts,
+    num_credits,
+)
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
     MAX_REQUEST_BYTES,
@@ -62,12 +68,12 @@ class PageTransferRequest:
         self.reason = ""
         self.is_dropped = False
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Queue[tuple[bytes, int] | None] = asyncio.Queue()
+        self._ready: asyncio.Queue[PagePart | None] = asyncio.Queue()
 
-    def add(self, pages: Sequence[tuple[bytes, int]]) -> None:
-        """Add the next pages, as keys and page ids."""
-        for page in pages:
-            self._put(page)
+    def add(self, parts: Sequence[PagePart]) -> None:
+        """Add the next parts of pages."""
+        for part in parts:
+            self._put(part)
 
     def end(self, reason: str) -> None:
         """End the transfer early, with the reason for the missing pages."""
@@ -79,13 +85,13 @@ class PageTransferRequest:
         self.is_dropped = True
         self.end("dropped")
 
-    async def next(self) -> tuple[bytes, int] | None:
-        """Wait for the next page; `None` after an early end."""
+    async def next(self) -> PagePart | None:
+        """Wait for the next part of a page; `None` after an early end."""
         return await self._ready.get()
 
-    def _put(self, page: tuple[bytes, int] | None) -> None:
+    def _put(self, part: PagePart | None) -> None:
         with suppress(RuntimeError):  # the server is closed
-            self._loop.call_soon_threadsafe(self._ready.put_nowait, page)
+            self._loop.call_soon_threadsafe(self._ready.put_nowait, part)
 
 
 class PageTransferHandler(Protocol):
@@ -111,14 +117,15 @@ class PageServer:
         address: PageAddress,
         secret: bytes,
         page_format: PageFormat,
-        memory: PageMemory,
+        memories: PartMemories,
         *,
         timeout_s: float,
     ) -> None:
-        self.counts = new_counts(memory.page_bytes)
+        self.page_bytes = largest_part(memories)
+        self.counts = new_counts(self.page_bytes)
         """Counters by series name."""
         self.format = page_format
-        self.memory = memory
+        self.memories = memories
         self.timeout_s = timeout_s
         self._address = address
         self._secret = secret
@@ -227,7 +234,7 @@ class PageServer:
             await channel.send(refusal)
             raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
         if self.format.transport == NIXL:
-            slots = OfferedSlots(greeting.num_credits, self.memory.page_bytes)
+            slots = OfferedSlots(greeting.num_credits, self.page_bytes)
         try:
             region = slots.region if isinstance(slots, OfferedSlots) else None
             await channel.send(PageWelcome(proof(self._secret, "prefill", nonces), region))
@@ -285,7 +292,7 @@ class _Connection:
         self._in_flight: list[int] = []
         self._has_in_flight = asyncio.Event()
         self._deadline = asyncio.timeout(None)
-        self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
+        self._scratch = memoryview(bytearray(server.page_bytes if slots is None else 0))
         self._scratch_lock = asyncio.Lock()
 
     async def run(self) -> None:
@@ -322,34 +329,36 @@ class _Connection:
         wanted = transfer.wanted
         try:
             self._transfers.open(transfer)
-            for _ in range(wanted.num_pages):
-                page = await transfer.next()
-                if page is None or transfer.is_dropped:
+            for _ in range(wanted.num_parts):
+                part = await transfer.next()
+                if part is None or transfer.is_dropped:
                     break
-                await self._send_page(wanted.fetch_id, *page)
+                await self._send_part(wanted.fetch_id, part)
             del self._open[wanted.fetch_id]
             async with asyncio.timeout(self._server.timeout_s):
                 await self._channel.send(FetchEnded(wanted.fetch_id, transfer.reason))
         finally:
             self._transfers.close(transfer)
 
-    async def _send_page(self, fetch_id: int, key: bytes, page_id: int) -> None:
-        memory, counts = self._server.memory, self._server.counts
+    async def _send_part(self, fetch_id: int, part: PagePart) -> None:
+        memory, counts = self._server.memories[part.kind], self._server.counts
         slot = await self._free.get()
         self._in_flight.append(slot)
         self._has_in_flight.set()
         if len(self._in_flight) == 1:
             self._reset_deadline()
-        num_bytes = memory.num_bytes(page_id)
-        header = PageHeader(fetch_id=fetch_id, key=key, num_bytes=num_bytes, slot=slot)
+        num_bytes = memory.num_bytes(part.number)
+        header = PageHeader(
+            fetch_id=fetch_id, key=part.key, kind=part.kind, num_bytes=num_bytes, slot=slot
+        )
         if self._slots is not None:
-            memory.read(page_id, self._slots.slot(slot)[:num_bytes])
+            memory.read(part.number, self._slots.slot(slot)[:num_bytes])
             await self._channel.send(header)
             counts["page_sent_bytes_total"] += num_bytes
         else:
             async with self._scratch_lock:
                 page = self._scratch[:num_bytes]
-                memory.read(page_id, page)
+                memory.read(part.number, page)
                 await self._channel.send(header, page)
         counts["pages_sent_total"] += 1
 

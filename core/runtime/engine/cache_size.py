@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.windows import WindowSize
 from triptych.core.options.config import ScheduleOptions
 from triptych.core.runtime.layers.attention import KvLayout
@@ -73,6 +74,16 @@ class CacheSize:
         """The bytes of all pages, and of `num_more` of each kind."""
         full, window = self.num_pages + num_more, self.num_window_pages + num_more
         return full * layout.page_bytes + window * layout.window_bytes
+
+    def part_bytes(self, layout: KvLayout) -> dict[PartKind, int]:
+        """The bytes of all parts of each kind that can be found."""
+        numbers = {
+            PartKind.FULL: self.num_pages,
+            PartKind.WINDOW: self.num_window_pages,
+            PartKind.STATE: self.num_snapshots,
+        }
+        sizes = self.layout_of(layout).part_bytes
+        return {kind: numbers[kind] * size for kind, size in sizes.items() if numbers[kind]}
 
     @classmethod
     def divided(

@@ -299,6 +299,7 @@ class TokenLoader(DeviceLoader):
             enable_prefix_caching=shares and self._config.cache.enable_prefix_caching,
             num_snapshots=size.num_snapshots if layout.states else None,
             windows=size.windows,
+            has_full=size.layout_of(layout).page_bytes > 0,
         )
 
     def _namespace(self, layout: KvLayout, max_length: int) -> bytes:

@@ -16,6 +16,7 @@ import torch
 
 from triptych.core.bundle.store import Bundle
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge
+from triptych.core.kv.parts import PartKind
 from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.options.config import Config
 from triptych.core.options.tier_plan import TierPlan
@@ -272,29 +273,38 @@ class ModelMemory:
             min(size.windows.num_rows, self._config.schedule.max_batch_size),
         )
 
-    def reserve_host_tier(self, plan: TierPlan, layout: KvLayout, size: CacheSize) -> int:
-        """Reserve and return the bytes of host memory for pages that leave the device.
+    def reserve_host_tier(
+        self, plan: TierPlan, layout: KvLayout, size: CacheSize
+    ) -> dict[PartKind, int]:
+        """Reserve host memory for pages that leave the device; returns the bytes of each kind.
 
-        On a CPU they are part of the ledger, as the cache is; on a GPU they must be free now.
-        Raises `ConfigError`, or an error of the ledger, where there is no room.
+        The kinds have the shares that they have on the device. On a CPU the bytes are part of the
+        ledger, as the cache is; on a GPU they must be free now. Raises `ConfigError`, or an error
+        of the ledger, where there is no room.
         """
+        device, sizes = size.part_bytes(layout), size.layout_of(layout).part_bytes
+        whole_bytes = sum(device.values())
         left_bytes = self._ledger.available_bytes if self._device.is_cpu else free_host_bytes()
         wanted = plan.host_bytes
         if not wanted:
             even = int(_HOST_SHARE * left_bytes) // max(1, len(self._config.models.model))
-            wanted = min(int(plan.host_ratio * size.num_pages * layout.page_bytes), even)
-        wanted -= wanted % layout.page_bytes
-        if not wanted or (wanted > left_bytes and not self._device.is_cpu):
+            wanted = min(int(plan.host_ratio * whole_bytes), even)
+        host = {
+            kind: wanted * num_bytes // whole_bytes // sizes[kind] * sizes[kind]
+            for kind, num_bytes in device.items()
+        }
+        wanted = sum(host.values())
+        if not all(host.values()) or (wanted > left_bytes and not self._device.is_cpu):
             raise ConfigError(
                 f"--kv-connector {plan.connector}: {mib(left_bytes)} of host memory are free, and"
-                f" {self._name} has pages of {mib(layout.page_bytes)}; set another"
+                f" {self._name} has pages of {mib(sum(sizes.values()))}; set another"
                 " --host-kvcache-swap-space-gb, or leave it out."
             )
         if self._device.is_cpu:
             self.reserve("kv-host", wanted, is_divided=False)
         else:
             _log.info("%s: %s of host memory for cached pages", self._name, mib(wanted))
-        return wanted
+        return host
 
     def reserve_states(self, layout: KvLayout, num_states: int) -> None:
         """Reserve the states of so many rows or snapshots, if the model keeps states."""

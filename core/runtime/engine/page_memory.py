@@ -1,9 +1,9 @@
-"""The pages of a KV cache as bytes, read and written by the page transfer between engines.
+"""The parts of a KV cache's pages as bytes, for transfers between engines and lower tiers.
 
-Owns `CacheMemory`, which implements `core.kv.transfer.memory.PageMemory`, and with it the order of
-a page's bytes: the tensors of `KvCache.tensors`, one after another, as stored. Owns `HostCopies`:
-copies between GPU and host on a separate stream, concurrent with steps, also of other memories.
-Knows no connection and no lease.
+Owns `CacheMemory`, which implements `core.kv.transfer.memory.PageMemory` for one kind of parts, and
+with it the order of a part's bytes: the tensors of its layers, one after another, as stored. Owns
+`HostCopies`: copies between GPU and host on a separate stream, concurrent with steps, also of other
+memories. Knows no connection and no lease.
 
 On a CPU numpy makes the copies: torch would make OpenMP keep workers for the transfer thread in
 addition to those of the device thread.
@@ -17,21 +17,39 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
+from triptych.core.kv.parts import PartKind
 from triptych.core.runtime.layers.attention import KvCache
 
 
-class CacheMemory:
-    """The pages of `kv`. Called from one thread, which waits only for its own copies."""
+def part_memories(kv: KvCache) -> dict[PartKind, CacheMemory]:
+    """The memory of each kind of parts that a cache has."""
+    tensors: dict[PartKind, list[torch.Tensor]] = {kind: [] for kind in PartKind}
+    for pages, is_windowed in zip(kv.pages, kv.windowed, strict=True):
+        tensors[PartKind.WINDOW if is_windowed else PartKind.FULL] += pages.tensors
+    if kv.hidden is not None:
+        tensors[PartKind.FULL].append(kv.hidden)
+    if kv.states is not None:
+        tensors[PartKind.STATE].append(kv.states.snapshots)
+    memories = {kind: CacheMemory(own) for kind, own in tensors.items() if own}
+    sizes = {kind: memory.page_bytes for kind, memory in memories.items()}
+    assert sizes == kv.layout.part_bytes, "parts have the layout's sizes"
+    return memories
 
-    def __init__(self, kv: KvCache) -> None:
-        self._tensors = [tensor.view(torch.uint8).flatten(1) for tensor in kv.tensors]
+
+class CacheMemory:
+    """The parts that `tensors` hold along their first axis.
+
+    Called from one thread, which waits only for its own copies.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [tensor.view(torch.uint8).flatten(1) for tensor in tensors]
         sizes = [tensor.shape[1] for tensor in self._tensors]
         self._places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         self._device = self._tensors[0].device
         self._host = [t.numpy() for t in self._tensors] if self._device.type == "cpu" else []
         self._copies = HostCopies(self._device)
         self.page_bytes = sum(sizes)
-        assert self.page_bytes == kv.layout.page_bytes, "a page has the layout's size"
 
     def num_bytes(self, page_id: int) -> int:
         """The size of a page; all pages have the same."""

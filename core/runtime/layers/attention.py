@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from triptych.core.kv.parts import PartKind
 from triptych.core.runtime.kernels.kv_pages import KvPages, LatentPages, head_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.paged_attention import (
@@ -136,6 +137,16 @@ class KvLayout:
     def state_bytes(self) -> int:
         """Bytes of a row's state: of a slot, or of a snapshot."""
         return state_bytes(self.states)
+
+    @property
+    def part_bytes(self) -> dict[PartKind, int]:
+        """Bytes of each kind of a page's parts, of those that the model has."""
+        sizes = {
+            PartKind.FULL: self.page_bytes,
+            PartKind.WINDOW: self.window_bytes,
+            PartKind.STATE: self.state_bytes,
+        }
+        return {kind: num_bytes for kind, num_bytes in sizes.items() if num_bytes}
 
     @property
     def widest(self) -> KvShape:

@@ -90,6 +90,11 @@ class RowStates:
         """The bytes of a line."""
         return self._lines[line]
 
+    @property
+    def snapshots(self) -> torch.Tensor:
+        """The lines of snapshots, as bytes."""
+        return self._lines[self.num_slots :]
+
     def snapshot_line(self, snapshot: int) -> int:
         """The line of a snapshot."""
         return self.num_slots + snapshot

@@ -6,11 +6,12 @@ Owns the order of these steps. Knows no architecture: blueprints do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from msgspec import structs
 from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
 from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
@@ -34,7 +36,7 @@ from triptych.core.runtime.engine.adapter_store import AdapterStore
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
-from triptych.core.runtime.engine.page_memory import CacheMemory
+from triptych.core.runtime.engine.page_memory import part_memories
 from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.kernels.attention_backends import TRITON, choose_backend
@@ -88,7 +90,7 @@ class LlmLoader(TokenLoader):
 
     is_fixed_on_gpu: ClassVar[bool] = True
     generates: ClassVar[bool] = True
-    _host_bytes = 0  # for pages that leave the device
+    _host_bytes: Mapping[PartKind, int] = MappingProxyType({})  # for pages that leave the device
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -266,7 +268,6 @@ class LlmLoader(TokenLoader):
         if isinstance(blueprint, NativeBlueprint) and (room_bytes := blueprint.stacked_bytes):
             memory.reserve("adapters", room_bytes)
         layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
-        self._check_states(layout)
         self._attention_backend = self._choose_backend(blueprint, layout)
         num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
         if self._attention_backend != TRITON:
@@ -277,35 +278,14 @@ class LlmLoader(TokenLoader):
         memory.reserve("activations", num_bytes)
         return layout
 
-    def _check_states(self, layout: KvLayout) -> None:
-        """Raise `ConfigError` for what the states of recurrent layers rule out."""
-        if not layout.states:
-            return
-        plan, tiers = PipelinePlan.checked(self._config), TierPlan.of(self._config)
-        if plan.sends_pages or plan.fetches_pages:
-            raise ConfigError(
-                f"--pipeline-role {plan.role}: the recurrent layers of {self.name} keep states, and"
-                " engines exchange pages alone; serve it without roles."
-            )
-        if tiers is not None:
-            raise ConfigError(
-                f"--kv-connector {tiers.connector}: the recurrent layers of {self.name} keep"
-                " states, and only pages are kept outside the device; leave the option out."
-            )
-
     @property
     def _drafts(self) -> bool:
         """Whether answers may have drafts."""
         return self.generates and self._config.speculation.speculative_algorithm != "none"
 
     def _gives_back(self) -> bool:
-        """Whether layers with a window may have pages of their own.
-
-        Engines, tiers and ranks exchange pages of all layers.
-        """
-        plan = PipelinePlan.checked(self._config)
-        exchanges = plan.sends_pages or plan.fetches_pages or TierPlan.of(self._config) is not None
-        return self._num_ranks == 1 and not exchanges
+        """Whether layers with a window may have pages of their own: ranks have whole pages."""
+        return self._num_ranks == 1
 
     def _reserve_tiers(
         self, memory: ModelMemory, layout: KvLayout, size: CacheSize, *, shares: bool = True
@@ -425,17 +405,17 @@ class LlmLoader(TokenLoader):
             order="native" if kv.native is not None else "torch",
             compute=self._compute(blueprint),
             max_length=blueprint.max_length,
-            page_bytes=kv.layout.page_bytes,
+            page_bytes=max(kv.layout.part_bytes.values()),
         )
         if plan.sends_pages or plan.fetches_pages:
-            pages = CacheMemory(kv)
+            pages = part_memories(kv)
             stack.callback(open_exchange(self.name, scheduler, pages, page_format, plan))
         elif tiers is not None:
             kept = structs.replace(
                 page_format, compute=f"{page_format.compute} {self._versions(kv)}"
             )
             sizes = TierSizes(self._host_bytes, tiers.folder, tiers.disk_bytes)
-            stack.callback(open_tiers(scheduler, CacheMemory(kv), kept, sizes))
+            stack.callback(open_tiers(scheduler, part_memories(kv), kept, sizes))
 
     def _versions(self, kv: KvCache) -> str:
         """The programs that computed a page: others may round differently."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from triptych.core.errors import ConfigError
+from triptych.core.kv.parts import PartKind
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.options.pipeline_plan import PipelinePlan
@@ -63,7 +64,9 @@ class VisionEncoderLoader(VisionLoader):
             stack.callback(runner.close)
             max_entries = self._config.cache.max_vision_cache_entries
             features = OutgoingFeatures(layout, cache_bytes, max_entries, device)
-            server = open_server(endpoint, self._feature_format(blueprint, features), features)
+            server = open_server(
+                endpoint, self._feature_format(blueprint, features), {PartKind.FULL: features}
+            )
             stack.callback(server.close)
             close = stack.pop_all().close
         scheduler = EncodeScheduler(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from triptych.core.engine_api.plan import Runner
 from triptych.core.errors import ConfigError
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
 from triptych.core.options.pipeline_plan import PipelinePlan
 from triptych.core.runtime.engine.model_memory import ModelMemory
@@ -224,7 +225,6 @@ class VisionLoader(LlmLoader):
             activation_bytes = max(activation_bytes, encoding_bytes)
         memory.reserve("activations", activation_bytes)
         layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
-        self._check_states(layout)
         return layout
 
     def _has_room(self, blueprint: Blueprint) -> bool:
@@ -263,7 +263,9 @@ class VisionLoader(LlmLoader):
         capacity_bytes, device = features.capacity_bytes, self._device.torch
         layout = blueprint.feature_layout
         memory = IncomingFeatures(features, layout, capacity_bytes, device)
-        client = open_client(plan.features, self._feature_format(blueprint, memory), memory)
+        client = open_client(
+            plan.features, self._feature_format(blueprint, memory), {PartKind.FULL: memory}
+        )
         scheduler.image_exchange = FetchedFeatures(memory, client)
         return client.close
 

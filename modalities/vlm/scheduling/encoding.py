@@ -17,7 +17,7 @@ from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import WrongModel
 from triptych.core.kv.transfer.server import PageTransferRequest
-from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, SendingMemory, page_keys
+from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, SendingMemory, feature_parts
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
@@ -94,7 +94,9 @@ class SentFeatures(TransferJobs):
             return False
         num_pages = self._memory.num_pages_of(sum(lengths))
         are_whole = bool(image.inputs) and all(a.is_whole for a in image.inputs.values())
-        return are_whole and (transfer.wanted.first, transfer.wanted.num_pages) == (0, num_pages)
+        wanted = transfer.wanted
+        is_whole = (wanted.first, wanted.num_pages, wanted.num_parts) == (0, num_pages, num_pages)
+        return are_whole and is_whole
 
     def _open(self, transfer: PageTransferRequest, image: PromptContent) -> None:
         self._counts["feature_transfers_total"] += 1
@@ -115,8 +117,7 @@ class SentFeatures(TransferJobs):
         span = sent.image.span
         sent.page_ids = self._memory.lend(span.digest)
         if len(sent.page_ids) == transfer.wanted.num_pages:
-            keys = page_keys(span, len(sent.page_ids))
-            transfer.add(list(zip(keys, sent.page_ids, strict=True)))
+            transfer.add(feature_parts(span, sent.page_ids))
         elif sent.page_ids:
             transfer.end("its features are not of the size that was requested")
         return bool(sent.page_ids)

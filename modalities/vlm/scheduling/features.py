@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from triptych.core.engine_api.prompt_content import ContentSpan
+from triptych.core.kv.parts import PagePart
 
 FEATURE_PREFIX = "feature_"
 """Prefix of the metrics of connections for features."""
@@ -66,6 +67,7 @@ class SendingMemory(FeatureMemory, Protocol):
         ...
 
 
-def page_keys(span: ContentSpan, num_pages: int) -> list[bytes]:
-    """The keys of the pages of an image's features."""
-    return [span.digest + struct.pack("<I", index) for index in range(num_pages)]
+def feature_parts(span: ContentSpan, page_ids: Sequence[int]) -> list[PagePart]:
+    """The pages of an image's features, under their keys."""
+    keys = (span.digest + struct.pack("<I", index) for index in range(len(page_ids)))
+    return [PagePart(key, page_id) for key, page_id in zip(keys, page_ids, strict=True)]

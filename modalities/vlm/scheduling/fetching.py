@@ -16,7 +16,11 @@ from itertools import count
 
 from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.kv.transfer.client import PageFetch
-from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ReceivingMemory, page_keys
+from triptych.modalities.vlm.scheduling.features import (
+    FEATURE_PREFIX,
+    ReceivingMemory,
+    feature_parts,
+)
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.executors import Post
 from triptych.schedulers.roles.page_exchange import RemotePages
@@ -93,8 +97,8 @@ class FetchedFeatures(ImageExchange):
             fetch_id=next(self._ids),
             request=image,
             first=0,
-            keys=page_keys(span, len(page_ids)),
-            page_ids=page_ids,
+            num_pages=len(page_ids),
+            parts=feature_parts(span, page_ids),
             arrived=lambda num_arrived: None,
             ended=partial(self._end, span.digest),
         )
@@ -117,11 +121,12 @@ class FetchedFeatures(ImageExchange):
     def _end(self, digest: bytes) -> None:
         """On the source's thread: cache complete features, and notify the loop."""
         fetch, is_here = self._open[digest].fetch, False
+        page_ids = [part.number for part in fetch.parts]
         try:
-            if fetch.num_arrived == len(fetch.keys):
-                is_here = self._memory.keep(digest, fetch.page_ids)
+            if fetch.num_arrived == len(page_ids):
+                is_here = self._memory.keep(digest, page_ids)
         finally:  # on any failure, prompts that wait for the image must be notified
-            self._memory.drop(fetch.page_ids)
+            self._memory.drop(page_ids)
             self._post(partial(self._close, digest, is_here))
 
     def _close(self, digest: bytes, is_here: bool) -> None:

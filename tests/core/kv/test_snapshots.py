@@ -4,6 +4,7 @@ import pytest
 
 from support.page_keys import page_keys
 from triptych.core.kv.pages import PagePool
+from triptych.core.kv.parts import PartRule
 from triptych.core.kv.snapshots import SnapshotIndex
 
 KEYS = page_keys(b"root", range(64), 4)
@@ -24,13 +25,16 @@ def saved(index: SnapshotIndex, *keys: bytes) -> list[int]:
 def test_the_longest_prefix_with_a_known_state_counts() -> None:
     index = SnapshotIndex(4)
     saved(index, KEYS[1], KEYS[4])
-    assert [index.depth(KEYS[:n]) for n in range(7)] == [0, 0, 2, 2, 2, 5, 5]
+    rule = PartRule(has_states=True)
+    found = [rule.depth(n, lambda kind, page: KEYS[page] in index) for n in range(7)]
+    assert found == [0, 0, 2, 2, 2, 5, 5]
 
 
 def test_the_least_recently_used_is_overwritten_first() -> None:
     index = SnapshotIndex(2)
     first, second = saved(index, KEYS[0], KEYS[1])
     assert index.find(KEYS[0]) == first
+    index.let_go(first)
     assert index.take() == second
     assert [key in index for key in KEYS[:2]] == [True, False]
     assert index.take() == first
@@ -41,7 +45,7 @@ def test_a_pending_snapshot_is_not_found_until_it_is_published() -> None:
     index = SnapshotIndex(2)
     snapshot = index.take()
     assert snapshot is not None
-    assert index.depth(KEYS[:1]) == 0
+    assert KEYS[0] not in index
     index.check()
     assert index.publish(snapshot, KEYS[0])
     again = index.take()
@@ -49,11 +53,26 @@ def test_a_pending_snapshot_is_not_found_until_it_is_published() -> None:
     assert not index.publish(again, KEYS[0])  # the first is kept
     assert index.find(KEYS[0]) == snapshot
     assert index.take() == again
+    index.let_go(snapshot)
     index.give_back(again)
     index.drop(KEYS[0])
     index.drop(KEYS[0])
     index.check()
     assert len(index) == 0
+
+
+def test_a_held_snapshot_is_not_overwritten() -> None:
+    index = SnapshotIndex(2)
+    first, second = saved(index, KEYS[0], KEYS[1])
+    assert index.hold(KEYS[0]) == first
+    assert index.take() == second
+    assert (index.take(), index.can_take, index.has_free) == (None, False, False)
+    index.drop(KEYS[0])
+    index.check()
+    assert index.take() is None
+    index.let_go(first)
+    index.check()
+    assert index.take() == first
 
 
 def test_a_spare_snapshot_is_overwritten_first_until_it_is_found() -> None:
@@ -63,7 +82,7 @@ def test_a_spare_snapshot_is_overwritten_first_until_it_is_found() -> None:
         spare = index.take_spare()
         assert spare is not None
         index.publish(spare, key, is_spare=True)
-    index.find(KEYS[1])
+    index.let_go(index.find(KEYS[1]))
     index.check()
     assert index.has_free
     assert index.take() is not None

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from support.page_link import HandLink, ManualTransfer, drive_pair
-from support.token_driver import random_world
+from support.shadow_parts import random_model, world_of
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
 from triptych.core.engine_api.sampling_params import SamplingParams
@@ -161,7 +161,9 @@ def test_an_order_that_cannot_be_is_refused_by_itself(
 ) -> None:
     link = linked()
     request = TokenRequest(prompt_ids=ids, sampling=SamplingParams(max_tokens=10**9))
-    wanted = FetchPages(fetch_id=0, request=request, first=first, num_pages=num_pages)
+    wanted = FetchPages(
+        fetch_id=0, request=request, first=first, num_pages=num_pages, num_parts=num_pages
+    )
     transfer = ManualTransfer(wanted)
     link.place(transfer)
     assert reason in transfer.reason
@@ -186,10 +188,15 @@ def test_an_order_ends_with_its_job() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_every_answer_is_right_and_every_page_comes_back(seed: int) -> None:
     rng = random.Random(seed)
-    decode = random_world(rng)
+    model = random_model(rng)
+    decode = world_of(rng, model)
     prefill = World(
         num_pages=rng.choice((10, 20, 40)),
         page_size=decode.pool.page_size,
+        window=model["window"],
+        num_window_rows=4,
+        num_spare_windows=rng.choice((0, 20)),
+        num_snapshots=rng.choice((3, 20)) if model["has_states"] else None,
         max_length=decode.max_length,
         depth=rng.choice((1, 2)),
         max_batch_size=4,

@@ -7,13 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from support import page_keys
 from support.tiered_world import TieredWorld
 from support.token_steps import prompt
-from support.token_world import World, token_request
+from support.token_world import NAMESPACE, World, token_request
 from triptych.core.engine_api.tokens import CacheAction
 from triptych.core.errors import UnsupportedOption
+from triptych.core.kv.keys import root_key
+from triptych.core.kv.parts import PagePart, PartKind
 
 FIRST, SECOND, LONG = prompt(17), prompt(17, 20), prompt(38, 30)
+
+FULL = PartKind.FULL
 
 
 def tiered(folder: Path, host_pages: int = 30) -> TieredWorld:
@@ -26,6 +31,11 @@ def run(tiers: TieredWorld, name: str, ids: tuple[int, ...], tenant: str = "") -
     """Run a prompt; returns the tokens of it that were cached."""
     tiers.run(token_request(ids, max_tokens=1, tenant=tenant), name)
     return tiers.world.deltas(name)[0].num_cached_tokens
+
+
+def prompt_keys(world: World, ids: tuple[int, ...]) -> list[bytes]:
+    """The keys of a prompt's pages."""
+    return page_keys.page_keys(root_key(NAMESPACE), ids, world.pool.page_size)
 
 
 def act(world: World, action: CacheAction, ids: tuple[int, ...], tenant: str = "") -> int:
@@ -117,7 +127,7 @@ def test_pinned_pages_outlast_others_in_host_memory(tmp_path: Path) -> None:
 
 def test_pins_leave_half_of_the_tiers_to_others(tmp_path: Path) -> None:
     tiers = tiered(tmp_path)
-    tiers.tiers._disk.num_pages = 6  # type: ignore[union-attr]
+    tiers.tiers._shelves[FULL].disk.num_pages = 6  # type: ignore[union-attr]
     run(tiers, "first", FIRST)
     assert act(tiers.world, "pin", FIRST) == 12
     run(tiers, "long", LONG)
@@ -127,7 +137,7 @@ def test_pins_leave_half_of_the_tiers_to_others(tmp_path: Path) -> None:
 
 def test_one_tenant_pins_an_eighth(tmp_path: Path) -> None:
     tiers = tiered(tmp_path).tiers
-    tiers._disk.num_pages = 16  # type: ignore[union-attr]
+    tiers._shelves[FULL].disk.num_pages = 16  # type: ignore[union-attr]
     keys = [bytes([number]) for number in range(20)]
     assert [tiers.pin(keys[:5], "a"), tiers.pin(keys[5:6], "a")] == [2, 0]
     assert [tiers.pin(keys[:3], "b"), tiers.pin(keys[3:], "")] == [3, 5]  # two of them were there
@@ -142,3 +152,42 @@ def test_without_tiers_pages_are_dropped_and_never_pinned() -> None:
         world.scheduler._act_on_cache(world.scheduler._open(world.jobs["first"]), "pin")
     assert act(world, "drop", FIRST) == 16
     assert world.pool.num_cached == 0
+
+
+def divided(folder: Path) -> TieredWorld:
+    """As `tiered`, of a model with windows of two pages and recurrent layers."""
+    kinds = {"window": 9, "num_spare_windows": 9, "num_snapshots": 6}
+    world = World(num_pages=10, page_size=4, max_length=40, max_batch_size=2, **kinds)  # type: ignore[arg-type]
+    return TieredWorld(world, host_pages=30, folder=folder, disk_pages=100)
+
+
+@pytest.mark.parametrize("kind", [*PartKind, None])
+def test_a_hit_needs_every_kind_of_parts(kind: PartKind | None, tmp_path: Path) -> None:
+    """After a restart, with one damaged part of a kind; computed, it is saved again."""
+    first = divided(tmp_path)
+    assert run(first, "first", FIRST) == 0
+    first.tiers.close()
+    again = divided(tmp_path)
+    if kind is not None:
+        disk = again.tiers._shelves[kind].disk
+        assert disk is not None
+        path = disk._path(prompt_keys(again.world, FIRST)[3])
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert run(again, "again", FIRST) == (16 if kind is None else 0)
+    assert again.counter("kv_disk_pages_refused_total") == (kind is not None)
+    again.tiers.close()
+    assert run(divided(tmp_path), "healed", FIRST) == 16
+
+
+def test_only_the_parts_that_a_row_sees_come_back(tmp_path: Path) -> None:
+    tiers = divided(tmp_path)
+    run(tiers, "first", FIRST)
+    run(tiers, "long", LONG)
+    loaded: list[PagePart] = []
+    load = tiers.tiers._load
+    tiers.tiers._load = lambda part: loaded.append(part) or load(part)  # type: ignore[method-assign,func-returns-value]
+    assert run(tiers, "again", FIRST) == 16
+    keys = prompt_keys(tiers.world, FIRST)
+    places = [(part.kind.name, keys.index(part.key)) for part in loaded]
+    full = [("FULL", page) for page in range(4)]
+    assert places == [*full, ("WINDOW", 2), ("WINDOW", 3), ("STATE", 3)]

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.page_peers import FORMAT, KEYS, PAGE_BYTES, ByteMemory, Fetched, content
+from triptych.core.kv.parts import PagePart, PartKind
 from triptych.core.kv.tiers.disk import DiskTier
 from triptych.core.kv.tiers.host import HostTier
-from triptych.core.kv.tiers.store import PageTiers
+from triptych.core.kv.tiers.store import PageTiers, Shelf
+
+FULL = PartKind.FULL
 
 
 def fetch_of(num_pages: int, first: int = 0) -> Fetched:
@@ -27,7 +30,7 @@ class Tiers:
         self.memory = ByteMemory()
         self.disk = None if folder is None else DiskTier(folder, FORMAT, 0)
         self.host = HostTier(host_pages * PAGE_BYTES, PAGE_BYTES)
-        self.tiers = PageTiers(self.memory, self.host, self.disk)
+        self.tiers = PageTiers({FULL: Shelf(self.memory, self.host, self.disk)})
 
     def work(self) -> None:
         while self.tiers.has_work:
@@ -40,7 +43,7 @@ class Tiers:
         ended: list[bool] = []
         for number in numbers:
             self.memory.pages[number] = content(KEYS[number])
-        self.tiers.save([(KEYS[n], n) for n in numbers], lambda: ended.append(True))
+        self.tiers.save([PagePart(KEYS[n], n) for n in numbers], lambda: ended.append(True))
         self.work()
         assert ended == [True]
 
@@ -62,7 +65,7 @@ class Tiers:
 def test_the_page_used_longest_ago_gives_way() -> None:
     tiers = Tiers(host_pages=3)
     tiers.save(0, 1, 2)
-    tiers.tiers.touch(KEYS[:2])  # the first page of a prompt is of most use
+    tiers.tiers.touch((FULL, key) for key in KEYS[:2])  # the first page of a prompt is of most use
     tiers.save(3)
     assert tiers.tiers.num_held(KEYS[:3]) == 2
     tiers.save(4)
@@ -121,7 +124,7 @@ def test_a_full_disk_keeps_host_memory_going(
 
     monkeypatch.setattr(tiers.disk, "write", refuse)
     tiers.memory.pages[:2] = [content(KEYS[0]), content(KEYS[1])]
-    tiers.tiers.save([(KEYS[0], 0), (KEYS[1], 1)], lambda: None)
+    tiers.tiers.save([PagePart(KEYS[0], 0), PagePart(KEYS[1], 1)], lambda: None)
     for _ in range(2):
         work = tiers.tiers.next_work()
         assert work is not None
@@ -139,7 +142,7 @@ def test_fetches_come_before_copies_and_a_stopped_one_ends(tmp_path: Path) -> No
     tiers = Tiers(folder=tmp_path)
     tiers.save(0, 1)
     order: list[str] = []
-    tiers.tiers.save([(KEYS[5], 5)], lambda: order.append("saved"))
+    tiers.tiers.save([PagePart(KEYS[5], 5)], lambda: order.append("saved"))
     fetched, stopped = fetch_of(2), fetch_of(2)
     fetched.fetch.ended = lambda: order.append(f"fetched {fetched.fetch.num_arrived}")
     stopped.fetch.ended = lambda: order.append(f"stopped {stopped.fetch.num_arrived}")
@@ -154,7 +157,7 @@ def test_the_end_writes_what_is_not_on_disk_and_ends_fetches(tmp_path: Path) -> 
     tiers = Tiers(folder=tmp_path)
     tiers.memory.pages[0] = content(KEYS[0])
     saved = threading.Event()
-    tiers.tiers.save([(KEYS[0], 0)], saved.set)
+    tiers.tiers.save([PagePart(KEYS[0], 0)], saved.set)
     tiers.tiers.begin()
     tiers.tiers.close()
     assert saved.is_set()

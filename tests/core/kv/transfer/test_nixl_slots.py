@@ -24,6 +24,7 @@ from support.page_peers import (
     until,
 )
 from triptych.core.errors import ConfigError
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.messages import NixlRegion
 from triptych.core.kv.transfer.nixl_slots import OfferedSlots, ReadSlots, check_nixl
 
@@ -112,7 +113,7 @@ async def test_slots_that_cannot_be_announced_are_given_back(
     monkeypatch.setattr(fake_nixl.nixl_agent, "get_agent_metadata", fail)
     server = open_server("127.0.0.1:0", ByteMemory(), transport="nixl")
     with closing(server), RawClient() as peer:
-        server.start(ManualTransfers(server.memory))  # type: ignore[arg-type]
+        server.start(ManualTransfers(server.memories[PartKind.FULL]))  # type: ignore[arg-type]
         peer.greet(server.port, format=MET)
         assert await asyncio.to_thread(peer.is_closed)
         assert not fake_nixl.AGENTS

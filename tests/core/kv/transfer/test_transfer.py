@@ -36,6 +36,7 @@ from support.page_peers import (
     until,
 )
 from triptych.core.errors import ConfigError
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.address import PageAddress, read_secret
 from triptych.core.kv.transfer.messages import (
     DropFetch,
@@ -139,8 +140,8 @@ async def test_a_server_that_dies_ends_fetches_and_one_that_returns_is_used(
         late = Fetched(2)
         pair.client.start(late.fetch)
         await until(lambda: late.num_ended)
-        pair.server = open_server(address, pair.server.memory)  # type: ignore[arg-type]
-        pair.server.start(ManualTransfers(pair.server.memory))  # type: ignore[arg-type]
+        pair.server = open_server(address, pair.server.memories[PartKind.FULL])  # type: ignore[arg-type]
+        pair.server.start(ManualTransfers(pair.server.memories[PartKind.FULL]))  # type: ignore[arg-type]
         again = await pair.fetch(5)
         await until(lambda: again.num_ended)
         assert again.num_arrived == 5

@@ -8,7 +8,7 @@ from support.llm_loader import MIB, config, loader
 from support.recurrent_models import recurrent_model
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
-from triptych.core.options.config import CacheOptions, DeviceOptions, PipelineOptions
+from triptych.core.options.config import CacheOptions, DeviceOptions
 from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.layers.attention import KvLayout
@@ -39,12 +39,6 @@ def test_the_ledger_has_what_is_allocated(
     assert (snapshots.num_snapshots >= 12) == caches
     loaded.close()
     assert ledger.by_owner() == {}
-
-
-def test_roles_are_refused(folder: Path) -> None:
-    options = config(pipeline=PipelineOptions(pipeline_role="prefill"))
-    with pytest.raises(ConfigError, match="--pipeline-role prefill: the recurrent layers of tiny"):
-        loader(folder, Ledger(256 * MIB), options).load(lambda _: None)
 
 
 def test_drafts_take_a_second_state_for_each_row(folder: Path) -> None:

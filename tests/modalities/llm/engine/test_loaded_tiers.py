@@ -12,6 +12,7 @@ import pytest
 from support.llm_loader import MIB, Save, config, loader
 from support.recurrent_models import recurrent_model
 from triptych.core.errors import ConfigError, ModelTooLarge
+from triptych.core.kv.parts import PartKind
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import CacheOptions, Config
 
@@ -64,7 +65,15 @@ def test_a_model_that_is_loaded_again_opens_its_folder_again(save: Save, tmp_pat
     assert "triptych-tiers" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_recurrent_models_are_refused(tmp_path: Path) -> None:
+def test_kinds_of_parts_have_the_shares_of_the_device(tmp_path: Path) -> None:
     recurrent_model("lfm2").save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="--kv-connector local: the recurrent layers of tiny"):
-        loader(tmp_path, Ledger(256 * MIB), tiers()).load(lambda _: None)
+    ledger = Ledger(256 * MIB)
+    loaded = loader(tmp_path, ledger, tiers(hicache_ratio=3.0)).load(lambda _: None)
+    shelves, pool = loaded.scheduler.exchange._store._shelves, loaded.scheduler.tokens.pool
+    assert [*shelves] == [PartKind.FULL, PartKind.STATE]
+    numbers = [shelf.host.num_pages for shelf in shelves.values()]
+    assert numbers == [3 * pool.num_pages, 3 * pool.snapshots.num_snapshots]
+    sizes = [shelf.host.num_pages * shelf.host.page_bytes for shelf in shelves.values()]
+    assert ledger.by_owner()["tiny/kv-host"] == sum(sizes)
+    loaded.close()
+    assert ledger.by_owner() == {}

@@ -19,6 +19,7 @@ from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.engine_api.staged_plan import StagedPlan, StagedRowResult
 from triptych.core.errors import InvalidRequest, TriptychError, WrongModel, to_info
+from triptych.core.kv.parts import PagePart
 from triptych.core.kv.transfer.memory import new_counts
 from triptych.core.kv.transfer.messages import FetchPages
 from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
@@ -29,10 +30,10 @@ class Transfer:
     """A `PageTransferRequest` that keeps what it gets."""
 
     wanted: FetchPages
-    pages: list[tuple[bytes, int]] = field(default_factory=list)
+    pages: list[PagePart] = field(default_factory=list)
     reason: str = ""
 
-    def add(self, pages: Sequence[tuple[bytes, int]]) -> None:
+    def add(self, pages: Sequence[PagePart]) -> None:
         self.pages += pages
 
     def end(self, reason: str) -> None:
@@ -112,7 +113,7 @@ class Rig(SchedulerDriver):
         )
 
     def transfer(self, wanted: PromptContent, **more: int) -> Transfer:
-        given = {"first": 0, "num_pages": 2} | more
+        given = {"first": 0, "num_pages": 2, "num_parts": 2} | more
         transfer = Transfer(FetchPages(fetch_id=0, request=wanted, **given))
         self.sent.open(transfer)  # type: ignore[arg-type]
         return transfer
@@ -141,8 +142,8 @@ def test_an_image_is_encoded_once_for_all_who_want_it_and_sent_to_each() -> None
     assert rig.steps == [1]
     for transfer in (first, second, third):
         digest = image("x").span.digest
-        assert [key for key, _ in transfer.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
-    assert len({page_id for each in (first, second, third) for _, page_id in each.pages}) == 6
+        assert [part.key for part in transfer.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
+    assert len({part.number for each in (first, second, third) for part in each.pages}) == 6
     rig.close(first, second, third)
     rig.check_nothing_is_held()
     counters = rig.scheduler.stats().counters
@@ -206,7 +207,7 @@ def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
     first = rig.transfer(image("x"))
     rig.run()
     longer = replace(image("x", 6), span=replace(image("x").span, runs=((0, 6),)))
-    second = rig.transfer(longer, num_pages=3)
+    second = rig.transfer(longer, num_pages=3, num_parts=3)
     assert second.pages == []
     assert "not of the size" in second.reason
     rig.close(first, second)

@@ -31,7 +31,8 @@ def check_answers(world: VisionWorld) -> None:
 def test_an_image_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
     world, link = linked()
     world.submit("a", see(3, ("x", 9), 2, max_tokens=3))
-    assert link.open[0].keys == [link.digests[0] + bytes([n, 0, 0, 0]) for n in range(5)]
+    keys = [part.key for part in link.open[0].parts]
+    assert keys == [link.digests[0] + bytes([n, 0, 0, 0]) for n in range(5)]
     world.run()
     assert world.kinds == ["prefill"], "the text before it"
     link.deliver_all()
