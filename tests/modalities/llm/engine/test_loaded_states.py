@@ -6,7 +6,6 @@ import pytest
 
 from support.llm_loader import MIB, config, loader
 from support.recurrent_models import recurrent_model
-from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import CacheOptions, DeviceOptions
 from triptych.core.options.speculation import SpeculationOptions
