@@ -116,6 +116,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         check_relevance(options, (modality_of(resolved, cls._modalities).role,))
         if check is not None:
             check(resolved, config)
+        (resolved,) = load("triptych.modalities.registry:with_draft")((resolved,), config, progress)
         return cls(resolved.name, EngineHost.start([cls.hosted(resolved)], config))
 
     @classmethod

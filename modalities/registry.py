@@ -87,10 +87,10 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
     options = resolved.config.models
     models = resolve_all(options, progress, sources=known_sources(), defaults=default_models())
     check_relevance(resolved, set(_roles(models)))
-    return _with_draft(models, resolved.config, progress)
+    return with_draft(models, resolved.config, progress)
 
 
-def _with_draft(
+def with_draft(
     models: tuple[ResolvedModel, ...], config: Config, progress: Progress
 ) -> tuple[ResolvedModel, ...]:
     """`models`, some text models among them with the one that drafts, fetched if there is any."""

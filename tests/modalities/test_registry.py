@@ -119,3 +119,9 @@ def test_a_head_drafts_for_the_text_models_of_its_size(tmp_path: Path) -> None:
     )
     models = resolve_models(resolved, SilentProgress())
     assert {model.name for model in models if model.draft} == {"big"}
+
+
+def test_a_pipeline_has_the_drafts_that_it_is_given(folder: str, tmp_path: Path) -> None:
+    options = {"speculative_algorithm": "eagle3", "draft_model_path": folder}
+    with pytest.raises(ConfigError, match="text is no EAGLE-3 head"):
+        ChatPipeline.from_pretrained(str(write_model(tmp_path / "big")), progress=False, **options)
