@@ -223,13 +223,15 @@ class _Observers:
 
 
 def _include(app: _App, routers: Sequence[APIRouter]) -> None:
-    """Add the routes of the app and of `routers`."""
+    """Add the routes of the app and of `routers`.
+
+    They are added as they are: `include_router` would build each a second time.
+    """
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     app.router.routes.append(Route(INVOCATIONS_ROUTE, Invocations(), methods=["POST"]))
-    routes = list(app.routes)
     for router in routers:
-        routes += router.routes
-        app.include_router(router)
+        app.router.routes.extend(router.routes)
+    routes = list(app.routes)
     app.state.routes = tuple(routes)
     app.add_middleware(ShortPaths, routes=routes)
 
