@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-from support.product_code import parsed
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("core", "schedulers", "modalities", "src")
@@ -24,25 +23,25 @@ def _files(*folders: str) -> Iterator[Path]:
         yield from sorted((ROOT / folder).rglob("*.*"))
 
 
-def _docstrings() -> Iterator[tuple[str, str]]:
+@cache
+def docstrings() -> list[tuple[str, str]]:
     """Each docstring of the product, with its place."""
-    for file in _files(*PRODUCT):
-        if file.suffix == ".py":
-            for node in ast.walk(parsed(file)):
-                if isinstance(node, _DEFINITIONS) and (text := ast.get_docstring(node)):
-                    yield f"{file.relative_to(ROOT)}: {getattr(node, 'name', 'module')}", text
-
-
-DOCSTRINGS = list(_docstrings())
+    return [
+        (f"{file.relative_to(ROOT)}: {getattr(node, 'name', 'module')}", text)
+        for file in _files(*PRODUCT)
+        if file.suffix == ".py"
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, _DEFINITIONS) and (text := ast.get_docstring(node))
+    ]
 
 
 def test_docstrings_name_their_subject() -> None:
-    assert len(DOCSTRINGS) > 5000, "the whole product was read"
-    assert [place for place, text in DOCSTRINGS if _HEADLESS.match(text)] == []
+    assert len(docstrings()) > 5000, "the whole product was read"
+    assert [place for place, text in docstrings() if _HEADLESS.match(text)] == []
 
 
 def test_docstrings_are_phrases() -> None:
-    assert [place for place, text in DOCSTRINGS if len(text.split()) < _MIN_WORDS] == []
+    assert [place for place, text in docstrings() if len(text.split()) < _MIN_WORDS] == []
 
 
 def test_things_are_no_persons() -> None:

@@ -20,7 +20,6 @@ import pytest
 
 import triptych.core.http
 import triptych.modalities
-from support.product_code import parsed
 from triptych.core.http.fields import INERT, RefusedField
 from triptych.core.options import refused
 from triptych.modalities.embedding.api.protocol import OF_VECTORS, EmbeddingsRequest
@@ -180,7 +179,7 @@ def raised() -> frozenset[str]:
     found = set()
     for folder in ("core", "modalities", "schedulers", "src/triptych/replicas"):
         for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(parsed(file)):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                     found |= {text for arg in node.exc.args[:1] if (text := spelled(arg))}
     return frozenset(found)
