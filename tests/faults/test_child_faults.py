@@ -10,6 +10,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +67,11 @@ async def _sound(folder: Path, ending: AsyncExitStack) -> Work:
 
 PARAMS = {_grammars: "guided_regex", _templates: "messages", _images: None, _sound: None}
 """What the error of each kind of work names; routes name where a file came from."""
+OTHERS = tuple(kind for kind in PARAMS if kind is not _templates)
+"""They share the pool, which looks at signals: one kind meets them all, the others one each."""
 
 
-@pytest.fixture(params=PARAMS)
+@pytest.fixture
 async def work(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Work]:
     """Something that a child does, with one child at rest; all others are none of its."""
     async with AsyncExitStack() as ending:
@@ -92,7 +95,11 @@ async def _in_a_stopped_child(do: Work, resting: psutil.Process) -> object:
     return resting, doing
 
 
-@pytest.mark.parametrize("how", FROM_OUTSIDE)
+@pytest.mark.parametrize(
+    ("work", "how"),
+    [*product([_templates], FROM_OUTSIDE), *product(OTHERS, [signal.SIGKILL])],
+    indirect=["work"],
+)
 async def test_work_of_a_child_that_was_ended_from_outside_is_done_by_another(work, how):
     stopped, doing = await work()
     stopped.send_signal(how)
@@ -101,6 +108,7 @@ async def test_work_of_a_child_that_was_ended_from_outside_is_done_by_another(wo
     assert await doing is not None
 
 
+@pytest.mark.parametrize("work", PARAMS, indirect=True)
 async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkeypatch):
     monkeypatch.setattr(child, "_MAX_STALLED_CHECKS", 2)
     stopped, doing = await work()
@@ -108,7 +116,11 @@ async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkey
     assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("how", BY_INPUT)
+@pytest.mark.parametrize(
+    ("work", "how"),
+    [*product([_templates], BY_INPUT), *product(OTHERS, [signal.SIGSEGV])],
+    indirect=["work"],
+)
 async def test_an_input_that_ends_its_child_is_refused(work, how, request):
     stopped, doing = await work()
     stopped.send_signal(how)

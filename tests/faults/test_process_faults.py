@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import threading
-from pathlib import Path
 
 import httpx
 import psutil
@@ -30,6 +29,16 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, model):
+    """A server for what it outlives; the last test that has it ends it."""
+    folder = tmp_path_factory.mktemp("shared")
+    options = ("--zmq-endpoint-base", str(folder / "sockets"), "--log-format", "json")
+    with Server("--model", model, *options, log=folder / "log") as server:
+        server.wait_ready()
+        yield server
+
+
 @pytest.fixture
 def start(tmp_path, model):
     """Start servers, all gone at the end of the test."""
@@ -49,23 +58,32 @@ def error_code(events):
     return json.loads(events[-1])["error"]["code"]
 
 
-def test_a_served_tree_is_private_and_listens_on_one_port(start, tmp_path):
-    base = tmp_path / "sockets"
-    server = start("--zmq-endpoint-base", str(base))
-    server.wait_ready()
-    assert server.chat().status_code == 200
-    tree = [psutil.Process(server.process.pid), *server.children()]
+def test_a_served_tree_is_private_and_listens_on_one_port(shared):
+    base = shared.log.parent / "sockets"
+    assert shared.chat().status_code == 200
+    tree = [psutil.Process(shared.process.pid), *shared.children()]
     listening = {
         connection.laddr.port
         for process in tree
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {server.port}
+    assert listening == {shared.port}
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     assert stat.S_IMODE((base / SOCKET_NAME).stat().st_mode) == 0o600
     assert not any("api_key" in " ".join(process.cmdline()) for process in tree)
-    assert len(server.output.splitlines()) < 20
+    assert len(shared.output.splitlines()) < 20
+
+
+def test_log_has_requests_but_no_prompts(shared):
+    request_id = shared.chat(prompt="a very private matter").headers["x-request-id"]
+
+    def lines():
+        return [json.loads(line) for line in shared.output.splitlines(True) if line[-1] == "\n"]
+
+    eventually(lambda: any(line.get("request_id") == request_id for line in lines()))
+    assert any(line.get("phase") == "ready" for line in lines())
+    assert "private" not in shared.output
 
 
 def test_a_hung_step_makes_unhealthy_and_is_restarted(start):
@@ -85,49 +103,46 @@ def test_a_hung_step_makes_unhealthy_and_is_restarted(start):
     assert "fake_engine_process.py" in server.output  # its stacks
 
 
-def test_a_killed_engine_ends_streams_with_a_typed_error_and_comes_back(start):
-    server = start()
-    server.wait_ready()
-    stream = server.stream(max_tokens=4000)
-    server.child(ENGINE).kill()
-    assert error_code(stream.rest()) == "engine_down"
-    refused = server.chat()
-    assert refused.status_code in (200, 503)  # it may be back already
-    server.wait_ready(num_restarts=1)
-    assert server.chat().status_code == 200
-
-
-def test_engine_events_go_on_with_the_next_engine(start):
-    server = start()
-    server.wait_ready()
-    with following(f"http://127.0.0.1:{server.port}") as events:
+def test_a_killed_engine_ends_streams_with_a_typed_error_and_comes_back(shared):
+    """Its events go on with those of the next engine."""
+    with following(f"http://127.0.0.1:{shared.port}") as events:
         assert next_of(events, "started")["num_restarts"] == 0
-        server.child(ENGINE).kill()
+        stream = shared.stream(max_tokens=4000)
+        shared.child(ENGINE).kill()
+        assert error_code(stream.rest()) == "engine_down"
+        refused = shared.chat()
+        assert refused.status_code in (200, 503)  # it may be back already
         assert next_of(events, "stopped")["reason"]
         assert next_of(events, "started")["num_restarts"] == 1
-        server.wait_ready(num_restarts=1)
-        assert server.chat(max_tokens=4).status_code == 200
+        shared.wait_ready(num_restarts=1)
+        assert shared.chat(max_tokens=4).status_code == 200
         assert {step["kind"] for step in next_of(events, "steps")["steps"]} <= {"prefill", "decode"}
 
 
-def test_a_killed_api_process_comes_back_to_the_same_engine_and_orphans_are_cancelled(start):
-    server = start()
-    server.wait_ready()
-    engine_pid = server.child(ENGINE).pid
-    stream = server.stream(max_tokens=4000)
-    server.child(API).kill()
+def test_a_killed_api_process_comes_back_to_the_same_engine_and_orphans_are_cancelled(shared):
+    engine_pid = shared.child(ENGINE).pid
+    stream = shared.stream(max_tokens=4000)
+    shared.child(API).kill()
     with pytest.raises(httpx.TransportError):
         stream.rest()
-    server.wait_ready()
-    assert server.child(ENGINE).pid == engine_pid
+    shared.wait_ready()
+    assert shared.child(ENGINE).pid == engine_pid
     running = 'triptych_jobs_running{model="tiny"} '
 
     def is_idle():
-        lines = server.client.get("/metrics").text.splitlines()
+        lines = shared.client.get("/metrics").text.splitlines()
         return any(line.startswith(running) and float(line.split()[-1]) == 0 for line in lines)
 
     eventually(is_idle)
-    assert server.chat().status_code == 200
+    assert shared.chat().status_code == 200
+
+
+def test_a_killed_supervisor_leaves_no_orphan(shared):
+    children = shared.children()
+    assert len(shared.halves()) == 2
+    shared.process.kill()
+    shared.process.wait()
+    eventually(lambda: not any(child.is_running() for child in children))
 
 
 def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(start):
@@ -246,16 +261,6 @@ def test_an_engine_that_keeps_crashing_opens_the_circuit(start):
     assert "3 crashes" in server.output.splitlines()[-1]
 
 
-def test_a_killed_supervisor_leaves_no_orphan(start, tmp_path):
-    server = start("--zmq-endpoint-base", str(tmp_path / "sockets"))
-    server.wait_ready()
-    children = server.children()
-    assert len(server.halves()) == 2
-    server.process.kill()
-    server.process.wait()
-    eventually(lambda: not any(child.is_running() for child in children))
-
-
 def test_engine_and_api_may_run_apart(start, tmp_path):
     base = str(tmp_path / "sockets")
     api = start("--zmq-endpoint-base", base, "--external-engine")
@@ -274,16 +279,3 @@ def test_engine_and_api_may_run_apart(start, tmp_path):
     assert engine.wait_exit() == 0
     eventually(lambda: api.health().get("status") == "unavailable")
     assert api.chat().status_code == 503
-
-
-def test_log_has_requests_but_no_prompts(start):
-    server = start("--log-format", "json")
-    server.wait_ready()
-    request_id = server.chat(prompt="a very private matter").headers["x-request-id"]
-    server.signal()
-    server.wait_exit()
-    lines = [json.loads(line) for line in server.output.splitlines()]
-    assert any(line.get("request_id") == request_id for line in lines)
-    assert any(line.get("phase") == "ready" for line in lines)
-    assert "private" not in server.output
-    assert Path(server.log).exists()
