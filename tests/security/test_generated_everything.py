@@ -20,7 +20,7 @@ from support.full_app import MODELS, FullApp, open_full_app
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
-NUM_CASES = 800
+NUM_CASES = 240
 
 
 def fuzzer(app: FastAPI) -> Any:
@@ -39,7 +39,7 @@ def test_every_route_answers_as_its_document_says(tmp_path: Path) -> None:
     report = fuzz(full_app, NUM_CASES)
     assert report.faults == []
     assert report.num_cases >= NUM_CASES
-    assert min(full_app.num_finished.values()) >= NUM_CASES // 750  # not all refused at the door
+    assert min(full_app.num_finished.values()) > 0  # not all refused at the door
     assert not full_app.chat.running | full_app.speech.running | full_app.image.running
 
 

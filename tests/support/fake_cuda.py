@@ -14,13 +14,13 @@ zeros, and true. Until then the memory of the host holds values that no test wou
 from __future__ import annotations
 
 import re
-import traceback
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -197,8 +197,10 @@ class FakeCuda:
         """Note a fault and where it comes from, ours or a library's; outside of steps is none."""
         if self.phase == "free":
             return
-        frames = [f for f in traceback.extract_stack() if _SOURCES.search(f.filename)]
-        at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not _SOURCES.search(frame.f_code.co_filename):
+            frame = frame.f_back
+        at = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
         self.faults.append(f"{at}: {what}")
 
     def _free(self, num_bytes: int) -> None:

@@ -131,12 +131,15 @@ async def test_no_name_is_no_model(
 @pytest.mark.parametrize(("kind", "path", "body"), _IMPLIED)
 @pytest.mark.parametrize("names", [["one", "two"], []])
 async def test_a_request_without_a_model_says_which_there_are(
-    tmp_path: Path, kind: str, path: str, body: dict[str, Any], names: list[str]
+    app: FastAPI, kind: str, path: str, body: dict[str, Any], names: list[str]
 ) -> None:
-    app = open_full_app(tmp_path).app
+    before = app.state.models_by_task
     app.state.models_by_task = {kind: names} if names else {"other": ["x"]}
-    async with in_process(app) as client:
-        reply = await client.post(path, **body)
+    try:
+        async with in_process(app) as client:
+            reply = await client.post(path, **body)
+    finally:
+        app.state.models_by_task = before
     assert reply.status_code == (400 if names else 404), reply.text
     assert all(name in reply.text for name in (*names, "model"))
 

@@ -247,7 +247,7 @@ async def test_a_file_without_lines_is_no_batch(
 async def test_there_is_room_to_say_that_there_is_no_room(tmp_path: Path) -> None:
     """Whatever it is that does not fit: the files of results, or a result."""
     codes = []
-    for max_bytes in range(4800, 7000, 200):
+    for max_bytes in range(4800, 7000, 400):
         made = make_stored_app(tmp_path, FakeEngine(answer="x" * 40), max_bytes=max_bytes)
         async with running(made), in_process(made.app) as client:
             file_id = await upload(client, [chat_line(f"{n}") for n in range(9)])

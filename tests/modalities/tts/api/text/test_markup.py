@@ -4,7 +4,7 @@ from triptych.modalities.tts.api.text.markup import strip_markup
 from triptych.modalities.tts.api.text.normalize import Normalizer
 
 SAY = Normalizer()
-MANY = 300_000
+MANY = 100_000
 TABLE = "| Year | Total |\n|:---|---:|\n| 2023 | 5 |\n| 2024 | 7 |"
 CASES = [
     ("See [the guide](https://docs.example.org/a/b) now.", "See the guide now."),
@@ -35,6 +35,7 @@ def test_every_character_keeps_its_source(written: str) -> None:
     assert SAY(written).source == (0, len(written))
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("written", "plain"),
     [
@@ -46,7 +47,7 @@ def test_every_character_keeps_its_source(written: str) -> None:
     ids=["tags", "cells", "references", "comments"],
 )
 def test_many_marks_take_as_long_as_each_of_them(written: str, plain: str | None) -> None:
-    """In linear time this is over in a second, else it takes minutes."""
+    """In linear time this is over in a second or two, else it takes a minute or more."""
     text, starts = strip_markup(written)
     assert len(starts) == len(text) + 1
     assert plain is None or text == plain

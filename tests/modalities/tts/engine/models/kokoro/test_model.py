@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -101,10 +99,7 @@ def test_a_shorter_type_for_the_generator_is_close(kokoro: Kokoro) -> None:
     assert float((exact - rounded).norm() / exact.norm()) < 0.05
 
 
-def test_the_cpus_own_kernel_gives_the_same(kokoro: Kokoro, tmp_path: Path) -> None:
-    native = NativeKernels.open("auto", tmp_path)
-    if native is None:
-        pytest.skip("there is no C compiler")
+def test_the_cpus_own_kernel_gives_the_same(kokoro: Kokoro, native: NativeKernels) -> None:
     own = tiny_kokoro()
     own.model.decoder.use_native(native)
     by_torch, by_kernel = (synthesize(k, ids(10), "af_one") for k in (kokoro, own))
