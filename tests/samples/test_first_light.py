@@ -109,7 +109,7 @@ def test_a_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def check_results(found: list[Any]) -> None:
-    assert len(found) > 1
+    assert found
     assert [line["error"] for line in found if line["error"]] == []
 
 
