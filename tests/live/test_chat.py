@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,15 +23,6 @@ pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    options = ("--max-length", "2048", "--max-batch-size", "32")
-    with Server(*options, engine="real", log=log) as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
 def repeatable() -> ModuleType:
     """samples/benchmarks/repeatable.py."""
     path = Path(__file__).parents[2] / "samples" / "benchmarks" / "repeatable.py"
@@ -44,12 +34,6 @@ def repeatable() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.openai() as connection:
-        yield connection
-
-
 def gauge(server: Server, name: str) -> float:
     """Of the engine, or of all replicas together."""
     lines = server.client.get("/metrics").text.splitlines()
@@ -58,13 +42,13 @@ def gauge(server: Server, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def test_other_apis_give_the_same_answers(server: Server, client: openai.OpenAI) -> None:
+def test_other_apis_give_the_same_answers(default_server: Server, client: openai.OpenAI) -> None:
     long = "Paris is a city. " * 40  # of replicas, the one that has read so much is asked again
     question = {"role": "user", "content": long + QUESTION[0]["content"]}
     asked = {"model": MODEL, "messages": [question]}
     ours = client.chat.completions.create(**asked, temperature=0, max_tokens=20)  # type: ignore[call-overload]
     text = ours.choices[0].message.content
-    message = server.client.post(
+    message = default_server.client.post(
         "/v1/messages", json={**asked, "max_tokens": 20, "temperature": 0}
     ).json()
     assert [block["text"] for block in message["content"]] == [text]
@@ -72,12 +56,12 @@ def test_other_apis_give_the_same_answers(server: Server, client: openai.OpenAI)
     assert used["input_tokens"] + used["cache_read_input_tokens"] == ours.usage.prompt_tokens
     assert used["cache_read_input_tokens"] > 0, "the same prompt was there before"
     options = {"num_predict": 20, "temperature": 0}
-    reply = server.client.post("/api/chat", json={**asked, "options": options})
+    reply = default_server.client.post("/api/chat", json={**asked, "options": options})
     lines = [json.loads(line) for line in reply.text.splitlines()]
     assert "".join(line["message"]["content"] for line in lines) == text
     assert lines[-1]["eval_count"] == ours.usage.completion_tokens
     assert lines[-1]["eval_duration"] > 0
-    shown = server.client.post("/api/show", json={"model": MODEL}).json()
+    shown = default_server.client.post("/api/show", json={"model": MODEL}).json()
     assert shown["details"]["parameter_size"] == "134.5M"
 
 
@@ -142,10 +126,12 @@ def test_three_samples_repeat_with_their_seed(client: openai.OpenAI) -> None:
     assert samples(6) != first
 
 
-async def test_answers_repeat_alone_and_batched(server: Server, repeatable: ModuleType) -> None:
+async def test_answers_repeat_alone_and_batched(
+    default_server: Server, repeatable: ModuleType
+) -> None:
     """Texts and log-probabilities, greedy and seeded; what was cached or runs beside is all one."""
     questions = repeatable.questions_of(repeatable.PROMPTS[:4])
-    url = f"http://127.0.0.1:{server.port}/v1"
+    url = f"http://127.0.0.1:{default_server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         repeater = repeatable.Repeater(client, MODEL, 12)
         runs = {
@@ -156,12 +142,12 @@ async def test_answers_repeat_alone_and_batched(server: Server, repeatable: Modu
 
 
 async def test_answers_are_the_same_with_images_speech_and_embeddings(
-    server: Server, repeatable: ModuleType
+    default_server: Server, repeatable: ModuleType
 ) -> None:
     """Other models' steps come between a chat's, and cut its prompt into other chunks."""
     prompts = (repeatable.README, "Tell me of rivers, lakes and seas. " * 40)
     questions = repeatable.questions_of(prompts)
-    url = f"http://127.0.0.1:{server.port}/v1"
+    url = f"http://127.0.0.1:{default_server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         repeater = repeatable.Repeater(client, MODEL, 24)
         alone = await repeater.alone(questions, 1)
@@ -232,9 +218,9 @@ def test_mistakes_have_types(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=long)
 
 
-async def test_32_streams_half_of_them_dropped(server: Server) -> None:
+async def test_32_streams_half_of_them_dropped(default_server: Server) -> None:
     """Slots and pages come back, however jobs leave; those that stay get their whole answer."""
-    url = f"http://127.0.0.1:{server.port}/v1"
+    url = f"http://127.0.0.1:{default_server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
         async def follow(index: int) -> str:
@@ -258,11 +244,13 @@ async def test_32_streams_half_of_them_dropped(server: Server) -> None:
         ends = await asyncio.gather(*(follow(index) for index in range(32)))
     assert ends == ["length", "dropped"] * 16
     for name in ("triptych_jobs_running", "triptych_jobs_waiting", "triptych_kv_pages_leased"):
-        eventually(lambda name=name: gauge(server, name) == 0)
+        eventually(lambda name=name: gauge(default_server, name) == 0)
 
 
-def test_engine_events_report_the_steps_of_an_answer(server: Server, client: openai.OpenAI) -> None:
-    with following(f"http://127.0.0.1:{server.port}") as events:
+def test_engine_events_report_the_steps_of_an_answer(
+    default_server: Server, client: openai.OpenAI
+) -> None:
+    with following(f"http://127.0.0.1:{default_server.port}") as events:
         assert next_of(events, "started")["device"] == "cpu"
         state = next_of(events, "state")
         (model,) = (each for each in state["models"] if each["model"] == MODEL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from typing import Any
@@ -16,25 +15,15 @@ import pytest
 from PIL import Image
 
 from support.images import hole_mask, saved
-from support.serve_process import Server, eventually
+from support.serve_process import eventually
 
 OTHER = "a blue car on a yellow background"
 APPLE = "a red apple"
-MODEL = "triptych-images"
 SIDE = 128
 NUM_STEPS = 12
 LEAST_APART = 6.0  # of 255, mean over all values: what two seeds of a prompt differ by at least
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    with Server("--model", MODEL, engine="real", log=log) as running:
-        running.wait_ready()
-        with running.openai() as connection:
-            yield connection
 
 
 def raster(text: str | None) -> np.ndarray:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import openai
 import pytest
 
-from support.serve_process import Server
-
 SENTENCE = "The morning train to London leaves at seven."
 WORDS = ["the", "morning", "train", "to", "london", "leaves", "at", "seven"]
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start fetches models
-
-
-@pytest.fixture(scope="module")
-def client(default_server: Server) -> Iterator[openai.OpenAI]:
-    with default_server.openai() as connection:
-        yield connection
 
 
 @pytest.fixture(scope="module")

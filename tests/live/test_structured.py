@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Literal
 
 import jsonschema
@@ -31,21 +30,6 @@ class Pet(pydantic.BaseModel):
 class Answer(pydantic.BaseModel):
     a_rather_long_name_of_a_field: int = pydantic.Field(ge=0, le=9)
     another_rather_long_name: bool
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("live") / "log"
-    options = ("--model", "embedded", "--max-length", "1024", "--max-batch-size", "8")
-    with Server(*options, engine="real", log=log) as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.openai() as connection:
-        yield connection
 
 
 def test_parse_returns_an_object(client: openai.OpenAI) -> None:
@@ -143,8 +127,8 @@ def test_a_keyword_that_cannot_be_enforced_is_named(client: openai.OpenAI) -> No
     assert raised.value.param == "response_format"
 
 
-async def test_answers_are_the_same_alone_and_in_a_mixed_batch(server: Server) -> None:
-    url = f"http://127.0.0.1:{server.port}/v1"
+async def test_answers_are_the_same_alone_and_in_a_mixed_batch(default_server: Server) -> None:
+    url = f"http://127.0.0.1:{default_server.port}/v1"
     schema = Pet.model_json_schema()
     forms = [
         {"guided_json": schema},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.kernel_levels import cache_with_kernels
 from support.serve_process import Server, eventually
 from support.weight_files import write_gguf
 from triptych.cli import main
@@ -27,7 +28,8 @@ def bundle(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle far from the cache it was made with."""
     made = tmp_path_factory.mktemp("made")
     folder = made / "bundle"
-    argv = ["--model", str(gguf), "--cache-dir", str(made / "cache"), "--bundle", str(folder)]
+    cache = cache_with_kernels(made / "cache")
+    argv = ["--model", str(gguf), "--cache-dir", str(cache), "--bundle", str(folder)]
     assert main(["warm-cache", *argv]) == 0
     return folder.rename(tmp_path_factory.mktemp("moved") / "bundle")
 
