@@ -61,7 +61,9 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     row's grammar, one bit per token in little-endian 32-bit words, lowest first; empty without one.
 
     The last `num_drafts` of `token_ids` are guesses: a token is sampled at the position before each
-    of them and at the last one, so that the row yields `1 + num_drafts` tokens.
+    of them and at the last one, so that the row yields `1 + num_drafts` tokens. `allowed` is for
+    the first of these; `draft_masks` are those of the tokens after each guess, if there are any.
+    The first `num_relaxed` guesses are reasoning, for which a relaxed rule holds.
 
     In a model with recurrent layers, a row that starts at 0 begins with the state before any token,
     one with a `restored_snapshot` (not -1) with that, and any other with the state in its slot. The
@@ -86,6 +88,8 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     is_sampled: bool = True
     num_drafts: int = 0
     allowed: bytes = b""
+    draft_masks: tuple[bytes, ...] = ()
+    num_relaxed: int = 0
     restored_snapshot: int = -1
     saved_snapshots: tuple[tuple[int, int], ...] = ()
     sampling: SamplingParams | None = None
@@ -94,6 +98,12 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     frames: tuple[StepCodes, ...] = ()
     contents: tuple[ContentSpan, ...] = ()
     adapter: int = -1
+
+    def allowed_after(self, num_drafts: int) -> bytes:
+        """The mask of the token after the first `num_drafts` guesses; empty without one."""
+        if num_drafts == 0:
+            return self.allowed
+        return self.draft_masks[num_drafts - 1] if self.draft_masks else b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

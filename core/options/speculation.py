@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from triptych.core.options.declaration import COUNT, Role, option
+from triptych.core.options.declaration import COUNT, SHARE, Range, Role, option
 
 NGRAM, STANDALONE, EAGLE3 = "ngram", "standalone", "eagle3"
+TYPICAL, GREEDY, RESIDUAL = "typical-acceptance", "greedy", "residual"
 _GENERATED: tuple[Role, ...] = ("chat", "vision")
 
 
@@ -61,5 +62,45 @@ class SpeculationOptions:
         12,
         "Last tokens that are compared to choose among several places.",
         within=COUNT,
+        roles=_GENERATED,
+    )
+    rejection_sampling_strategy: str = option(
+        TYPICAL,
+        "Which drafts count. All choices name the exact rule: the model samples each position, with"
+        " temperature 0 the likeliest token, and a draft counts where it is that token. `residual`"
+        " does so for ngram alone, whose drafts have no probabilities of their own.",
+        choices=(TYPICAL, GREEDY, RESIDUAL),
+        roles=_GENERATED,
+    )
+    use_relaxed_acceptance_for_thinking: bool = option(
+        False,
+        "While a model reasons (<think>), let a draft count if it is among the likeliest tokens."
+        " This changes answers, and they are not reproducible.",
+        roles=_GENERATED,
+    )
+    relaxed_topk: int = option(
+        10,
+        "The number of likeliest tokens that --use-relaxed-acceptance-for-thinking lets count.",
+        within=COUNT,
+        roles=_GENERATED,
+    )
+    relaxed_delta: float = option(
+        0.6,
+        "How far the probability of such a token may be below that of the likeliest one.",
+        within=Range(low=0, high=1),
+        roles=_GENERATED,
+    )
+    speculative_accept_threshold_single: float = option(
+        1.0,
+        "Probability above which a draft counts, whatever was sampled, of requests with a"
+        " temperature. Below 1 this changes answers, and they are not reproducible.",
+        within=Range(low=0, high=1),
+        roles=_GENERATED,
+    )
+    speculative_accept_threshold_acc: float = option(
+        1.0,
+        "A draft with the probability p counts with p divided by this, of requests with a"
+        " temperature. Below 1 this changes answers, and they are not reproducible.",
+        within=SHARE,
         roles=_GENERATED,
     )

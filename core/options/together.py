@@ -10,9 +10,20 @@ import re
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.options.served_names import ServedNames
-from triptych.core.options.speculation import EAGLE3, STANDALONE, SpeculationOptions
+from triptych.core.options.speculation import (
+    EAGLE3,
+    RESIDUAL,
+    STANDALONE,
+    TYPICAL,
+    SpeculationOptions,
+)
 from triptych.core.process.logs import module_levels
 
+_LOSSY = (
+    "use_relaxed_acceptance_for_thinking",
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+)
 _ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
 
 
@@ -41,6 +52,7 @@ def check_together(config: Config) -> None:
     _check_chunks(config.schedule)
     _check_matches(config.speculation)
     _check_draft_model(config.speculation)
+    _check_acceptance(config.speculation)
 
 
 def _check_chunks(schedule: ScheduleOptions) -> None:
@@ -113,3 +125,27 @@ def _check_draft_model(speculation: SpeculationOptions) -> None:
             f"--draft-model-path takes effect with --speculative-algorithm {STANDALONE} or"
             f" {EAGLE3} only: add one of these, or leave the model out."
         )
+
+
+def _check_acceptance(speculation: SpeculationOptions) -> None:
+    """Check that rules for drafts come with drafts, and that each has what it needs."""
+    algorithm, strategy = speculation.speculative_algorithm, speculation.rejection_sampling_strategy
+    if algorithm in (STANDALONE, EAGLE3) and strategy == RESIDUAL:
+        raise ConfigError(
+            "--rejection-sampling-strategy residual: it keeps the distribution but not the tokens"
+            f" of a seed, as answers do here; write {TYPICAL}, or leave it out."
+        )
+    relaxed = ("relaxed_topk", "relaxed_delta")
+    changed = [name for name in (*relaxed, *_LOSSY) if _is_changed(speculation, name)]
+    for name in changed:
+        needs, flag = "--speculative-algorithm", f"--{name.replace('_', '-')}"
+        is_used = algorithm != "none"
+        if name in relaxed and is_used:
+            needs = "--use-relaxed-acceptance-for-thinking"
+            is_used = speculation.use_relaxed_acceptance_for_thinking
+        if not is_used:
+            raise ConfigError(f"{flag} takes effect with {needs} only: add this, or leave it out.")
+
+
+def _is_changed(speculation: SpeculationOptions, name: str) -> bool:
+    return bool(getattr(speculation, name) != getattr(SpeculationOptions(), name))

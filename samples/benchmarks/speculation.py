@@ -1,10 +1,11 @@
 """Drafts from an answer's own text: equal tokens, and the time they save, next to llama.cpp's.
 
-Asks for edits of code, summaries and other answers, without a network: the texts are those of
-Python's own library. Two parts:
+Asks for edits of code, summaries, records as JSON and other answers, without a network: the texts
+are those of Python's own library. Two parts:
 
-- Tokens. Every prompt, greedy, with a seed and with a penalty, alone and eight at a time, with and
-  without drafts: all tokens have to be those of the prompt alone without drafts.
+- Tokens. Every prompt, greedy, with a seed, with a penalty and under a JSON schema, alone and eight
+  at a time, with and without drafts: all tokens have to be those of the prompt alone without
+  drafts.
 - Speed. Some prompts of each kind, one at a time and together, in turns with and without drafts.
   Given a Python that has llama-cpp-python, also those of llama.cpp with and without its prompt
   look-up, one at a time, on the same file. Prompts are cached before, so that times are those of
@@ -32,6 +33,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -49,6 +51,7 @@ SUMMARIES = (
     "Repeat this text with its mistakes corrected.",
     "List the main points of this text.",
 )
+RECORDS = "List all statuses of this text as JSON, with code, name and meaning."
 OTHERS = ("Tell a story about {}.", "Explain {} to a child.", "What is unusual about {}?")
 MODULES = (textwrap, shutil, statistics, inspect, difflib, ast, glob, bisect)
 COMPARED, TIMED = 400, 1200
@@ -57,6 +60,17 @@ COMPANY = 8
 GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 0.8, "seed": 7}
 PENALIZED = {**SEEDED, "repetition_penalty": 1.1}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "integer"},
+        "name": {"type": "string", "maxLength": 60},
+        "meaning": {"type": "string", "maxLength": 120},
+    },
+    "required": ["code", "name", "meaning"],
+    "additionalProperties": False,
+}
+EXTRACTED = {**GREEDY, "structured_outputs": {"json": {"type": "array", "items": RECORD}}}
 Ids = tuple[int, ...]
 
 
@@ -70,6 +84,16 @@ def functions(size: int) -> Iterator[str]:
                     yield source
 
 
+def records(num: int, size: int) -> list[str]:
+    """Texts of so many characters that describe answers of HTTP servers, each others."""
+    lines = [
+        f"- {each.phrase} is answered with status {each.value}: {each.description or 'no more'}."
+        for each in HTTPStatus
+    ]
+    starts = [7 * n % len(lines) for n in range(num)]
+    return ["\n".join(lines[start:] + lines[:start])[:size] for start in starts]
+
+
 def questions(num: int, size: int) -> dict[str, list[str]]:
     """As many questions of each kind, about texts of so many characters at most."""
     codes, texts = list(functions(size)), [text[:size] for _, text in sorted(topics.items())]
@@ -77,6 +101,7 @@ def questions(num: int, size: int) -> dict[str, list[str]]:
     return {
         "edits": [f"{EDITS[n % 3]}\n\n{codes[n % len(codes)]}" for n in range(num)],
         "summaries": [f"{SUMMARIES[n % 3]}\n\n{texts[n % len(texts)]}" for n in range(num)],
+        "records": [f"{RECORDS}\n\n{text}" for text in records(num, size)],
         "others": [OTHERS[n % 3].format(f"`{names[n % len(names)]}`") for n in range(num)],
     }
 
@@ -102,11 +127,13 @@ def answers(
 
 def compare(plain: ChatPipeline, drafting: ChatPipeline, num: int, max_tokens: int) -> None:
     """Print how many answers differ from those alone and without drafts."""
-    by_kind = prompts(plain, -(-num // 3), COMPARED)
+    by_kind = prompts(plain, -(-num // 4), COMPARED)
     ids = list(
         islice((each for group in zip(*by_kind.values(), strict=True) for each in group), num)
     )
-    for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED), ("penalized", PENALIZED)):
+    forms = {**SEEDED, **EXTRACTED, "temperature": 0.8}
+    samplings = {"greedy": GREEDY, "seeded": SEEDED, "penalized": PENALIZED, "JSON": forms}
+    for name, sampling in samplings.items():
         own = {**sampling, "max_tokens": max_tokens}
         alone = answers(plain, ids, own, 1)
         for what, chat, at_once in (
@@ -212,8 +239,10 @@ def time_all(ways: Mapping[str, Way], by_kind: Mapping[str, Sequence[Ids]], turn
     """Measure and report each kind of prompts, one at a time and together."""
     own = {name: ways[name] for name in ("plain", "drafts")}
     for kind, ids in by_kind.items():
-        sampling = SEEDED if kind == "others" else GREEDY  # greedy ones soon repeat themselves
-        report(kind, measure(ways, [[each] for each in ids], sampling, turns))
+        # Greedy stories soon repeat themselves.
+        sampling = {"others": SEEDED, "records": EXTRACTED}.get(kind, GREEDY)
+        alone = own if kind == "records" else ways  # llama.cpp's answers would have no form
+        report(kind, measure(alone, [[each] for each in ids], sampling, turns))
         company = ids[:COMPANY]
         report(f"{kind}, {len(company)} at a time", measure(own, [company], sampling, turns))
 
@@ -225,6 +254,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200, help="whose tokens are compared")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer that is compared")
     parser.add_argument("--timed", type=int, default=6, help="prompts of each kind that are timed")
+    parser.add_argument("--kinds", nargs="*", help="of prompts that are timed, of all without it")
     parser.add_argument("--timed-tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0, help="0: as many as cores")
@@ -259,7 +289,8 @@ def main() -> None:
             ways["llama"] = way_of_llama(peer, args.timed_tokens, drafts=False)
             ways["llama look-up"] = way_of_llama(peer, args.timed_tokens, drafts=True)
         if args.timed:
-            time_all(ways, prompts(plain, args.timed, TIMED), args.turns)
+            by_kind = prompts(plain, args.timed, TIMED)
+            time_all(ways, {kind: by_kind[kind] for kind in args.kinds or by_kind}, args.turns)
         if peer is not None:
             peer.close()
 

@@ -29,7 +29,12 @@ from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece
 from triptych.schedulers.tokens.draft_pace import Price, no_price
-from triptych.schedulers.tokens.draft_search import Verified, earn_room, find_drafts
+from triptych.schedulers.tokens.draft_search import (
+    Verified,
+    check_drafts,
+    find_drafts,
+    settle_drafts,
+)
 from triptych.schedulers.tokens.drafted_row import DraftedRow
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
@@ -83,6 +88,8 @@ class TokenBatch:
         """Rows whose grammars start because their reasoning has ended."""
         self.lookup_rule: LookupRule | None = None
         """How rows find drafts in their own text; set before the first sequence, if they do."""
+        self.relaxes_reasoning = False
+        """Whether drafts of reasoning count by a relaxed rule."""
         self.draft_price: Price = no_price
         """The price of drafts."""
         self.drafter: DraftModel | None = None
@@ -105,6 +112,7 @@ class TokenBatch:
         reasoning = None
         if request.reasoning is not None:
             reasoning = ReasoningCounter(request.reasoning, request, self.vocab_size)
+            reasoning.is_relaxed = self.relaxes_reasoning
         has_grammar = request.grammar and not (reasoning and reasoning.delays_grammar)
         is_ranked = self.options.schedule_policy == "priority"
         self._num_opened += 1
@@ -136,8 +144,8 @@ class TokenBatch:
         return self.drafter.open()
 
     def _may_draft(self, request: TokenRequest) -> bool:
-        """Whether the next token depends on nothing but its text: masks change with each."""
-        return not (request.grammar or request.sampling.returns_state)
+        """Whether tokens can be drafted: a state ends its answer."""
+        return not request.sampling.returns_state
 
     def prompt_keys(self, row: SequenceState) -> list[bytes]:
         """The keys of the full pages of a prompt; none where pages are not shared."""
@@ -325,21 +333,26 @@ class TokenBatch:
             row.append((token_id,))
             taken.append(token_id)
         result.token_ids, result.logprobs = tuple(taken), result.logprobs[: len(taken)]
-        earn_room(row, len(taken), num_accepted)
+        settle_drafts(row, Verified(len(piece.drafts), num_accepted, len(taken)), self.drafter)
         if result.codes:
             row.output_frames.append(result.codes)
         if row.grammar is not None:  # the grammar decides whether that was the last
-            self.mask_requests.append(row.mask_request(*taken))
+            self.mask_requests.append(row.mask_request(taken))
             return self.delta(row, result)
         if row.reasoning is not None and row.request.grammar and not row.reasoning.delays_grammar:
             row.grammar = GrammarState(row.request)
             self.grammar_starts.append(row)
         if len(row.output_ids) >= row.max_outputs:
             return self.delta(row, result, finish_reason="length")
-        if row.lookup is not None or row.drafted is not None:
-            verified = Verified(len(piece.drafts), num_accepted, len(taken))
-            find_drafts(row, self.state.running, verified, self.draft_price, self.drafter)
+        if row.grammar is None:  # else once its mask is known
+            self._find_drafts(row)
         return self.delta(row, result)
+
+    def _find_drafts(self, row: SequenceState) -> None:
+        """Find or await a row's next drafts, if it may have any."""
+        if row.lookup is not None or row.drafted is not None:
+            find_drafts(row, self.state.running, self.draft_price, self.drafter)
+            self.mask_requests += check_drafts(row)
 
     def _num_kept(self, piece: ScheduledRow, num_accepted: int) -> int:
         """The accepted drafts that need not be computed again.
@@ -371,6 +384,8 @@ class TokenBatch:
         finish: FinishReason | None = "stop" if found.is_complete else None
         if finish is None and len(row.output_ids) >= row.max_outputs:
             finish = "length"
+        if finish is None and row.is_answering:
+            self._find_drafts(row)
         if finish is None and not found.forced_ids:
             return None
         return self.delta(row, TokenDelta(token_ids=found.forced_ids), finish_reason=finish)

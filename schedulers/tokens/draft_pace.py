@@ -77,6 +77,12 @@ class DraftPace:
         self._tried[self._kind] += min(num_drafts, num_accepted + 1)
         self._credit = min(self._credit + num_accepted - MARGIN * self._price, _MOST_CREDIT)
 
+    def cut(self, price: float) -> float:
+        """Count this price of the number chosen last, if it is less; returns what is saved."""
+        saved = max(0.0, self._price - price)
+        self._price -= saved
+        return saved
+
     def pay(self, price: float) -> bool:
         """Pay something else, if the credit is enough for it."""
         is_enough = MARGIN * price <= self._credit

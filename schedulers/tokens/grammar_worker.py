@@ -5,7 +5,8 @@ loop's thread. A row takes part in a step once its mask is there (`policy`). Mas
 rows are computed together, so that the rows stay in one step; slow grammars and compilation run on
 a second thread, where they delay no other row. Where all masks of a step take microseconds, as with
 most grammars, a thread switch would take longer: they are computed inline. The first mask of a
-grammar is the same for every row and is cached. Knows no pages or steps.
+grammar is the same for every row and is cached. Drafts of a row are checked likewise, once its mask
+is there. Knows no pages or steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InternalError, TriptychError
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.matcher import TokenMask, TokenMatcher
+from triptych.core.grammar.matcher import DraftMasks, TokenMask, TokenMatcher
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.process.logs import fields
 from triptych.schedulers.executors import Clock, Executor, Post
@@ -47,11 +48,13 @@ _log = logging.getLogger(__name__)
 class GrammarState:
     """The state of one row's grammar on the loop's thread.
 
-    While it `is_ready`, `allowed` is the mask of the row's next token.
+    While it `is_ready`, `allowed` is the mask of the row's next token, and `draft_masks` are those
+    after each draft, if it has any.
     """
 
     request: TokenRequest
     allowed: bytes = b""
+    draft_masks: tuple[bytes, ...] = ()
     is_ready: bool = False
     is_slow: bool = False
     num_fast: int = 0
@@ -65,6 +68,11 @@ class GrammarState:
         self.num_fast = -sys.maxsize if self.is_slow else self.num_fast + 1
 
     @property
+    def max_drafts(self) -> int:
+        """How many drafts are checked in the time that masks may take inline."""
+        return 0 if self.is_slow else int(INLINE_S / max(self.last_s, 1e-6)) - 1
+
+    @property
     def is_fast(self) -> bool:
         """Whether it had several masks, none of them slow."""
         return self.num_fast >= NUM_FAST
@@ -72,17 +80,26 @@ class GrammarState:
 
 @dataclass(frozen=True, slots=True)
 class MaskRequest:
-    """A row whose next mask is needed: its new tokens, the lengths of its output and rest."""
+    """A row whose next mask is needed: its new tokens, the lengths of its output and rest.
+
+    With `drafts` the masks after each of them are needed, and there are no new tokens.
+    """
 
     grammar: GrammarState
     token_ids: tuple[int, ...]
     num_outputs: int
     num_left: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds that its masks take, by the row's last one."""
+        return self.grammar.last_s * (1 + len(self.drafts))
 
 
 _FirstKey = tuple[str, tuple[int, ...], bool]
 
-MaskResults = Sequence[tuple[GrammarState, TokenMask | TriptychError]]
+MaskResults = Sequence[tuple[GrammarState, TokenMask | DraftMasks | TriptychError]]
 """The masks of some rows, or the errors that prevent them."""
 
 
@@ -143,7 +160,7 @@ class GrammarWorker:
         (quick if is_known else slow).put(partial(self._report_first, row))
 
     def follow(self, rows: Iterable[MaskRequest]) -> None:
-        """Compute the next masks of rows that have sampled a token."""
+        """Compute the next masks of rows that have sampled a token, or have drafts."""
         quick_rows = []
         quick, slow = self._open_threads()
         for row in rows:
@@ -160,10 +177,9 @@ class GrammarWorker:
 
     def _are_fast(self, rows: Sequence[MaskRequest]) -> bool:
         """Whether masks are computed inline, faster than by a thread."""
-        grammars = [row.grammar for row in rows]
-        are_proven = all(grammar.is_fast for grammar in grammars)
+        are_proven = all(row.grammar.is_fast for row in rows)
         is_cool = self._clock() >= self._inline_from_s
-        return are_proven and is_cool and sum(grammar.last_s for grammar in grammars) <= INLINE_S
+        return are_proven and is_cool and sum(row.expected_s for row in rows) <= INLINE_S
 
     def _compute_inline(self, rows: Sequence[MaskRequest]) -> None:
         found = [(row.grammar, self._compute_mask(row)) for row in rows]
@@ -201,11 +217,13 @@ class GrammarWorker:
         found = [(row.grammar, self._compute_mask(row)) for row in rows]
         self._post(lambda: self.on_masks(found))
 
-    def _compute_mask(self, row: MaskRequest) -> TokenMask | TriptychError:
+    def _compute_mask(self, row: MaskRequest) -> TokenMask | DraftMasks | TriptychError:
         grammar = row.grammar
         try:
             if grammar.matcher is None:
                 grammar.matcher = self._match(grammar.request)
+            if row.drafts:
+                return self._check_drafts(grammar.matcher, row)
             return grammar.matcher.follow(row.token_ids, row.num_outputs, row.num_left)
         except TriptychError as error:
             return error
@@ -214,6 +232,14 @@ class GrammarWorker:
             return InternalError(
                 "The grammar's token mask could not be computed; see the server's log."
             )
+
+    def _check_drafts(self, matcher: TokenMatcher, row: MaskRequest) -> DraftMasks:
+        """The masks after a row's drafts; none if an error lies ahead, which may never come."""
+        try:
+            return matcher.follow_drafts(row.drafts, row.num_outputs, row.num_left, SLOW_S)
+        except TriptychError:
+            matcher.begin_again(self._known_compiler().compile(row.grammar.request.grammar))
+            return DraftMasks()
 
     def _open_compiler(self) -> None:
         try:

@@ -78,6 +78,10 @@ class PromptLookup:
         """Learn how many tokens of the last guess were right."""
         self._pace.settle(num_drafts, num_accepted)
 
+    def cut(self, price: float) -> float:
+        """Count this price of the last guess, which was cut; returns what is saved."""
+        return self._pace.cut(price)
+
     def _longest_match(self) -> tuple[int, int]:
         """The place after the earlier occurrence of the longest suffix, and the suffix's length.
 

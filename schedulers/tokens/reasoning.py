@@ -8,8 +8,9 @@ reasoning is delimited by tokens.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 import numpy as np
 from msgspec import structs
@@ -34,6 +35,9 @@ class ReasoningCounter:
         )
         self.sampling = structs.replace(request.sampling, stop_token_ids=self._stop_ids)
         """The row's parameters for a runner, which masks stop tokens while an answer is short."""
+        self.is_relaxed = False
+        """Whether drafts of its reasoning count by a relaxed rule."""
+        self._ends = {*rules.closes, *self._stop_ids}
         self._has_grammar = bool(request.grammar)
         self._recent: tuple[int, ...] = ()
         self._num_forced = 0
@@ -60,6 +64,24 @@ class ReasoningCounter:
         if not self._may_open:
             return sys.maxsize
         return len(self._rules.opens) - len(self._recent) + self._left
+
+    @property
+    def num_draftable(self) -> int:
+        """How many tokens can be sampled in one step, if the `drafts` among them are `cut`."""
+        return self._left if self.delays_grammar else self.num_unconstrained
+
+    def cut(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """The first drafts: none after which another mask than the present one applies."""
+        if not self.delays_grammar:
+            return drafts
+        return tuple(takewhile(lambda each: each not in self._ends, drafts))
+
+    def num_relaxed(self, drafts: Sequence[int]) -> int:
+        """How many of the first drafts count by a relaxed rule: none after the reasoning."""
+        if not (self.is_relaxed and self.is_open):
+            return 0
+        closes = self._rules.closes
+        return sum(1 for _ in takewhile(lambda each: each not in closes, drafts))
 
     def mask(self) -> bytes:
         """The mask of the next token, once all tokens before are known; empty for any token."""

@@ -77,6 +77,8 @@ class ScheduledRow:
             is_sampled=self.is_sampled,
             num_drafts=len(self.drafts),
             allowed=row.allowed if self.is_sampled and row.has_masks else b"",
+            draft_masks=row.draft_masks(len(self.drafts)) if row.has_masks else (),
+            num_relaxed=row.reasoning.num_relaxed(self.drafts) if row.reasoning else 0,
             saved_snapshots=self.saves,
         )
         if not row.is_bound:

@@ -23,6 +23,7 @@ from triptych.core.engine_api.tokens import (
     TokenRequest,
 )
 from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
+from triptych.core.grammar.matcher import DraftMasks
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
@@ -31,6 +32,7 @@ from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece, DraftStep
+from triptych.schedulers.tokens.draft_search import check_drafts, keep_drafts
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.scheduled_row import ScheduledRow
@@ -343,6 +345,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         if isinstance(row, DraftPiece):
             assert self.tokens.drafter is not None, "it made the step"
             self.tokens.drafter.accept(row, found)
+            self.tokens.mask_requests += check_drafts(row.unit)
             return
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
@@ -370,6 +373,9 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         for row in begun:
             if not row.is_over:
                 self._begin(row)
+        self._request_masks()
+
+    def _request_masks(self) -> None:
         requests, self.tokens.mask_requests = self.tokens.mask_requests, []
         if requests and self.grammar_worker is not None:
             self.grammar_worker.follow(requests)
@@ -384,10 +390,14 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             if isinstance(allowance, TriptychError):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
+            if isinstance(allowance, DraftMasks):
+                keep_drafts(opened, allowance, self._state.running, self.tokens.draft_price)
+                continue
             grammar.observe(allowance.elapsed_s)
             delta = self.tokens.apply_mask(opened, allowance)
             if delta is not None:
                 self._send_delta(opened, delta)
+        self._request_masks()
 
     def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.is_retry or isinstance(step, DraftStep):

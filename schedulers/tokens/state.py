@@ -188,11 +188,20 @@ class SequenceState(Unit):
             grammar is not None and self.has_answered and not (grammar.is_ready or grammar.is_slow)
         )
 
-    def mask_request(self, *token_ids: int) -> MaskRequest:
-        """The request for its next mask, after `token_ids`."""
+    def draft_masks(self, num_drafts: int) -> tuple[bytes, ...]:
+        """The masks of the tokens after each of its first drafts; none if all are allowed."""
+        if self.grammar is not None:
+            return self.grammar.draft_masks[:num_drafts]
+        return (self.allowed,) * num_drafts if self.allowed else ()
+
+    def mask_request(
+        self, token_ids: Sequence[int] = (), drafts: tuple[int, ...] = ()
+    ) -> MaskRequest:
+        """The request for its next mask after `token_ids`, or for those after `drafts`."""
         assert self.grammar is not None, "masks are for rows with grammars"
         num_outputs = len(self.output_ids)
-        return MaskRequest(self.grammar, token_ids, num_outputs, self.max_outputs - num_outputs)
+        num_left = self.max_outputs - num_outputs
+        return MaskRequest(self.grammar, tuple(token_ids), num_outputs, num_left, drafts)
 
     def lookup_keys(self, page_size: int) -> list[bytes]:
         """Keys of the leading pages that may be taken from the cache.

@@ -112,9 +112,10 @@ class LogitsKeeper(Sampler):
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
         drafts: Sequence[int] = (),
+        relaxed: Sequence[bool] = (),
     ) -> SampledTokens:
         self._given += zip(slots, positions, logits_BV.clone(), strict=True)
-        return super().sample(logits_BV, slots, positions, allowed, drafts)
+        return super().sample(logits_BV, slots, positions, allowed, drafts, relaxed)
 
     def take(self) -> list[tuple[int, int, torch.Tensor]]:
         given, self._given = self._given, []

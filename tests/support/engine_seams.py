@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from triptych.core.engine_api.job import Job, JobState, Output
 from triptych.core.engine_api.plan import (
     Plan,
@@ -89,11 +91,18 @@ class FakeRunner:
         end = row.start + row.num_tokens
         # A cell is blank only behind a step that failed, and what comes of it is dropped.
         context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
-        self._last[row.slot] = self.sample(row, context)
+        sampled: list[int] = []
+        for num_right in range(row.num_drafts + 1):
+            allowed = row.allowed_after(num_right)
+            before = context[: end - row.num_drafts + num_right]
+            sampled.append(self.sample(structs.replace(row, allowed=allowed), before))
+            if sampled[-1:] != context[len(before) : len(before) + 1]:
+                break
+        self._last[row.slot] = sampled[-1]
         self._num_yielded[row.job_id] = self._num_yielded.get(row.job_id, 0) + 1
         if self._num_yielded[row.job_id] > self.poison.get(row.job_id, 1 << 30):
             return TokenDelta(token_ids=(0,), is_finite=False)
-        return TokenDelta(token_ids=(self._last[row.slot],))
+        return TokenDelta(token_ids=tuple(sampled))
 
     def sample(self, row: TokenRow, context: Sequence[int]) -> int:
         """The token that a row yields after `context`."""

@@ -89,6 +89,16 @@ class MaskedRunner(FakeRunner):
         return choices[next_token(context, len(choices))]
 
 
+class ThinkingRunner(MaskedRunner):
+    """Its reasoning is letters, of which one ends them."""
+
+    def sample(self, row: TokenRow, context: Sequence[int]) -> int:
+        if row.allowed and len(allowed_ids(row.allowed)) > VOCAB_SIZE // 2:
+            assert EOS not in allowed_ids(row.allowed)
+            row = TokenRow(job_id="", slot=0, start=0, num_tokens=1)
+        return super().sample(row, context)
+
+
 class GuidedWorld(SchedulerDriver):
     """The scheduler of tokens with grammars. What threads find comes when `find` is called."""
 

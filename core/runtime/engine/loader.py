@@ -34,6 +34,7 @@ from triptych.core.runtime.graphs.decode import (
 from triptych.core.runtime.kernels.attention_backends import TRITON
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.sampling.acceptance import LossyRules
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.weights.layout import stored_bytes
 from triptych.core.weights.manifest import skip_weight_files
@@ -203,7 +204,20 @@ class TokenLoader(DeviceLoader):
             max_batch_size=num_slots or self._config.schedule.max_batch_size,
             device=self._device.torch,
             native=native,
+            lossy=self._lossy_rules(),
         )
+
+    def _lossy_rules(self) -> LossyRules | None:
+        """The rules by which drafts count that were not sampled, if there are any."""
+        options = self._config.speculation
+        rules = LossyRules(
+            relaxed_topk=options.relaxed_topk,
+            relaxed_delta=options.relaxed_delta,
+            single=options.speculative_accept_threshold_single,
+            acc=options.speculative_accept_threshold_acc,
+        )
+        is_used = options.use_relaxed_acceptance_for_thinking or rules.has_thresholds
+        return rules if is_used else None
 
     def _graphs(
         self,

@@ -33,9 +33,10 @@ class LeadingSampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
         drafts: Sequence[int] = (),
+        relaxed: Sequence[bool] = (),
     ) -> TokenSamples:
         """Sample, and broadcast the tokens."""
-        sampled = self._sampler.sample(logits_BV, slots, positions, allowed, drafts)
+        sampled = self._sampler.sample(logits_BV, slots, positions, allowed, drafts, relaxed)
         self._group.broadcast(sampled.token_ids_B)
         return sampled
 
@@ -56,6 +57,7 @@ class FollowingSampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
         drafts: Sequence[int] = (),
+        relaxed: Sequence[bool] = (),
     ) -> TokenSamples:
         """Receive the tokens that rank 0 sampled."""
         ids_B = torch.empty(len(slots), dtype=torch.int64, device=logits_BV.device)

@@ -61,6 +61,7 @@ class TokenSampler(Protocol):
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
         drafts: Sequence[int] = (),
+        relaxed: Sequence[bool] = (),
     ) -> TokenSamples:
         """Sample one token per row; a slot with drafts has several."""
         ...
@@ -155,8 +156,9 @@ class TextHead:
                 logits_RV,
                 [row.slot for row, _ in places],
                 [row.start + row.num_tokens - num_after + self.lag for row, num_after in places],
-                [row.allowed for row, _ in places],
+                [row.allowed_after(row.num_drafts - num_after) for row, num_after in places],
                 _next_drafts(places),
+                _are_relaxed(places),
             )
             # A row with drafts brings its next input itself.
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
@@ -256,6 +258,13 @@ def _next_drafts(places: Sequence[tuple[TokenRow, int]]) -> list[int]:
     if not any(num_after for _, num_after in places):
         return []
     return [row.token_ids[-num_after] if num_after else -1 for row, num_after in places]
+
+
+def _are_relaxed(places: Sequence[tuple[TokenRow, int]]) -> list[bool]:
+    """Whether the draft that follows each place may count by the relaxed rule; empty without."""
+    if not any(row.num_relaxed for row, _ in places):
+        return []
+    return [row.num_drafts - num_after < row.num_relaxed for row, num_after in places]
 
 
 def _verified(row: TokenRow, results: Sequence[TokenDelta]) -> TokenDelta:

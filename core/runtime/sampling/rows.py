@@ -119,6 +119,16 @@ def _sample_random(
     filtered_F: torch.Tensor | slice | None,
     has_floor: bool,
 ) -> torch.Tensor:
+    return sample(kept_probs(logits_RV, shape_R4, filtered_F, has_floor), uniform_R)
+
+
+def kept_probs(
+    logits_RV: torch.Tensor,
+    shape_R4: torch.Tensor,
+    filtered_F: torch.Tensor | slice | None,
+    has_floor: bool,
+) -> torch.Tensor:
+    """The probabilities of tokens that filters keep, which need not add up to 1; 0 of others."""
     temperature_R1, top_k_R1, top_p_R1, min_p_R1 = shape_R4[:, :, None].unbind(1)
     probs_RV = torch.softmax(logits_RV / temperature_R1, -1)
     if has_floor:
@@ -129,4 +139,4 @@ def _sample_random(
             )
             floor_R1[filtered_F, 0] = torch.maximum(floor_R1[filtered_F, 0], nucleus_F)
         probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)
-    return sample(probs_RV, uniform_R)
+    return probs_RV

@@ -32,6 +32,7 @@ from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.runtime.devices.upload import Numbers, Uploads
 from triptych.core.runtime.kernels.native.arguments import RowEdits
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.sampling.acceptance import LossyRules
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.sampling.logprobs import Logprobs
 from triptych.core.runtime.sampling.processors import (
@@ -41,7 +42,7 @@ from triptych.core.runtime.sampling.processors import (
     mask_words,
 )
 from triptych.core.runtime.sampling.randomness import stream_key, uniforms
-from triptych.core.runtime.sampling.rows import CapturedRows, GroupedRows, StepRows
+from triptych.core.runtime.sampling.rows import CapturedRows, GroupedRows, StepRows, kept_probs
 
 LOGIT_BYTES = 56
 """Bytes of a sample for each logit of a row with all options: counts, probabilities, and their
@@ -144,8 +145,10 @@ class Sampler:
         max_batch_size: int,
         device: torch.device,
         native: NativeKernels | None = None,
+        lossy: LossyRules | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._lossy = lossy
         self._device = device
         self._native = native if device.type == "cpu" else None
         self._uploads = Uploads(device)
@@ -192,14 +195,16 @@ class Sampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
         drafts: Sequence[int] = (),
+        relaxed: Sequence[bool] = (),
     ) -> SampledTokens:
         """Sample one token per row.
 
         `slots` are the rows' bound slots; `positions` the absolute positions of the tokens being
         sampled; `allowed` the masks of all rows, if any has one (see
         `core.engine_api.plan.TokenRow`). With `drafts` a slot may have several rows, one after the
-        other: each is followed by the draft of the next one, the last one by none (-1). Logits of
-        any float type; they are not changed.
+        other: each is followed by the draft of the next one, the last one by none (-1). A draft
+        that counts by lossy rules is the row's token; `relaxed` are the rows with the rule of
+        reasoning. Logits of any float type; they are not changed.
         """
         records = self._slots[np.asarray(slots)]
         position_B = np.asarray(positions, np.int64)
@@ -211,6 +216,9 @@ class Sampler:
             token_ids_B, is_finite_B = self._sample_runs(logits_BV, batch, runs, drafts)
         else:
             token_ids_B, is_finite_B = self._sample_counted(logits_BV, batch, rows)
+        if self._lossy is not None and drafts:
+            draft_B = np.asarray(drafts, np.int64)
+            token_ids_B = self._accept_near(logits_BV, batch, draft_B, relaxed, token_ids_B)
         return SampledTokens(
             token_ids_B,
             is_finite_B,
@@ -275,6 +283,44 @@ class Sampler:
             )
             token_ids_B[index_N], is_finite_B[index_N] = found
         return token_ids_B, is_finite_B
+
+    def _accept_near(
+        self,
+        logits_BV: torch.Tensor,
+        batch: _Batch,
+        draft_B: NDArray[np.int64],
+        relaxed: Sequence[bool],
+        token_ids_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """The sampled tokens, or drafts that count by lossy rules.
+
+        Rows whose logits are edited keep the exact rule, as do those with masks under thresholds.
+        """
+        rules, records = self._lossy, batch.records
+        assert rules is not None, "there are lossy rules"
+        is_open_B = ~(records["has_bias"] | records["has_penalty"]) & (draft_B >= 0)
+        is_open_B &= batch.position_B >= records["first_free_position"]
+        is_relaxed_B = is_open_B & np.array(relaxed or [False], np.bool_)
+        is_judged_B = is_open_B & ~is_relaxed_B & ~records["is_greedy"] & rules.has_thresholds
+        if batch.allowed:
+            is_judged_B &= ~np.array([bool(mask) for mask in batch.allowed])
+        found_B = token_ids_B.clone()
+        if is_relaxed_B.any():
+            arrays: list[Numbers] = [np.flatnonzero(is_relaxed_B), draft_B[is_relaxed_B]]
+            index_R, draft_R = self._uploads.send(arrays)
+            is_near_R = rules.are_near(logits_BV[index_R], draft_R)
+            found_B[index_R] = torch.where(is_near_R, draft_R, token_ids_B[index_R])
+        if is_judged_B.any():
+            judged = np.flatnonzero(is_judged_B)
+            slots = np.asarray(batch.slots, np.int64)[judged]
+            coins = uniforms(~records["key"][judged], batch.position_B[judged])
+            arrays = [judged, draft_B[judged], slots, coins]
+            index_R, draft_R, slots_R, coin_R = self._uploads.send(arrays)
+            shape_R4 = self._shape_S4[slots_R]
+            probs_RV = kept_probs(logits_BV[index_R], shape_R4, slice(None), has_floor=True)
+            is_passed_R = rules.pass_thresholds(probs_RV, draft_R, coin_R)
+            found_B[index_R] = torch.where(is_passed_R, draft_R, token_ids_B[index_R])
+        return found_B
 
     def frame_sampler(
         self, slots: Sequence[int], positions: Sequence[int], num_codes: int

@@ -74,6 +74,7 @@ class LlmService(ModelService[TextModel]):
         self.spoken_answers = SpokenAnswers()
         self._encoders = encoders
         self._runs_low_first = True
+        self._marks_reasoning = False
         self._images = HoldLimit("Too many images are being processed; try again later.")
 
     @classmethod
@@ -95,6 +96,7 @@ class LlmService(ModelService[TextModel]):
         service = cls(
             client, models, admission, encoders=encoders, default_seed=default_seed(config)
         )
+        service._marks_reasoning = config.speculation.use_relaxed_acceptance_for_thinking
         service._runs_low_first = config.schedule.schedule_low_priority_values_first
         aliases = client.aliases if isinstance(client, AliasClient) else {}
         service.adapters = AdapterNames.open(
@@ -297,7 +299,10 @@ class LlmService(ModelService[TextModel]):
             except RequestError as error:
                 raise await _name_tool(error, call.tool_set, model.grammars.check) from error
             budget, has_form = call.max_reasoning_tokens, constraint is not None
-            found.append((grammar, model.reasoning_rules(ids, budget, has_form=has_form)))
+            reasoning = model.reasoning_rules(
+                ids, budget, has_form=has_form, is_marked=self._marks_reasoning
+            )
+            found.append((grammar, reasoning))
         return found
 
     async def generate(

@@ -329,11 +329,17 @@ class TextModel:
         return answer_constraint(tool_set, self.answers, reasoning_end, form)
 
     def reasoning_rules(
-        self, prompt_ids: Sequence[int], max_tokens: int | None, *, has_form: bool
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int | None,
+        *,
+        has_form: bool,
+        is_marked: bool = False,
     ) -> ReasoningRules | None:
         """The engine's rules for reasoning in an answer to this prompt, if it needs any.
 
-        `max_tokens` limits the reasoning tokens: -1 is no limit, `None` the operator's limit.
+        `max_tokens` limits the reasoning tokens: -1 is no limit, `None` the operator's limit. With
+        `is_marked` the engine has to know of reasoning in any case.
         Raises `UnsupportedOption` for a limit where reasoning tokens cannot be counted.
         """
         budget = self.reasoning_budget if max_tokens is None else max_tokens
@@ -346,7 +352,7 @@ class TextModel:
                 )
             return None
         is_open = bool(self.answers.reasoning_end(self._end_of(prompt_ids)))
-        if budget < 0 and not (is_open and has_form):
+        if budget < 0 and not (is_open and has_form) and not is_marked:
             return None
         if has_form and not is_open and not self._may_be_text(self.reasoning.ending):
             return None  # no grammar allows such a mark

@@ -381,6 +381,8 @@ class LlmLoader(TokenLoader):
         scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
         scheduler.tokens.lookup_rule = self._lookup_rule()
+        speculation = self._config.speculation
+        scheduler.tokens.relaxes_reasoning = speculation.use_relaxed_acceptance_for_thinking
         stack.callback(grammar_worker.close)
         return LoadedModel(
             name=self.name,

@@ -217,3 +217,55 @@ def test_a_slow_grammar_is_refused() -> None:
 def test_the_byte_tokenizer_is_what_these_tests_are_about() -> None:
     assert len(ids_of("é")) == 2
     assert TOKENIZER.get_vocab_size() < VOCABULARY.vocab_size
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("jumps", [True, False])
+def test_masks_after_drafts_are_those_of_the_tokens_one_by_one(seed: int, jumps: bool) -> None:
+    """Right drafts and wrong ones leave the state as it was, and end before the row does."""
+    schema, rng = json.dumps(PERSON), random.Random(seed)
+    ids, _ = walk(matcher(schema, "json_schema", jumps=False), seed)
+    plain, state = (matcher(schema, "json_schema", jumps=each) for each in (False, jumps))
+    masks = [plain.follow((), 0, 200).allowed]
+    masks += [plain.follow((each,), n + 1, 199 - n).allowed for n, each in enumerate(ids)]
+    found, num = state.follow((), 0, 200), 0
+    while num + len(found.forced_ids) < len(ids):
+        num += len(found.forced_ids)
+        right = ids[num : num + rng.randrange(6)]
+        after = state.follow_drafts([*right, rng.randrange(259)], num, 200 - num, 1.0).masks
+        num_kept = min(len(right), len(ids) - num - 1)
+        assert len(after) >= num_kept
+        assert list(after[:num_kept]) == masks[num + 1 : num + 1 + num_kept]
+        taken = ids[num : num + 1 + rng.randrange(num_kept + 1)]
+        num += len(taken)
+        found = state.follow(taken, num, 200 - num)
+    assert [*ids[:num], *found.forced_ids] == ids
+
+
+def test_forced_tokens_that_were_begun_are_completed() -> None:
+    """Though a tokenizer would divide the rest of the text in another way."""
+    state = matcher("a(bcdef|x)", jumps=True)
+    state.follow((), 0, 9)
+    state.follow(ids_of("a"), 1, 8)
+    (mask,) = state.follow_drafts(ids_of("b"), 1, 8, 1.0).masks
+    assert allowed_ids(mask) == ids_of("c")
+    state._forced = lambda num_left: []  # type: ignore[method-assign]
+    assert text_of(state.follow(ids_of("bc"), 3, 6).forced_ids) == "def"
+
+
+def test_drafts_that_lead_to_an_error_are_as_if_never_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = matcher("a[bc]{5}")
+    state.follow((), 0, 9)
+    before = state.follow(ids_of("a"), 1, 8).allowed
+
+    def fail(*_: object) -> bytes:
+        raise InvalidRequest("too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_mask", fail)
+        with pytest.raises(InvalidRequest):
+            state.follow_drafts(ids_of("bc"), 1, 8, 1.0)
+    state.begin_again(COMPILER.compile(to_grammar("regex", "a[bc]{5}")))
+    assert state.follow((), 1, 8).allowed == before

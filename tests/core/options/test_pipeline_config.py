@@ -118,6 +118,20 @@ def test_wrong_fields_are_named(options: dict[str, Any]) -> None:
         ({"page_size": 16, "kv_cache": {"page_size": 32}}, "page_size is given twice"),
         ({"max_length": 16, "model": {"max_model_len": 32}}, "max_model_len is .*as max_length"),
         ({"speculative_ngram_min_match_window_size": 13}, "size 13 is above .*size 12: lower"),
+        (
+            {
+                "speculative_algorithm": "standalone",
+                "draft_model_path": "b",
+                "rejection_sampling_strategy": "residual",
+            },
+            "residual: it keeps .*; write typical-acceptance",
+        ),
+        ({"speculative_accept_threshold_acc": 0.5}, "effect with --speculative-algorithm only"),
+        ({"use_relaxed_acceptance_for_thinking": True}, "effect with --speculative-algorithm"),
+        (
+            {"speculative_algorithm": "ngram", "relaxed_topk": 3},
+            "--relaxed-topk takes effect with --use-relaxed-acceptance-for-thinking",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(

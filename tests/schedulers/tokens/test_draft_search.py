@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from triptych.schedulers.tokens.draft_pace import MARGIN, DraftPace, Price
-from triptych.schedulers.tokens.draft_search import Verified, earn_room, find_drafts
+from triptych.schedulers.tokens.draft_search import Verified, find_drafts, settle_drafts
 
 
 @dataclass
@@ -42,6 +42,7 @@ class _Row:
     is_answering: bool = True
     is_paused: bool = False
     reasoning: None = None
+    grammar: None = None
     drafted: None = None
 
     def token_ids(self, start: int, end: int) -> list[int]:
@@ -61,9 +62,8 @@ def _run(rows: list[_Row], price: Price, rng: random.Random, num_steps: int) -> 
             row.num_new = 1 + num_right
             tokens[n] += row.num_new
             verified = Verified(len(row.drafts), num_right, row.num_new)
-            earn_room(row, row.num_new, num_right)  # type: ignore[arg-type]
-            if row.lookup is not None:
-                find_drafts(row, rows, verified, price, None)  # type: ignore[arg-type]
+            settle_drafts(row, verified, None)  # type: ignore[arg-type]
+            find_drafts(row, rows, price, None)  # type: ignore[arg-type]
         least.append(min(tokens) / time)
     return least
 

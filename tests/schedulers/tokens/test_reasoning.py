@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,13 +14,12 @@ from support.guided import (
     EOS,
     VOCAB_SIZE,
     GuidedWorld,
-    MaskedRunner,
+    ThinkingRunner,
     allowed_ids,
     guided_request,
     ids_of,
     text_of,
 )
-from triptych.core.engine_api.plan import TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import ReasoningRules, TokenRequest
 from triptych.core.errors import OutOfMemory, UnsupportedOption
@@ -107,16 +105,6 @@ def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
             if mask := reasoning.mask():
                 reasoning.take(allowed_ids(mask))
     assert counter(OPENED).num_unconstrained == sys.maxsize
-
-
-class ThinkingRunner(MaskedRunner):
-    """Its reasoning is letters, of which one ends them."""
-
-    def sample(self, row: TokenRow, context: Sequence[int]) -> int:
-        if row.allowed and len(allowed_ids(row.allowed)) > VOCAB_SIZE // 2:
-            assert EOS not in allowed_ids(row.allowed)
-            row = TokenRow(job_id="", slot=0, start=0, num_tokens=1)
-        return super().sample(row, context)
 
 
 @dataclass(frozen=True)
@@ -252,3 +240,20 @@ def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
     made = world()
     made.runner.sample = lambda row, context: CLOSE  # type: ignore[method-assign]
     assert made.answer(request) == ("", "stop")
+
+
+def test_drafts_of_reasoning_end_with_it() -> None:
+    """Under a form: after the end another mask applies, which no draft may pass."""
+    request = TokenRequest(
+        prompt_ids=(1,), grammar="form", sampling=SamplingParams(stop_token_ids=(EOS,))
+    )
+    reasoning = ReasoningCounter(budgeted(OPENED, 5), request, VOCAB_SIZE)
+    reasoning.is_relaxed = True
+    a, drafts = ids_of("a")[0], (*ids_of("ab"), CLOSE, *ids_of("c"))
+    assert (reasoning.num_draftable, counter(OPENED).num_draftable) == (5, sys.maxsize)
+    assert reasoning.cut(drafts) == drafts[:2]
+    assert reasoning.cut((a, EOS, a)) == (a,)
+    assert counter(OPENED).cut(drafts) == drafts
+    assert (reasoning.num_relaxed(drafts), counter(OPENED).num_relaxed(drafts)) == (2, 0)
+    reasoning.take([CLOSE])
+    assert reasoning.num_relaxed(drafts) == 0
