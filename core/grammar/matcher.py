@@ -145,7 +145,7 @@ class TokenMatcher:
         matcher.consume_tokens(self._taken)
 
     def _rest_of_run(self, token_ids: Sequence[int]) -> list[int]:
-        """What is left of forced tokens, the first of which are the last of `token_ids`."""
+        """The rest of forced tokens, the first of which are the last of `token_ids`."""
         num = len(token_ids)
         for num_free, tokens in self._forced_runs:
             if num_free < num < len(tokens) and tokens[:num] == list(token_ids):

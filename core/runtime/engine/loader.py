@@ -20,6 +20,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
 from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
+from triptych.core.options.speculation import RESIDUAL, STANDALONE
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
@@ -210,6 +211,8 @@ class TokenLoader(DeviceLoader):
     def _lossy_rules(self) -> LossyRules | None:
         """The rules by which drafts count that were not sampled, if there are any."""
         options = self._config.speculation
+        strategy, algorithm = options.rejection_sampling_strategy, options.speculative_algorithm
+        assert (strategy, algorithm) != (RESIDUAL, STANDALONE), "the options were checked together"
         rules = LossyRules(
             relaxed_topk=options.relaxed_topk,
             relaxed_delta=options.relaxed_delta,
