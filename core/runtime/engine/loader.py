@@ -20,7 +20,6 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
 from triptych.core.options.batch_limits import with_batch_limits
 from triptych.core.options.config import Config
-from triptych.core.options.speculation import RESIDUAL, STANDALONE
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.cache_size import CacheSize
 from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
@@ -197,7 +196,11 @@ class TokenLoader(DeviceLoader):
         return kv
 
     def _sampler(
-        self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
+        self,
+        num_logits: int,
+        native: NativeKernels | None,
+        num_slots: int | None = None,
+        lossy: LossyRules | None = None,
     ) -> Sampler:
         """The sampler for all rows of a step."""
         return Sampler(
@@ -205,22 +208,8 @@ class TokenLoader(DeviceLoader):
             max_batch_size=num_slots or self._config.schedule.max_batch_size,
             device=self._device.torch,
             native=native,
-            lossy=self._lossy_rules(),
+            lossy=lossy,
         )
-
-    def _lossy_rules(self) -> LossyRules | None:
-        """The rules by which drafts count that were not sampled, if there are any."""
-        options = self._config.speculation
-        strategy, algorithm = options.rejection_sampling_strategy, options.speculative_algorithm
-        assert (strategy, algorithm) != (RESIDUAL, STANDALONE), "the options were checked together"
-        rules = LossyRules(
-            relaxed_topk=options.relaxed_topk,
-            relaxed_delta=options.relaxed_delta,
-            single=options.speculative_accept_threshold_single,
-            acc=options.speculative_accept_threshold_acc,
-        )
-        is_used = options.use_relaxed_acceptance_for_thinking or rules.has_thresholds
-        return rules if is_used else None
 
     def _graphs(
         self,

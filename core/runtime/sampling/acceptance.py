@@ -13,8 +13,11 @@ Shapes: R rows with a draft, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+
+from triptych.core.options.speculation import NGRAM, RESIDUAL, SpeculationOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,20 @@ class LossyRules:
     relaxed_delta: float = 0.6
     single: float = 1.0
     acc: float = 1.0
+
+    @classmethod
+    def of(cls, options: SpeculationOptions) -> Self | None:
+        """The rules that options set, if any."""
+        strategy, algorithm = options.rejection_sampling_strategy, options.speculative_algorithm
+        assert strategy != RESIDUAL or algorithm in ("none", NGRAM), "checked with the options"
+        rules = cls(
+            relaxed_topk=options.relaxed_topk,
+            relaxed_delta=options.relaxed_delta,
+            single=options.speculative_accept_threshold_single,
+            acc=options.speculative_accept_threshold_acc,
+        )
+        is_used = options.use_relaxed_acceptance_for_thinking or rules.has_thresholds
+        return rules if is_used else None
 
     @property
     def has_thresholds(self) -> bool:

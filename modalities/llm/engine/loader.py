@@ -44,6 +44,7 @@ from triptych.core.runtime.kernels.library_attention import gathered_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvCache, KvLayout, LatentShape
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.sampling.acceptance import LossyRules
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
@@ -134,7 +135,9 @@ class LlmLoader(TokenLoader):
             layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
             memory.show()
-            sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
+            sampler: TokenSampler = self._sampler(
+                blueprint.vocab_size, native, lossy=self._lossy_rules()
+            )
             if ranks is not None:
                 ranks.send_capacity(size.num_pages)
                 sampler = ranks.leading_sampler(sampler)
@@ -356,6 +359,10 @@ class LlmLoader(TokenLoader):
 
         return open_draft_loader(self._resolved, self._config, self._device, target, open_memory)
 
+    def _lossy_rules(self) -> LossyRules | None:
+        """The rules by which drafts count that were not sampled, if there are any."""
+        return LossyRules.of(self._config.speculation) if self.generates else None
+
     def _lookup_rule(self) -> LookupRule | None:
         """How answers find drafts in their own text, if they do."""
         if not self.generates:
@@ -381,8 +388,9 @@ class LlmLoader(TokenLoader):
         scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
         scheduler.tokens.lookup_rule = self._lookup_rule()
-        speculation = self._config.speculation
-        scheduler.tokens.relaxes_reasoning = speculation.use_relaxed_acceptance_for_thinking
+        scheduler.tokens.relaxes_reasoning = (
+            self.generates and self._config.speculation.use_relaxed_acceptance_for_thinking
+        )
         stack.callback(grammar_worker.close)
         return LoadedModel(
             name=self.name,

@@ -92,7 +92,9 @@ class VisionLoader(LlmLoader):
             shares = not blueprint.traits.whole_prompts
             self._reserve_tiers(memory, layout, size, shares=shares)
             memory.show()
-            sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
+            sampler: TokenSampler = self._sampler(
+                blueprint.text.vocab_size, native, lossy=self._lossy_rules()
+            )
             source = CachedFeatures(features, blueprint.dtype)
             if ranks is not None:
                 ranks.send_capacity(size.num_pages)
