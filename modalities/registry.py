@@ -118,11 +118,12 @@ def _drafted(
 
     These are refused in a sentence when they are loaded. A model does not draft for itself.
     """
-    from triptych.core.options.speculation import EAGLE3
+    from triptych.core.options.speculation import STANDALONE
 
     if len(models) < 2:
         return models
-    folder, fits = Path(draft.folder), _reads_states if algorithm == EAGLE3 else _has_vocabulary
+    folder = Path(draft.folder)
+    fits = _has_vocabulary if algorithm == STANDALONE else _reads_states
     drafted = [model for model in models if model.folder != draft.folder and fits(model, folder)]
     if drafted:
         names = ", ".join(model.name for model in drafted)

@@ -10,7 +10,11 @@ from typing import ClassVar
 
 from triptych.core.options.declaration import COUNT, SHARE, Range, Role, option
 
-NGRAM, STANDALONE, EAGLE3 = "ngram", "standalone", "eagle3"
+NGRAM, STANDALONE, EAGLE3, DFLASH = "ngram", "standalone", "eagle3", "dflash"
+MTP, NEXTN = "mtp", "nextn"
+"""Two names of one algorithm."""
+HAVE_FILES = (STANDALONE, EAGLE3, DFLASH)
+"""The algorithms whose model or head has files of its own."""
 TYPICAL, GREEDY, RESIDUAL = "typical-acceptance", "greedy", "residual"
 _GENERATED: tuple[Role, ...] = ("chat", "vision")
 
@@ -26,8 +30,10 @@ class SpeculationOptions:
         "Draft the next tokens of an answer, and verify them in one step. `ngram`: drafts are what"
         " followed the same tokens before, in the prompt or the answer; for edits and summaries."
         " `standalone`: a smaller model of the same vocabulary drafts (--draft-model-path)."
-        " `eagle3`: an EAGLE-3 head of the model drafts from its hidden states, too.",
-        choices=("none", NGRAM, STANDALONE, EAGLE3),
+        " `eagle3` and `dflash`: a head made for the model drafts from its hidden states, too."
+        " `mtp` or `nextn`: so does the layer that predicts further tokens, in the model's own"
+        " files.",
+        choices=("none", NGRAM, STANDALONE, EAGLE3, DFLASH, MTP, NEXTN),
         aliases=("--speculative-method",),
         roles=_GENERATED,
     )
@@ -40,8 +46,8 @@ class SpeculationOptions:
     )
     draft_model_path: str = option(
         "",
-        "Model or head that drafts with --speculative-algorithm standalone or eagle3: a folder, hub"
-        " id, GGUF file or package; of the same vocabulary, or a head for the model.",
+        "Model or head that drafts with --speculative-algorithm standalone, eagle3 or dflash: a"
+        " folder, hub id, GGUF file or package; of the same vocabulary, or a head for the model.",
         aliases=(
             "--speculative-draft-model-path",
             "--speculative-draft-model",

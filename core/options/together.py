@@ -11,7 +11,9 @@ from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.options.served_names import ServedNames
 from triptych.core.options.speculation import (
-    EAGLE3,
+    HAVE_FILES,
+    MTP,
+    NEXTN,
     RESIDUAL,
     STANDALONE,
     TYPICAL,
@@ -114,7 +116,7 @@ def _check_matches(speculation: SpeculationOptions) -> None:
 def _check_draft_model(speculation: SpeculationOptions) -> None:
     """Check that a model that drafts is named where one is to draft, and only there."""
     algorithm = speculation.speculative_algorithm
-    is_wanted = algorithm in (STANDALONE, EAGLE3)
+    is_wanted = algorithm in HAVE_FILES
     if is_wanted and not speculation.draft_model_path:
         what = "model" if algorithm == STANDALONE else "head"
         raise ConfigError(
@@ -122,15 +124,16 @@ def _check_draft_model(speculation: SpeculationOptions) -> None:
         )
     if speculation.draft_model_path and not is_wanted:
         raise ConfigError(
-            f"--draft-model-path takes effect with --speculative-algorithm {STANDALONE} or"
-            f" {EAGLE3} only: add one of these, or leave the model out."
+            "--draft-model-path takes effect with --speculative-algorithm"
+            f" {', '.join(HAVE_FILES[:-1])} or {HAVE_FILES[-1]} only: add one of these, or leave"
+            " the model out."
         )
 
 
 def _check_acceptance(speculation: SpeculationOptions) -> None:
     """Check that rules for drafts come with drafts, and that each has what it needs."""
     algorithm, strategy = speculation.speculative_algorithm, speculation.rejection_sampling_strategy
-    if algorithm in (STANDALONE, EAGLE3) and strategy == RESIDUAL:
+    if algorithm in (*HAVE_FILES, MTP, NEXTN) and strategy == RESIDUAL:
         raise ConfigError(
             "--rejection-sampling-strategy residual: it keeps the distribution but not the tokens"
             f" of a seed, as answers do here; write {TYPICAL}, or leave it out."

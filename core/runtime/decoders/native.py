@@ -97,7 +97,7 @@ class NativeBlueprint:
         self.dtype = dtype
         self.device = device
         self._native = native
-        self._encoding = encoding
+        self.encoding = encoding
         self._group: RankGroup | None = None
         self.is_deterministic = False
         self.adapter_room: AdapterRoom | None = None
@@ -119,14 +119,14 @@ class NativeBlueprint:
     def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
         """Raise `ConfigError` for a model that cannot be divided by `num_ranks`."""
         parts = self._parts(num_ranks, by_experts=by_experts)
-        for part in parts if self._encoding.has_blocks else ():
+        for part in parts if self.encoding.has_blocks else ():
             sketch = Decoder(part, dtype=self.dtype, device=torch.device("meta"))
-            for target in decoder_targets(sketch, encoding=self._encoding):
+            for target in decoder_targets(sketch, encoding=self.encoding):
                 if isinstance(target, ProjectionTarget):
                     target.check_blocks()
 
     def _parts(self, num_ranks: int, *, by_experts: bool) -> list[DecoderConfig]:
-        unit = BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
+        unit = BLOCK_UNIT if self.encoding.has_blocks else PLAIN_UNIT
         return [
             divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
             for rank in range(num_ranks)
@@ -135,8 +135,8 @@ class NativeBlueprint:
     def weight_bytes(self) -> int:
         """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
         sketch = Decoder(self._largest, dtype=self.dtype, device=torch.device("meta"))
-        embedding = embedding_target(sketch, encoding=self._encoding)
-        targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
+        embedding = embedding_target(sketch, encoding=self.encoding)
+        targets: list[Target] = list(decoder_targets(sketch, encoding=self.encoding))
         is_packed = self._native is not None or is_packable(self.dtype, self.device)
         if self._largest.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
@@ -199,7 +199,7 @@ class NativeBlueprint:
         is_bare = embedding_target(decoder).name not in names
         load_tensors(
             checkpoint,
-            decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
+            decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self.encoding),
             ignored=lambda name: (
                 is_unused(name)
                 or is_surplus(name, self.config)

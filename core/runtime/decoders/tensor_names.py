@@ -39,6 +39,7 @@ from triptych.core.weights.encoding import WeightEncoding
 
 _EMBEDDING = f"{LAYER_NAMES[''].embedding}.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_PREDICTS = re.compile(r"(model\.)?mtp[._]")
 _OF_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 
@@ -150,12 +151,13 @@ def is_unused(name: str) -> bool:
     """Whether checkpoints hold `name` without any decoder of ours needing it.
 
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
-    is a target of every decoder with a separate head, so it is only unused when tied. Qwen and
-    Nemotron store layers that predict further tokens apart, as `mtp`. An index of keys changes
-    nothing in contexts that are no longer than its choice, nor in layers that share another's.
+    is a target of every decoder with a separate head, so it is only unused when tied. Some families
+    store layers that predict further tokens apart, as `mtp` (see `decoders.heads.mtp`). An index of
+    keys changes nothing in contexts that are no longer than its choice, nor in layers that share
+    another's.
     """
     ends = ("rotary_emb.inv_freq", "lm_head.weight")
-    return name.startswith("mtp.") or name.endswith(ends) or ".self_attn.indexer." in name
+    return bool(_PREDICTS.match(name)) or name.endswith(ends) or ".self_attn.indexer." in name
 
 
 def is_surplus(name: str, config: DecoderConfig) -> bool:

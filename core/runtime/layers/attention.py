@@ -468,6 +468,25 @@ class Attention:
     ) -> torch.Tensor:
         """Attend, writing this step's keys and values first. Adds to the residual where given."""
         config, batch = self.config, step.batch_of(self.cells)
+        q_THD, gate_THD = self.write(x_TC, positions, step)
+        if config.scales_queries:
+            assert positions.query_scale_T is not None
+            q_THD = q_THD * positions.query_scale_T.to(q_THD.dtype).view(-1, 1, 1)
+        out_THD = paged_attention(q_THD, step.kv.pages[self.cells], batch, self.rule)
+        if gate_THD is not None:
+            out_THD = out_THD * gate_THD.sigmoid()
+        if config.out_scale != 1.0:
+            out_THD = out_THD * config.out_scale
+        return self.out(out_THD.flatten(1), residual_TC)
+
+    def write(
+        self, x_TC: torch.Tensor, positions: StepPositions, step: PagedStep
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Write keys and values without attending; returns queries, and the gate if there is one.
+
+        Both are `[T, H, D]`.
+        """
+        config, batch = self.config, step.batch_of(self.cells)
         assert self.rules is not None, "call prepare() before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
         gate_THD: torch.Tensor | None = None
@@ -476,12 +495,4 @@ class Attention:
             qkv_TXD = qkv_TXD.contiguous()
         pages = step.kv.pages[self.cells]
         q_THD = rope_write(qkv_TXD, self.rules, positions.rotation(config), pages, batch)
-        if config.scales_queries:
-            assert positions.query_scale_T is not None
-            q_THD = q_THD * positions.query_scale_T.to(q_THD.dtype).view(-1, 1, 1)
-        out_THD = paged_attention(q_THD, pages, batch, self.rule)
-        if gate_THD is not None:
-            out_THD = out_THD * gate_THD.sigmoid()
-        if config.out_scale != 1.0:
-            out_THD = out_THD * config.out_scale
-        return self.out(out_THD.flatten(1), residual_TC)
+        return q_THD, gate_THD

@@ -198,6 +198,10 @@ class Decoder(DecoderStack):
         x_TC = self.embedding.rows(token_ids_T)
         if self.vocabulary_adapters is not None:
             self.vocabulary_adapters.change_embedded(token_ids_T, x_TC)
+        return self.scale_embedded(x_TC)
+
+    def scale_embedded(self, x_TC: torch.Tensor) -> torch.Tensor:
+        """Scale rows of the embedding as the family does."""
         scale = self.config.embedding_scale
         return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
 
@@ -214,6 +218,10 @@ class Decoder(DecoderStack):
         logits_RV = self.head(hidden_RC, out_dtype=torch.float32)
         if self.vocabulary_adapters is not None:
             self.vocabulary_adapters.change_logits(hidden_RC, logits_RV)
+        return self.scale_logits(logits_RV)
+
+    def scale_logits(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Scale and cap logits as the family does; may overwrite them."""
         if self.config.logit_scale != 1.0:
             logits_RV = logits_RV * self.config.logit_scale  # ranks share one number
         cap = self.config.logit_cap

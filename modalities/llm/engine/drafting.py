@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config
+from triptych.core.options.speculation import MTP, NEXTN
 from triptych.core.runtime.decoders.heads.table import HEADS, check_readable
 from triptych.core.runtime.decoders.native import Blueprint
 from triptych.core.runtime.devices.device import Device
@@ -31,12 +34,15 @@ def open_draft_loader(
     Raises `ConfigError` for a `target` that has no drafts.
     """
     options = config.speculation
-    if not (options.draft_model_path and resolved.draft):  # or it was loaded at run time
+    if options.speculative_algorithm in (MTP, NEXTN):
+        resolved = structs.replace(resolved, draft=resolved.folder)
+    elif not (options.draft_model_path and resolved.draft):  # or it was loaded at run time
         return None
     if config.device.tensor_parallel_size > 1:
         raise ConfigError(
-            f"--draft-model-path: {resolved.name} is divided (--tensor-parallel-size), and a"
-            " model that drafts runs on one device; leave one of them out."
+            f"--speculative-algorithm {options.speculative_algorithm}: {resolved.name} is divided"
+            " (--tensor-parallel-size), and a model that drafts runs on one device; leave one of"
+            " them out."
         )
     if (algorithm := options.speculative_algorithm) not in HEADS:
         return SmallModelLoader(resolved, config, device, open_memory)

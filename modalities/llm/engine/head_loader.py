@@ -13,7 +13,7 @@ from typing_extensions import override
 from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.options.config import Config
 from triptych.core.runtime.decoders.causal_model import CausalModel
-from triptych.core.runtime.decoders.heads.protocol import AnyHead, ChainHead
+from triptych.core.runtime.decoders.heads.protocol import AnyHead, BlockHead
 from triptych.core.runtime.decoders.heads.table import HEADS
 from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.devices.device import Device
@@ -78,13 +78,13 @@ class HeadLoader(DraftLoader):
     @override
     def _head(self, target: TokenRunner) -> TokenHead:
         head, sampler = self._loaded, self._sampler(self._loaded.vocab_size)
-        if isinstance(head, ChainHead):
-            return HeadTokens(head, sampler, target, max_batch_size=self._num_rows)
-        return HeadBlocks(head, sampler, target)
+        if isinstance(head, BlockHead):
+            return HeadBlocks(head, sampler, target)
+        return HeadTokens(head, sampler, target, max_batch_size=self._num_rows)
 
     @override
     def join(self, target: TokenRunner) -> DraftingRunner:
         runner = super().join(target)
-        if not isinstance(self._loaded, ChainHead):
+        if isinstance(self._loaded, BlockHead):
             runner.mask_token_id = self._loaded.mask_token_id
         return runner

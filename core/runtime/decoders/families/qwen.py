@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, with the text models of their vision models."""
+"""Qwen 2 and 3, with the text models of their vision models, and MiMo."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
+        "MiMoForCausalLM": _qwen2,
         "Qwen2VLTextModel": _qwen2_vl,
         "Qwen2_5_VLTextModel": _qwen2_vl,
         "Qwen3VLTextModel": _qwen3_vl,

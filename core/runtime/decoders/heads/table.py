@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from triptych.core.errors import ConfigError
-from triptych.core.options.speculation import EAGLE3
+from triptych.core.options.speculation import DFLASH, EAGLE3, MTP, NEXTN
+from triptych.core.runtime.decoders.heads.dflash import DFlashBlueprint
 from triptych.core.runtime.decoders.heads.eagle import EagleBlueprint
+from triptych.core.runtime.decoders.heads.mtp import MtpBlueprint
 from triptych.core.runtime.decoders.heads.protocol import HeadBlueprint
 from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -18,7 +20,9 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 
 Read = Callable[[Checkpoint, NativeBlueprint, NativeKernels | None], HeadBlueprint]
 """Reads a head before loading, from its own checkpoint or its target's."""
-HEADS: Mapping[str, Read] = MappingProxyType({EAGLE3: EagleBlueprint})
+HEADS: Mapping[str, Read] = MappingProxyType(
+    {EAGLE3: EagleBlueprint, MTP: MtpBlueprint, NEXTN: MtpBlueprint, DFLASH: DFlashBlueprint}
+)
 
 
 def check_readable(target: Blueprint, algorithm: str, name: str) -> NativeBlueprint:
