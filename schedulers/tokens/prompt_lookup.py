@@ -10,12 +10,13 @@ time and never changes a token.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from triptych.schedulers.tokens.draft_pace import DraftPace, Price, no_price
 
-_NUM_PLACES = 8
+_NUM_PLACES = 16
 """Occurrences of an n-gram that are compared, the latest ones."""
 
 
@@ -61,8 +62,8 @@ class PromptLookup:
     ) -> tuple[int, ...]:
         """A guess of the next tokens, `most` at most, where it is worth its price (`DraftPace`).
 
-        The continuation of the longest match, the latest of equal ones. One that reaches the end of
-        the text goes on with itself: it repeats.
+        The continuation of the longest match; of equal ones that with the most frequent next token,
+        and then the latest. One that reaches the end of the text goes on with itself: it repeats.
         """
         most = min(most, self._rule.max_drafts)
         place, match = self._longest_match() if most > 0 else (0, 0)
@@ -89,12 +90,17 @@ class PromptLookup:
         """
         tokens, size = self._tokens, self._rule.min_match
         places = self._places.get(tuple(tokens[-size:]), []) if len(tokens) > size else []
-        best, longest = 0, 0
+        best, longest = list[int](), 0
         for place in reversed(places[:-1]):
             length = self._match_length(place)
             if length > longest:
-                best, longest = place, length
-        return best, longest
+                best, longest = [place], length
+            elif length == longest:
+                best.append(place)
+        if len(best) < 2:
+            return (best[0] if best else 0), longest
+        counts = Counter([tokens[place] for place in best])
+        return max(best, key=lambda place: counts[tokens[place]]), longest
 
     def _match_length(self, place: int) -> int:
         """How many tokens before `place` equal the last ones."""
