@@ -15,6 +15,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
 from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.options.speculation import MTP, NEXTN
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
 from triptych.core.runtime.engine.token_runner import TokenRunner
@@ -187,7 +188,16 @@ class VisionLoader(LlmLoader):
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
     ) -> Any:
-        """The blueprint of decoder and encoder, before loading."""
+        """The blueprint of decoder and encoder, before loading.
+
+        Raises `ConfigError` for drafts by a layer of the model, which drafts for text models alone.
+        """
+        algorithm = self._config.speculation.speculative_algorithm
+        if algorithm in (MTP, NEXTN):
+            raise ConfigError(
+                f"--speculative-algorithm {algorithm}: {self.name} takes images, and such layers"
+                " draft for text models alone; write ngram, or leave it out."
+            )
         is_known = is_native(checkpoint.config)
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
         takes_blocks = kind is VisionBlueprint or is_quantized(checkpoint)

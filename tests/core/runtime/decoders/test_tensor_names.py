@@ -47,5 +47,6 @@ def test_with_rows_in_blocks_nothing_plain_is_allocated() -> None:
 
 def test_tensors_of_no_decoder_are_known_by_their_names() -> None:
     unused = ("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "mtp.fc.weight")
+    unused += ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_layers.0.input_proj.weight")
     assert all(map(is_unused, unused))
     assert not is_unused("model.layers.0.mtp.weight")

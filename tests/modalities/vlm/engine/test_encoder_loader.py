@@ -22,6 +22,7 @@ from triptych.core.engine_api.staged_plan import StagedPlan
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ModelOptions
+from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
@@ -77,6 +78,13 @@ def test_a_model_that_runs_on_transformers_is_refused_by_name(
     with pytest.raises(ConfigError, match=f"^{flag}: tiny runs as a whole on transformers"):
         loader.load(lambda _: None)
     assert ledger.by_owner() == {}
+
+
+def test_a_layer_that_predicts_tokens_does_not_draft_for_it(saved: ResolvedModel) -> None:
+    config = Config(speculation=SpeculationOptions(speculative_algorithm="mtp"))
+    loader = open_vision_loader(saved, config, Device.open("cpu"), Ledger(256 * MIB))
+    with pytest.raises(ConfigError, match="--speculative-algorithm mtp: tiny takes images"):
+        loader.load(lambda _: None)
 
 
 def test_a_model_of_text_has_nothing_to_encode(saved: ResolvedModel, tmp_path: Path) -> None:
