@@ -20,7 +20,7 @@ from triptych.schedulers.tokens.grammar_worker import MaskRequest
 from triptych.schedulers.tokens.row_order import RankedRows
 from triptych.schedulers.tokens.state import SequenceState
 
-_SHARE = 0.03
+_SHARE = 0.015
 """The part of a row's time that it may lose."""
 _MOST_ROOM = 3.0
 _MAX_VERIFIED = 32
