@@ -76,6 +76,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
 }
+WIDEST = ("Llama 3 8B", "Gemma 3 4B")
+"""In layers, and in words: what large steps take grows with these."""
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(top_p=0.9, top_k=50, min_p=0.05, repetition_penalty=1.1, top_logprobs=5),
@@ -126,8 +128,10 @@ def plan_of(
     ]
 
 
-@pytest.mark.parametrize(("num_rows", "chunk_size"), [SMALL, LARGE])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "num_rows", "chunk_size"),
+    [*((name, *SMALL) for name in DECODERS), *((name, *LARGE) for name in WIDEST)],
+)
 def test_a_decoder(gpu: FakeCuda, name: str, num_rows: int, chunk_size: int) -> None:
     """Whatever its rows ask of sampling."""
     blueprint = NativeBlueprint(
