@@ -103,9 +103,15 @@ class GuidedWorld(SchedulerDriver):
     """The scheduler of tokens with grammars. What threads find comes when `find` is called."""
 
     def __init__(
-        self, *, num_pages: int = 64, page_size: int = 4, depth: int = 2, **options: object
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        depth: int = 2,
+        num_snapshots: int | None = None,
+        **options: object,
     ) -> None:
-        self.pool = PagePool(num_pages=num_pages, page_size=page_size)
+        self.pool = PagePool(num_pages=num_pages, page_size=page_size, num_snapshots=num_snapshots)
         scheduler = TokenScheduler(
             model="guided",
             pool=self.pool,

@@ -153,7 +153,7 @@ def _parts(num: int, values_of_one: int) -> Iterator[slice]:
 
 
 def _some(chosen: AttentionBatch, part: slice) -> AttentionBatch:
-    """Some tokens of a choice."""
+    """A part of the tokens of a choice."""
     size = part.stop - part.start
     return replace(
         chosen,

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -116,7 +117,7 @@ class GuessingWorld(GuidedWorld):
     """Answers are drafted from what they should be, by look-up or by another model."""
 
     def __init__(
-        self, right: Answers, rng: random.Random, *, has_model: bool, **given: int
+        self, right: Answers, rng: random.Random, *, has_model: bool, **given: Any
     ) -> None:
         super().__init__(**given)
         self.runner = GuessingRunner(page_size=4)
@@ -150,7 +151,8 @@ class GuessingWorld(GuidedWorld):
 def test_tokens_are_those_without_drafts(plain: Answers, seed: int, has_model: bool) -> None:
     """In company, with pages that are too few, and a step that runs out of memory."""
     rng = random.Random(seed)
-    sizes = {"num_pages": rng.choice((42, 64, 200)), "depth": rng.choice((1, 2))}
+    sizes: dict[str, Any] = {"num_pages": rng.choice((42, 64, 200)), "depth": rng.choice((1, 2))}
+    sizes["num_snapshots"] = rng.choice((None, 12))
     world = GuessingWorld(plain, rng, has_model=has_model, **sizes)
     world.runner.errors = {rng.randrange(4, 40): OutOfMemory("full")}
     for name, request in requests().items():
