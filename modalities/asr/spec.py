@@ -170,6 +170,10 @@ class WhisperSpec:
             return (self.start_id,)
         return (self.start_id, self.languages[language], self.tasks[task])
 
+    def timestamp_id(self, time_s: float) -> int:
+        """The token of a time in a window (seconds)."""
+        return self.first_timestamp_id + round(time_s * FRAMES_PER_S / FRAMES_PER_POSITION)
+
     def is_timestamp(self, token_id: int) -> bool:
         """Whether a token is a timestamp."""
         return token_id >= self.first_timestamp_id

@@ -18,7 +18,8 @@ class TranscribeRequest(
 
     `prompt_ids` are the tokens of earlier text; `language` is empty for a model with only one, or
     to detect it. `temperature` 0 takes the likeliest token. If `is_last` is false more audio
-    follows in another request, and a last incomplete window is left to that.
+    follows in another request, and a last incomplete window is left to that. `expected` are the
+    segments of an earlier pass over the same sound: a hint that saves time.
     """
 
     pcm: bytes
@@ -29,6 +30,7 @@ class TranscribeRequest(
     seed: int = 0
     has_word_times: bool = False
     is_last: bool = True
+    expected: tuple[TimedTokens, ...] = ()
     tenant: str = ""
 
 

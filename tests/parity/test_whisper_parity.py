@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,15 @@ from support.asr import (
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.asr import windows
 from triptych.modalities.asr.engine.whisper.features import LogMel, Spectrogram
-from triptych.modalities.asr.engine.whisper.model import WhisperNetwork, median_filter, warp
+from triptych.modalities.asr.engine.whisper.model import (
+    WhisperNetwork,
+    WhisperWindow,
+    median_filter,
+    warp,
+)
 from triptych.modalities.asr.engine.whisper.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.asr.wire import TimedTokens, TranscriptToken
 
 CPU = torch.device("cpu")
 WINDOW_FRAMES = 100 * WINDOW_S
@@ -137,6 +143,35 @@ def test_tokens_and_times_are_theirs(pair: Callable[..., Pair], seconds: float, 
     assert len(ours) >= 2
     assert sum(len(ids) for *_, ids in ours) > 4
     assert ours == both.their_segments(pcm_S)
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3, 99])
+def test_what_is_expected_changes_no_token(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, num_right: int
+) -> None:
+    """Of an earlier pass: right to its end, up to some token, or not at all."""
+    both, pcm_S = pair(seed=1), noise(2.4, 1)
+    num_fed: list[int] = []
+    feed = WhisperWindow.feed
+
+    def counted(self: WhisperWindow, token_ids: Sequence[int]) -> torch.Tensor:
+        num_fed.append(len(token_ids))
+        return feed(self, token_ids)
+
+    monkeypatch.setattr(WhisperWindow, "feed", counted)
+    plain = both.our_segments(pcm_S)
+    num_plain = len(num_fed)
+    start_s, end_s, ids = plain[0]
+    assert len(ids) > 4
+    spelled = [*ids[:num_right], *(token % 7 + 3 for token in ids[num_right:])]
+    first = TimedTokens(
+        start_s=start_s + 0.02 * (num_right == 0),
+        end_s=end_s,
+        tokens=tuple(map(TranscriptToken, spelled)),
+    )
+    assert both.our_segments(pcm_S, expected=(first,)) == plain
+    num_less = num_plain - (len(num_fed) - num_plain)
+    assert num_less >= min(num_right, len(ids))
 
 
 def test_a_prompt_comes_before_the_first_window(pair: Callable[..., Pair]) -> None:

@@ -19,11 +19,20 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.core.media.audio.resampling import Pcm
-from triptych.modalities.asr.api.transcript import RecognizerText, TranscriptDelta
+from triptych.modalities.asr.api.transcript import (
+    RecognizerText,
+    TranscriptDelta,
+    TranscriptSegment,
+)
 from triptych.modalities.asr.spec import MAX_PART_S, SAMPLE_RATE
 from triptych.modalities.asr.traits import Task
 from triptych.modalities.asr.windows import MAX_PROMPT_TEMPERATURE
-from triptych.modalities.asr.wire import TranscribeDelta, TranscribeRequest
+from triptych.modalities.asr.wire import (
+    TimedTokens,
+    TranscribeDelta,
+    TranscribeRequest,
+    TranscriptToken,
+)
 from triptych.modalities.service import HoldLimit, ModelService
 from triptych.schedulers.admission import Admission
 
@@ -46,6 +55,7 @@ class TranscribeCall:
     temperature: float = 0.0
     seed: int | None = None  # None: 0, so that equal requests give equal texts; -1: random
     has_word_times: bool = False
+    expected: tuple[TranscriptSegment, ...] = ()  # of an earlier pass over the same sound
     caller: Caller = field(default_factory=Caller)
 
 
@@ -129,6 +139,12 @@ def check_sound(pcm_S: Pcm) -> None:
         raise InvalidRequest("The audio is silent.", param="file")
 
 
+def _timed(segment: TranscriptSegment) -> TimedTokens:
+    """A segment as the engine has it."""
+    tokens = tuple(map(TranscriptToken, segment.token_ids))
+    return TimedTokens(start_s=segment.start_s, end_s=segment.end_s, tokens=tokens)
+
+
 class _Recording:
     """The progress of one recording, sent to the engine in parts that fit into a message."""
 
@@ -156,6 +172,7 @@ class _Recording:
             seed=self._seed + part,
             has_word_times=self._call.has_word_times,
             is_last=self._start + len(part_S) == len(pcm_S),
+            expected=() if part else tuple(map(_timed, self._call.expected)),
             tenant=self._call.caller.principal.tenant,
         )
 

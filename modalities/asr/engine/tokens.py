@@ -6,7 +6,7 @@ which tokens end a text. Shape suffixes: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,36 @@ class Written:
         return (sum(self.logprobs) + self.end_logprob) / (len(self.token_ids) + 1)
 
 
+class ExpectedTokens:
+    """Tokens that a text may begin with: all are fed at once as soon as the first is written.
+
+    `feed` takes tokens and returns the logits [T, V] after each; `keep` drops all but the first so
+    many of them. No token changes, but for the last bits of logits that are computed together.
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        feed: Callable[[Sequence[int]], Tensor],
+        keep: Callable[[int], None],
+    ) -> None:
+        self._ids = tuple(token_ids)
+        self._feed, self._keep = feed, keep
+        self._logits_TV: Tensor | None = None
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor | None:
+        """The logits [V] after the tokens so far; none once they are others, or further."""
+        at = len(token_ids) - 1
+        if token_ids[at:] != list(self._ids[at : at + 1]):
+            if at < len(self._ids) and self._logits_TV is not None:
+                self._keep(at)
+            self._ids = ()
+            return None
+        if self._logits_TV is None:
+            self._logits_TV = self._feed(self._ids)
+        return self._logits_TV[at]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
     """How a window is written.
@@ -82,6 +112,7 @@ class Writing:
     end_ids: Collection[int]
     max_tokens: int
     tokens_per_stage: int
+    expected: ExpectedTokens | None = None
 
     def write(self, logits_V: Tensor) -> Generator[Stage, None, Written]:
         """Write from the first token's logits to an end token or the bound."""
@@ -91,7 +122,8 @@ class Writing:
             if token_ids:
                 if len(token_ids) % self.tokens_per_stage == 0:
                     yield Stage("decode", self.tokens_per_stage)
-                logits_V = self.feed(token_ids[-1])
+                known_V = self.expected.logits(token_ids) if self.expected else None
+                logits_V = self.feed(token_ids[-1]) if known_V is None else known_V
             token_id, logprob = self.choose(logits_V, token_ids)
             if token_id in self.end_ids:
                 return Written(tuple(token_ids), tuple(logprobs), logprob, True)

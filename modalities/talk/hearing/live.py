@@ -18,7 +18,7 @@ import numpy as np
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.logs import fields
 from triptych.modalities.asr.api.service import MIN_SECONDS, AsrService, TranscribeCall
-from triptych.modalities.asr.api.transcript import Transcript, gather
+from triptych.modalities.asr.api.transcript import Transcript, TranscriptSegment, gather
 from triptych.modalities.asr.languages import UNSPACED, begins_unspaced
 from triptych.modalities.talk.hearing.agreement import SettledText
 from triptych.modalities.talk.hearing.voice_activity import FRAME, VoiceNetwork, VoiceStream
@@ -26,8 +26,9 @@ from triptych.modalities.talk.ports import HEARING_RATE
 
 SPEECH = 0.35
 """Frames above this probability are speech, as for a turn at the default threshold."""
-PAUSE = 4 * FRAME
-"""Samples without speech after which the speaker may have ended: the last pass begins early."""
+PAUSE, SHORT_PAUSE = 3 * FRAME, 2 * FRAME
+"""Samples without speech after which the speaker may have ended: the last pass begins early, after
+fewer where no other pass runs."""
 MIN_NEWS_S = 0.5
 """Seconds of new sound for a pass in the middle of speech."""
 MIN_REST_S = 0.1
@@ -75,7 +76,8 @@ class IncrementalTranscriber:
         self._next_at_s = self._failed_until_s = 0.0
         self._deltas: asyncio.Queue[str | None] = asyncio.Queue()
         self._tell: Callable[[str], None] = lambda text: None
-        self._expected = ""
+        self._told = ""
+        self._segments: tuple[TranscriptSegment, ...] = ()  # of the last pass over this sound
 
     def push(self, pcm_S: Pcm) -> None:
         """Take the next samples at `HEARING_RATE`. Never waits."""
@@ -135,7 +137,7 @@ class IncrementalTranscriber:
         if _now_s() < self._failed_until_s:
             return
         running, now = self._running, self._sound.stop
-        if now - self._speech_end >= PAUSE:
+        if now - self._speech_end >= (SHORT_PAUSE if running is None else PAUSE):
             if running is None or running.stop < self._speech_end:
                 self._start()
         elif (
@@ -163,6 +165,7 @@ class IncrementalTranscriber:
             self._call,
             caller=replace(caller, call_id=f"{caller.call_id}.pass{self._num_passes}"),
             prompt=f"{self._call.prompt} {self._text.frozen}" if self._continues else "",
+            expected=self._segments,
         )
         padded_S = np.pad(pcm_S, (0, max(0, round(MIN_SECONDS * HEARING_RATE) - len(pcm_S))))
         async with aclosing(self._service.transcribe(call, padded_S)) as deltas:
@@ -186,11 +189,12 @@ class IncrementalTranscriber:
     def _take(self, each: _Pass, transcript: Transcript) -> None:
         self._heard_to, self._language = each.stop, transcript.language
         self._latest = self._spelled(transcript.text)
+        self._segments = transcript.segments
         if more := self._text.take(self._latest, self._language):
             self._deltas.put_nowait(more)
         if each.stop - each.start >= LONG_S * HEARING_RATE:
             self._freeze(each, transcript)
-        if each.stop >= self._speech_end + PAUSE and not self._is_over:
+        if each.stop >= self._speech_end + SHORT_PAUSE and not self._is_over:
             self._expect(self._whole())
         self._start_if_due()
 
@@ -199,8 +203,8 @@ class IncrementalTranscriber:
         return (self._text.frozen + self._latest).strip()
 
     def _expect(self, text: str) -> None:
-        if text != self._expected:
-            self._expected = text
+        if text != self._told:
+            self._told = text
             self._tell(text)
 
     def _spelled(self, text: str) -> str:
@@ -228,6 +232,7 @@ class IncrementalTranscriber:
         self._text.freeze(text)
         self._latest = self._latest[len(text) :]
         self._sound.drop_before(at)
+        self._segments = ()
 
     async def _hear_the_end(self) -> None:
         """Wait for a pass that has heard all speech: the one that began at the pause, if it may."""

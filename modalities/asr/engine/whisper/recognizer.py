@@ -22,7 +22,12 @@ from triptych.core.runtime.devices.transfer import to_device
 from triptych.core.runtime.engine.staged_runner import Yield, advance_each
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.asr.engine.recording import Recording
-from triptych.modalities.asr.engine.tokens import SeededSampler, Writing, no_number
+from triptych.modalities.asr.engine.tokens import (
+    ExpectedTokens,
+    SeededSampler,
+    Writing,
+    no_number,
+)
 from triptych.modalities.asr.engine.whisper.features import LogMel, Spectrogram
 from triptych.modalities.asr.engine.whisper.model import (
     WhisperNetwork,
@@ -93,6 +98,8 @@ class TokenRules:
             logits_V[first:earliest] = -torch.inf
 
 
+MAX_EXPECTED = 64
+"""Expected tokens of a stage: more would delay concurrent chat."""
 TOKENS_PER_STAGE = 8
 """Few enough not to delay concurrent chat, many enough to amortize the cost of a stage."""
 
@@ -250,6 +257,13 @@ class TranscriptionJob(Recording):
         def choose(logits_V: Tensor, token_ids: list[int]) -> tuple[int, float]:
             return self._sampler.sample(shared.rules.apply(logits_V, token_ids), temperature)
 
+        expected = None
+        if temperature == 0 and self._cursor.frame == 0:
+            expected = ExpectedTokens(
+                self._expected_ids(),
+                feed=lambda ids: shared.network.logits(decoder.feed(ids)),
+                keep=lambda num: decoder.rewind(num_prompt_tokens + num),
+            )
         writing = Writing(
             feed=lambda token_id: shared.network.logits(decoder.feed([token_id]))[0],
             choose=choose,
@@ -258,6 +272,7 @@ class TranscriptionJob(Recording):
                 spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens
             ),
             tokens_per_stage=TOKENS_PER_STAGE,
+            expected=expected,
         )
         written = yield from writing.write(logits_V)
         text = shared.tokenizer.decode([at for at in written.token_ids if spec.is_text(at)]).strip()
@@ -271,6 +286,15 @@ class TranscriptionJob(Recording):
             has_ended=written.has_ended,
             has_words=has_words(text),
         )
+
+    def _expected_ids(self) -> list[int]:
+        """The expected segments as they are written, without the end of the last one."""
+        ids: list[int] = []
+        for segment in self._request.expected:
+            ids.append(self._spec.timestamp_id(segment.start_s))
+            ids.extend(token.token_id for token in segment.tokens)
+            ids.append(self._spec.timestamp_id(segment.end_s))
+        return ids[: min(MAX_EXPECTED, len(ids) - 1)]
 
     def _align(
         self,
