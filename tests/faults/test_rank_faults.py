@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from support.child_processes import ranks_of
+from support.roles import series
 from support.serve_process import eventually
 from support.text_models import write_text_folder
 from triptych.compose import build_engine
@@ -55,11 +56,13 @@ time.sleep(600)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(5)
-    config = transformers.LlamaConfig(
+    config = transformers.Qwen2Config(
         vocab_size=259, max_position_embeddings=1024, initializer_range=0.2, **_SIZES, **_HEADS
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    write_text_folder(folder, **config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    config.update({"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1})
+    config.layer_types = ["full_attention", "sliding_attention"]
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    write_text_folder(folder, **config.to_dict() | {"architectures": ["Qwen2ForCausalLM"]})
     return folder
 
 
@@ -117,6 +120,7 @@ def test_two_ranks_answer_as_one_until_one_dies(folder: Path) -> None:
         client = open_client(model_in(folder), 2)
         outputs = await ask(client)
         assert len(ranks_of()) == 1
+        assert await series(client, "kv_window_pages", 1), "its windows have pages of their own"
         took_s = await kill_while_asking(client)
         await client.close()
         return outputs, took_s

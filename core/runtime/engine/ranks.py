@@ -87,12 +87,12 @@ class Plans:
     def __init__(self, fd: int) -> None:
         self._connection = Connection(fd)
 
-    def capacity(self) -> int:
-        """The capacity of rank 0, and thus of every rank: cache pages, or pixels in one piece.
+    def capacity(self, kind: type[T]) -> T:
+        """The capacity of rank 0, and thus of every rank: of its cache, or pixels in one piece.
 
         Raises `EOFError` where loading failed there.
         """
-        return decode_msgpack(self._connection.recv_bytes(), int)
+        return decode_msgpack(self._connection.recv_bytes(), kind)
 
     def run(self, launch: Callable[[PlanT], Any], kind: type[PlanT]) -> None:
         """Run plans until rank 0 closes the connection."""
@@ -228,7 +228,7 @@ class Ranks:
         """Run `work`, in which all ranks meet. Raises `SetupError` where a rank has ended."""
         return _together(partial(work, self.group), self._processes)
 
-    def send_capacity(self, capacity: int) -> None:
+    def send_capacity(self, capacity: object) -> None:
         """Make the ranks load their parts, with this capacity; see `Plans.capacity`."""
         for process in self._processes:
             with suppress(OSError):  # the rank has ended; `leading_runner` raises its reason

@@ -123,7 +123,7 @@ class DiffusionLoader(DeviceLoader):
             _, room = self._reserve(memory)
             recipe, components = self._open(memory, lambda share: None)
             # Every rank encodes source images, in tiles on all ranks or on none.
-            room = replace(room, whole_pixels=plans.capacity())
+            room = replace(room, whole_pixels=plans.capacity(int))
             executor = self._executor(components, recipe, room, division)
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
             ready()

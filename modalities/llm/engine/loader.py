@@ -129,9 +129,7 @@ class LlmLoader(TokenLoader):
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
             drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
-            size = memory.reserve_cache(
-                layout, max_length, gives_back=self._gives_back(), drafts=self._drafts
-            )
+            size = memory.reserve_cache(layout, max_length, gives_back=True, drafts=self._drafts)
             layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
             memory.show()
@@ -139,7 +137,7 @@ class LlmLoader(TokenLoader):
                 blueprint.vocab_size, native, lossy=self._lossy_rules()
             )
             if ranks is not None:
-                ranks.send_capacity(size.num_pages)
+                ranks.send_capacity(size)
                 sampler = ranks.leading_sampler(sampler)
             model = blueprint.build(checkpoint, report)
             if draft is not None:
@@ -174,8 +172,8 @@ class LlmLoader(TokenLoader):
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
             follower = self._follower(checkpoint, memory, native, group)
-            layout, size = follower.reserve(), CacheSize(plans.capacity())
-            memory.reserve("kv", (size.num_pages + 1) * layout.page_bytes)
+            layout, size = follower.reserve(), plans.capacity(CacheSize)
+            memory.reserve("kv", size.page_bytes(size.layout_of(layout), 1))
             tokens = self._runner(
                 follower.build(),
                 layout,
@@ -285,10 +283,6 @@ class LlmLoader(TokenLoader):
     def _drafts(self) -> bool:
         """Whether answers may have drafts."""
         return self.generates and self._config.speculation.speculative_algorithm != "none"
-
-    def _gives_back(self) -> bool:
-        """Whether layers with a window may have pages of their own: ranks have whole pages."""
-        return self._num_ranks == 1
 
     def _reserve_tiers(
         self, memory: ModelMemory, layout: KvLayout, size: CacheSize, *, shares: bool = True

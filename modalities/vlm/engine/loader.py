@@ -85,7 +85,7 @@ class VisionLoader(LlmLoader):
             cache_bytes = self._reserve_cache(memory, blueprint)
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
-            gives_back = self._gives_back() and self._has_room(blueprint)
+            gives_back = self._has_room(blueprint)
             size = memory.reserve_cache(
                 layout, max_length, gives_back=gives_back, drafts=self._drafts
             )
@@ -98,7 +98,7 @@ class VisionLoader(LlmLoader):
             )
             source = CachedFeatures(features, blueprint.dtype)
             if ranks is not None:
-                ranks.send_capacity(size.num_pages)
+                ranks.send_capacity(size)
                 sampler = ranks.leading_sampler(sampler)
                 source = LeadingFeatures(features, blueprint.dtype, ranks.group)
             decoder, encoder = blueprint.build(report)
