@@ -75,7 +75,7 @@ def test_drafts_are_those_of_the_published_forward(
     counters = driver.scheduler.stats().counters
     assert counters["preemptions_total"] > 0
     assert counters["cached_tokens_total"] > 0
-    assert backend.num_replays > 5 * is_native
+    assert backend.num_replays > 5 or not is_native
     assert sum(len(drafts.token_ids) > 1 for drafts in driver.drafts) > 10
     embeddings_VC = model.get_input_embeddings().weight.detach()
     published = PublishedEagle(config, tensors, embeddings_VC)
