@@ -245,7 +245,7 @@ def test_the_embedded_model_token_for_token(
             for text in ("Once upon a time,", "def add(a, b):", "The capital of France is")
         ]
         rig.prefill(*rows)
-        rig.decode(*rows, num_steps=15)
+        rig.decode(*rows, num_steps=7)
         return [row.tokens for row in rows]
 
     expected = answer(decoder_rig(stored.decoder(native=native), native=native))

@@ -72,11 +72,11 @@ def test_greedy_tokens_equal_transformers(
 ) -> None:
     """Each of our tokens is what transformers would pick after the ones before it: by induction
     the whole answer is the same. So one forward per answer is enough of the reference."""
-    prompts = encode_prompts(folder)
-    assert len(prompts) == 50
+    prompts = encode_prompts(folder)[::2]
+    assert len(prompts) == 25
     native = kernels_of(LEVELS[0])
     decoder = load_decoder(folder, native=native)
-    rig = decoder_rig(decoder, native=native, max_batch_size=50, max_length=64)
+    rig = decoder_rig(decoder, native=native, max_batch_size=25, max_length=64)
     rows = [rig.open(prompt) for prompt in prompts]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=NUM_NEW_TOKENS - 1)
@@ -100,7 +100,7 @@ def test_bfloat16_errs_no_more_than_transformers(
 ) -> None:
     decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
     rig = decoder_rig(decoder, native=kernels, max_length=64)
-    rows = [rig.open(prompt) for prompt in encode_prompts(folder)[::5]]
+    rows = [rig.open(prompt) for prompt in encode_prompts(folder)[::8]]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=4)
     assert_errs_no_more_than_in_bfloat16(rows, reference)

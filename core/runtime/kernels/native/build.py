@@ -22,6 +22,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,9 +30,12 @@ from types import MappingProxyType
 from triptych.core.bundle.manifest import BundledKernels
 from triptych.core.bundle.store import Bundle
 from triptych.core.process.lookups import record_miss
+from triptych.core.process.threads import num_usable_cores
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-O3", "-mtune=native", "-pthread", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
+_LONGEST = ("quantized.c", "recurrent.c", "low_rank.c", "attention.c", "mixture.c")
+"""The sources that take most of the time are compiled first."""
 _COMPILERS = ("cc", "gcc", "clang")
 _CPUINFO = Path("/proc/cpuinfo")
 _PREDEFINED = ("-dM", "-E", "-x", "c", os.devnull)
@@ -118,7 +122,7 @@ def recipe(level: str) -> str:
 
 
 def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
-    """Build the library into `folder` unless it is there, in 2 to 5 s, and return its path.
+    """Build the library into `folder` unless it is there, and return its path: 6 s on two cores.
 
     `definitions` are macros of the sources, for tests. The folder is created for this user only.
     Safe to call from several processes at once. Raises `BuildError`.
@@ -192,9 +196,20 @@ def _make_private(folder: Path) -> None:
 
 
 def _compile(command: tuple[str, ...], folder: Path, key: str) -> Path:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    """Compile the sources, as many at a time as there are cores, and link them."""
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ThreadPoolExecutor(num_usable_cores()) as threads,
+    ):
+
+        def compile_one(source: Path) -> str:
+            compiled = str(Path(scratch, source.stem + ".o"))
+            _run(*command, "-c", "-o", compiled, str(source))
+            return compiled
+
+        sources = sorted(_files("*.c"), key=lambda path: path.name not in _LONGEST)
         built = Path(scratch, "built.so")
-        _run(*command, "-o", str(built), *map(str, _files("*.c")), "-lm")
+        _run(*command, "-o", str(built), *threads.map(compile_one, sources), "-lm")
         path = folder / _name(key, built.read_bytes())
         return built.replace(path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from triptych.core.runtime.kernels.native import build as build_module
+from triptych.core.runtime.kernels.native.library import NativeKernels
 
 _HERE = Path(__file__).parent
 _NATIVE = Path(build_module.__file__).parent
@@ -77,10 +78,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_python_threads_and_children_may_call_at_once(tmp_path: Path) -> None:
+def test_python_threads_and_children_may_call_at_once(native: NativeKernels) -> None:
     """And the process ends although workers sleep."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PYTHON, tmp_path / "kernels"],
+        [sys.executable, "-W", "ignore", "-c", _PYTHON, native.path.parent],
         check=False, capture_output=True, text=True, timeout=_TIMEOUT_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
