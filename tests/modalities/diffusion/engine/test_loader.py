@@ -104,7 +104,7 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
 class _ToldPlans:
     """In place of `core.runtime.engine.ranks.Plans`: rank 0 has little room, and one image."""
 
-    def capacity(self) -> int:
+    def capacity(self, kind: type[int]) -> int:
         return 64 * 64 - 1
 
     def run(self, launch: Callable[[DenoisePlan], Any], kind: type[DenoisePlan]) -> None:

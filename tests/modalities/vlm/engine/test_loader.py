@@ -218,7 +218,7 @@ def test_another_rank_takes_no_more_memory_than_the_first(name: str, tmp_path: P
     class RankPlan:
         taken: Mapping[str, int]
 
-        def capacity(self) -> int:
+        def capacity(self, kind: type) -> object:
             self.taken = other.by_owner()
             raise EOFError
 
