@@ -174,6 +174,17 @@ def test_what_is_expected_changes_no_token(
     assert num_less >= min(num_right, len(ids))
 
 
+def test_what_is_expected_of_later_windows_is_left_to_them(pair: Callable[..., Pair]) -> None:
+    both, pcm_S = pair(seed=1), noise(7.0, 1)
+    plain = both.our_segments(pcm_S)
+    assert plain[-1][1] > WINDOW_S
+    expected = tuple(
+        TimedTokens(start_s=start_s, end_s=end_s, tokens=tuple(map(TranscriptToken, ids[:2])))
+        for start_s, end_s, ids in plain
+    )
+    assert both.our_segments(pcm_S, expected=expected) == plain
+
+
 def test_a_prompt_comes_before_the_first_window(pair: Callable[..., Pair]) -> None:
     both, pcm_S = pair(seed=3), noise(7.0, 3)
     prompt_ids = tuple(b" the words before")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -288,9 +289,13 @@ class TranscriptionJob(Recording):
         )
 
     def _expected_ids(self) -> list[int]:
-        """The expected segments as they are written, without the end of the last one."""
+        """The expected segments of a window as they are written, without the end of the last one.
+
+        Later segments, which other windows write, have times without a token.
+        """
         ids: list[int] = []
-        for segment in self._request.expected:
+        window_s = self._spec.window_frames / FRAMES_PER_S
+        for segment in takewhile(lambda each: each.end_s <= window_s, self._request.expected):
             ids.append(self._spec.timestamp_id(segment.start_s))
             ids.extend(token.token_id for token in segment.tokens)
             ids.append(self._spec.timestamp_id(segment.end_s))
