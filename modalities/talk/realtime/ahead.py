@@ -7,16 +7,17 @@ asks for an answer to just these messages, and dropped where other words follow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from triptych.modalities.talk.realtime.inputs import LearnedAnswer, PrepareAnswer, StartAnswer
 from triptych.modalities.talk.realtime.responding import NewId
 
 MAX_KEPT = 64
 """Pieces of an answer that are kept back; then it waits."""
+Begin: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Answers(Protocol):
@@ -28,44 +29,38 @@ class Answers(Protocol):
 
 
 class AnswersAhead:
-    """The answers of one session, of which the next may be prepared. Implements `Answers`."""
+    """The answers of one session, of which the next may be prepared. Implements `Answers`.
 
-    def __init__(self, answers: Answers, new_id: NewId) -> None:
+    `begin` starts tasks that end with the session.
+    """
+
+    def __init__(self, answers: Answers, new_id: NewId, begin: Begin) -> None:
         self._answers = answers
         self._new_id = new_id
+        self._begin = begin
         self._next: _Prepared | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def prepare(self, asked: PrepareAnswer) -> None:
         """Begin to answer, in place of what was prepared before."""
         self.drop()
         start = StartAnswer(self._new_id("ahead"), asked.settings, asked.messages)
-        self._next = prepared = _Prepared(start, self._answers)
-        self._tasks.add(prepared.task)
-        prepared.task.add_done_callback(self._tasks.discard)
+        self._next = _Prepared(start, self._answers, self._begin)
 
     def drop(self) -> None:
         """End what was prepared, if anything was."""
-        prepared, self._next = self._next, None
-        if prepared is not None:
-            prepared.task.cancel()
-
-    async def close(self) -> None:
-        """End all that was prepared, also where its answer was asked for."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._next is not None:
+            self._next.task.cancel()
+            self._next = None
 
     async def answer(self, start: StartAnswer) -> AsyncGenerator[LearnedAnswer, None]:
         """Yield the prepared answer, if it is one to these messages and has not failed."""
         prepared, self._next = self._next, None
-        if prepared is None or not prepared.answers(start):
-            if prepared is not None:
-                prepared.task.cancel()
-            source = self._answers.answer(start)
-        else:
+        if prepared is not None and prepared.answers(start):
             source = prepared.news(start.response_id)
+        else:
+            if prepared is not None:  # it must not count against limits that hold for this one
+                await prepared.end()
+            source = self._answers.answer(start)
         async with aclosing(source) as news:
             async for each in news:
                 yield each
@@ -74,11 +69,11 @@ class AnswersAhead:
 class _Prepared:
     """An answer under way whose pieces are kept back."""
 
-    def __init__(self, start: StartAnswer, answers: Answers) -> None:
+    def __init__(self, start: StartAnswer, answers: Answers, begin: Begin) -> None:
         self._start = start
         self._kept: asyncio.Queue[LearnedAnswer | Exception | None] = asyncio.Queue(MAX_KEPT)
         self._has_failed = False
-        self.task = asyncio.create_task(self._keep(answers))
+        self.task = begin(self._keep(answers))
 
     def answers(self, start: StartAnswer) -> bool:
         """Whether it is the answer that is asked for."""
@@ -104,5 +99,9 @@ class _Prepared:
                     raise each
                 yield replace(each, response_id=response_id)
         finally:
-            self.task.cancel()
-            await asyncio.wait([self.task])
+            await self.end()
+
+    async def end(self) -> None:
+        """End the work, and wait until it has ended."""
+        self.task.cancel()
+        await asyncio.wait([self.task])

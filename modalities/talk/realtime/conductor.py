@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -103,7 +103,7 @@ class Conductor:
     ) -> None:
         self._socket = socket
         self._session = session
-        self._answers = AnswersAhead(answers, new_id)
+        self._answers = AnswersAhead(answers, new_id, self._start)
         self._ears = ears
         self._new_id = new_id
         self._ear = Ear(ears.hearing, self._open_transcriber)
@@ -134,13 +134,11 @@ class Conductor:
     async def _close(self, ends: Iterable[asyncio.Task[None]]) -> None:
         if self._resting is not None:
             self._resting.cancel()
-        tasks = [*ends, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, self._answers.close(), return_exceptions=True)
+        await _end([*ends, *self._tasks])
         self._sound = None  # its filter has threads, which must not wait for the garbage collector
         for transcriber in self._telling:  # also of a task that was cancelled before it began
             await transcriber.close()
+        await _end([*self._tasks])  # an answer that a transcriber has expected meanwhile
 
     async def _await_drain(self, draining: asyncio.Event) -> None:
         """Let what is being answered end, then leave."""
@@ -343,6 +341,13 @@ class Conductor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _decoded(sound: SoundInput, form: SoundFormat, event: AppendSound) -> tuple[Pcm, float]:

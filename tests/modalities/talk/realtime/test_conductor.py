@@ -167,6 +167,41 @@ async def test_an_answer_is_begun_in_the_pause_and_told_once_the_turn_is_over() 
     assert committed < [n for n, each in enumerate(socket.sent) if '"response.' in each]
 
 
+async def test_no_answer_outlives_the_session() -> None:
+    """One is under way when the client leaves; one is expected of a pass that ends just then."""
+    begun: list[str] = []
+
+    class Endless(NoAnswers):
+        async def answer(self, start: StartAnswer) -> AsyncGenerator[AnswerText, None]:
+            begun.append(start.messages[-1]["content"])
+            yield AnswerText(start.response_id, "")
+            await asyncio.Event().wait()
+
+    class Late(KnowingTranscriber):
+        def on_expected(self, tell: Callable[[str], None]) -> None:
+            self.tell = tell
+            asyncio.get_running_loop().call_soon(tell, self.words)
+
+        async def close(self) -> None:
+            assert self.tell is not None
+            self.tell("Why not?")
+            await asyncio.sleep(0)
+            await super().close()
+
+    ears = Ears()
+    ears.hearing.open_transcriber = lambda call: Late("Why?")  # type: ignore[method-assign]
+    socket = Scripted(*[append(24_000, 0x40)] * 2, leaves=False)
+    session = Session(Conversation(model="tiny"), new_id)
+    running = Conductor(socket, session, Endless(), ears, new_id).run(asyncio.Event())
+    task = asyncio.create_task(running)
+    await asyncio.to_thread(until, lambda: begun)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert begun == ["Why?", "Why not?"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_few_items_are_transcribed_at_once() -> None:
     ears, released = Ears(), asyncio.Event()
 
