@@ -8,7 +8,7 @@ others are refused by name with the alternative. Any other name is an unknown fi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -57,16 +57,21 @@ class Strict(BaseModel):
 
 
 class NullIsAbsent(Strict):
-    """A JSON body whose optional fields may be null, as some clients send for missing fields."""
+    """A JSON body whose optional fields may be null, as some clients send for missing fields.
+
+    Null is a value of the fields in `nullable`.
+    """
+
+    nullable: ClassVar[Collection[str]] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = cls.model_fields
+        absent = cls.model_fields.keys() - set(cls.nullable)
         return {
-            name: field for name, field in value.items() if field is not None or name not in known
+            name: field for name, field in value.items() if field is not None or name not in absent
         }
 
     @classmethod

@@ -18,6 +18,7 @@ from triptych.core.http.fields import (
     JsonObject,
     Label,
     Name,
+    NullIsAbsent,
     RefusedField,
     Refusing,
     Strict,
@@ -47,7 +48,7 @@ NumTokens = Annotated[
 ]
 
 
-class SoundType(Strict):
+class SoundType(NullIsAbsent):
     """A format of sound: PCM of 16 bits at 24 kHz, or G.711 mu-law or A-law at 8 kHz."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
@@ -69,7 +70,7 @@ class SoundType(Strict):
         return _FORMATS[self.type]
 
 
-class TurnDetection(Strict):
+class TurnDetection(NullIsAbsent):
     """When a turn of the user begins and ends. There is no model that judges its meaning.
 
     `semantic_vad` is voice activity with a silence that `eagerness` sets.
@@ -129,12 +130,13 @@ class Transcription(Refusing):
     prompt: Text | None = None
 
 
-class SoundIn(Refusing):
+class SoundIn(NullIsAbsent, Refusing):
     """The sound that is heard."""
 
     refused: ClassVar[Mapping[str, RefusedField]] = MappingProxyType(
         {"noise_reduction": RefusedField("send sound that the client has cleaned.")}
     )
+    nullable = ("turn_detection",)
     format: SoundType = SoundType()
     transcription: Transcription | None = None
     turn_detection: TurnDetection | None = TurnDetection()
@@ -146,7 +148,7 @@ class VoiceReference(Strict):
     id: Name
 
 
-class SoundOut(Strict):
+class SoundOut(NullIsAbsent):
     """The sound that is said."""
 
     format: SoundType = SoundType()
@@ -159,14 +161,14 @@ class SoundOut(Strict):
         return self.voice.id if isinstance(self.voice, VoiceReference) else self.voice or ""
 
 
-class SoundBoth(Strict):
+class SoundBoth(NullIsAbsent):
     """Sound in both directions."""
 
     input: SoundIn = SoundIn()
     output: SoundOut = SoundOut()
 
 
-class SoundOnlyIn(Strict):
+class SoundOnlyIn(NullIsAbsent):
     """The sound of a transcription session."""
 
     input: SoundIn = SoundIn()
@@ -213,7 +215,7 @@ _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
 _ECHOED = ("id", "object", "expires_at", "client_secret")
 
 
-class _Session(Refusing):
+class _Session(NullIsAbsent, Refusing):
     refused = _REFUSED
 
     @model_validator(mode="before")
@@ -260,8 +262,6 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 _KINDS: Mapping[str, type[Settings]] = MappingProxyType(
     {"realtime": Conversation, "transcription": Dictation}
 )
-_CLEARED = ("turn_detection", "transcription", "voice", "rate", "idle_timeout_ms", "description")
-"""Fields that null clears; for all others it is the default."""
 _OLD_NAMES = MappingProxyType({"max_response_output_tokens": "max_output_tokens"})
 """Names of the API's beta."""
 
@@ -336,9 +336,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(old)
     for name, value in new.items():
         before = merged.get(name)
-        if value is None and name not in _CLEARED:
-            merged.pop(name, None)
-        elif isinstance(value, Mapping) and isinstance(before, Mapping) and _is_same(before, value):
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and _is_same(before, value):
             merged[name] = _merged(before, value)
         else:
             merged[name] = value

@@ -424,6 +424,16 @@ def test_updates_are_merged_and_null_clears() -> None:
     assert listen.options.silence_duration_ms == 1200
     cleared = talk.update(audio={"input": {"turn_detection": None}}, tools=[], tracing=None)
     assert one(cleared, "session.updated")["session"]["audio"]["input"]["turn_detection"] is None
+    talk.update(max_output_tokens=60, audio={"output": {"speed": 1.2}})
+    sound = {"input": {"format": None}, "output": {"speed": None, "voice": None}}
+    cleared = talk.update(max_output_tokens=None, instructions=None, audio=sound)
+    session = one(cleared, "session.updated")["session"]
+    assert (session["max_output_tokens"], session["instructions"]) == ("inf", "")
+    assert (session["audio"]["output"]["speed"], session["audio"]["output"]["voice"]) == (1.0, None)
+    assert session["audio"]["input"]["format"]["type"] == "audio/pcm"
+    assert session["audio"]["input"]["turn_detection"] is None
+    with pytest.raises(RequestValidationError):
+        talk.update(no_such_field=None)
 
 
 def test_a_transcription_session_has_transcripts_alone() -> None:
