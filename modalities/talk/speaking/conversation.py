@@ -58,10 +58,10 @@ class SpokenConversation:
         talk.answer("And of Italy?").save("italy.wav")
 
     A turn is a text, or sound: a `Path`, bytes of a file, or samples. One without words has no
-    answer. Leaving a turn early ends
-    the chat and the speech at once; the conversation then has the part of the answer whose sound
-    was made. Turns follow each other: one begins when the last has ended. Every call has an async
-    twin that may be awaited on any loop.
+    answer. Leaving a turn early ends the chat and the speech at once; the conversation then has the
+    part of the answer whose sound was made. Without any, the next turn goes on with the words of
+    this one. A turn that fails before its answer is left out. Turns follow each other: one begins
+    when the last has ended. Every call has an async twin that may be awaited on any loop.
     """
 
     def __init__(
@@ -114,32 +114,44 @@ class SpokenConversation:
                 yield event
 
     async def _one_turn(self, said: Said) -> AsyncGenerator[TalkEvent, None]:
-        words = said if isinstance(said, str) else await self._hear(said)
-        if not isinstance(said, str):
+        is_sound = not isinstance(said, str)
+        words = await self._words(said)
+        if is_sound and not words:
             yield HeardWords(words)
-            if not words:
-                return
-        self.messages.append({"role": "user", "content": words})
-        answer = {"role": "assistant", "content": ""}
+            return
+        before, answer = list(self.messages), {"role": "assistant", "content": ""}
+        self._ask(words)
         try:
+            if is_sound:
+                yield HeardWords(words)
             async with aclosing(self._answer()) as events:
                 async for event in events:
                     if isinstance(event, SpokenSound):
                         answer["content"] += event.text
                     yield event
+        except Exception:
+            if not answer["content"]:
+                self.messages[:] = before
+            raise
         finally:
             if answer["content"]:
                 self.messages.append(answer)
-            else:
-                self.messages.pop()
 
-    async def _hear(self, sound: Any) -> str:
+    def _ask(self, words: str) -> None:
+        """Add a question; it goes on with one that got no answer, as roles have to alternate."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            words = f"{self.messages.pop()['content']} {words}"
+        self.messages.append({"role": "user", "content": words})
+
+    async def _words(self, said: Any) -> str:
+        if isinstance(said, str):
+            return said
         if self._models.recognizer is None:
             raise ConfigError(
                 "This engine has no recognizer for sound: open it with one, such as"
                 " whisper-tiny.en, or send a text."
             )
-        transcript = await self._models.recognizer.acall(sound)
+        transcript = await self._models.recognizer.acall(said)
         return transcript.text.strip()
 
     def _answer(self) -> AsyncGenerator[TalkEvent, None]:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import runpy
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import triptych
 from triptych import Engine
-from triptych.core.errors import ConfigError, InvalidRequest, RequestError
-from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, WrittenWords
+from triptych.core.errors import ConfigError, InvalidRequest, Overloaded, RequestError
+from triptych.modalities.talk.speaking.conversation import SpokenConversation
+from triptych.modalities.talk.speaking.events import (
+    HeardWords,
+    SpokenSound,
+    TalkEvent,
+    WrittenWords,
+)
+from triptych.modalities.tts.api.service import SpeechCall
 
 pytestmark = pytest.mark.embedded
 SAMPLE = Path(__file__).parents[4] / "samples" / "talk.py"
@@ -58,6 +67,34 @@ def test_leaving_a_turn_keeps_what_was_spoken(engine: Engine) -> None:
     roles = [message["role"] for message in talk.messages[:4]]
     assert roles[:3] == ["system", "user", "assistant"]
     assert len(talk.messages[2]["content"]) < 200
+
+
+def test_words_that_got_no_answer_are_part_of_the_next_turn() -> None:
+    async def heard(sound: bytes) -> SimpleNamespace:
+        return SimpleNamespace(text=sound.decode())
+
+    async def answer(*texts: str) -> AsyncGenerator[TalkEvent, None]:
+        for text in texts:
+            yield WrittenWords(text)
+            yield SpokenSound(np.zeros(1, np.float32), 16_000, text)
+        raise Overloaded("Come back later.")
+
+    async def turn(said: str | bytes, num_events: int) -> None:
+        async with aclosing(talk._one_turn(said)) as events:
+            for _ in range(num_events):
+                await anext(events)
+
+    models: Any = SimpleNamespace(recognizer=SimpleNamespace(acall=heard), speech=None)
+    talk = SpokenConversation(models, system="", call=SpeechCall(model="", text=""), options={})
+    talk._answer = lambda: answer("Yes.", "It is.")  # type: ignore[method-assign]
+    asyncio.run(turn(b"Is it", 1))  # interrupted once it was heard
+    asyncio.run(turn(b"really", 2))  # once a word was written
+    asyncio.run(turn("true?", 2))  # once a word was spoken
+    assert [message["content"] for message in talk.messages] == ["Is it really true?", "Yes."]
+    talk._answer = answer  # type: ignore[method-assign]
+    with pytest.raises(Overloaded):
+        asyncio.run(turn("Why?", 1))
+    assert len(talk.messages) == 2
 
 
 def test_sound_without_words_is_not_answered(
