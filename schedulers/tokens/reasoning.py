@@ -77,11 +77,10 @@ class ReasoningCounter:
         return tuple(takewhile(lambda each: each not in self._ends, drafts))
 
     def num_relaxed(self, drafts: Sequence[int]) -> int:
-        """How many of the first drafts count by a relaxed rule: none after the reasoning."""
+        """How many of the first drafts count by a relaxed rule: none that ends the reasoning."""
         if not (self.is_relaxed and self.is_open):
             return 0
-        closes = self._rules.closes
-        return sum(1 for _ in takewhile(lambda each: each not in closes, drafts))
+        return sum(1 for _ in takewhile(lambda each: each not in self._ends, drafts))
 
     def mask(self) -> bytes:
         """The mask of the next token, once all tokens before are known; empty for any token."""

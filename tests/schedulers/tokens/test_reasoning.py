@@ -255,5 +255,6 @@ def test_drafts_of_reasoning_end_with_it() -> None:
     assert reasoning.cut((a, EOS, a)) == (a,)
     assert counter(OPENED).cut(drafts) == drafts
     assert (reasoning.num_relaxed(drafts), counter(OPENED).num_relaxed(drafts)) == (2, 0)
+    assert reasoning.num_relaxed((a, EOS, a)) == 1, "an end is sampled"
     reasoning.take([CLOSE])
     assert reasoning.num_relaxed(drafts) == 0
