@@ -56,6 +56,7 @@ def test_files_are_answered_by_a_server(
         (["-o", "a.wav"], "pip install 'triptych[talk]'"),
         (["--text", "a", "--format", "mp3"], "name one with --output"),
         (["--text", "a", "-o", "a.txt"], "no known audio extension"),
+        (["--text", "a", "-o", "a.wav", "--interrupt"], "for a microphone"),
         (["What is it?"], "a question as text is --text"),
         (["missing.wav"], "cannot be read"),
     ],

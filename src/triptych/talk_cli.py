@@ -131,6 +131,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation."""
     questions: list[Turn] = [*map(_read_recording, args.file), *args.text]
+    if questions and args.interrupt:
+        raise ConfigError("--interrupt is for a microphone: leave it out, or files and --text.")
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(args))
         turns: Iterator[Turn] = iter(questions)
