@@ -9,7 +9,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 
 from support.talk_session import USAGE, Talk, kinds, one, started
-from triptych.core.errors import RequestError, TriptychError
+from triptych.core.errors import InvalidRequest, RequestError, TriptychError
 from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
 from triptych.modalities.talk.realtime import items
 from triptych.modalities.talk.realtime.inputs import (
@@ -97,6 +97,18 @@ def test_a_turn_that_is_not_answered_by_itself_is_not_answered_ahead(turns: Any)
     talk = Talk()
     talk.update(audio={"input": {"turn_detection": turns}})
     talk.learn(SpeechStarted(200))
+    assert not talk.learn(TurnExpected("item_1", "What?"))
+
+
+def test_an_error_of_an_answer_ahead_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voice that is gone: the recognizer that tells what it expects has no use for the error."""
+    talk = Talk()
+    talk.learn(SpeechStarted(200))
+
+    def check(settings: object) -> None:
+        raise InvalidRequest("There is no such voice.")
+
+    monkeypatch.setattr(talk.session, "_check", check)
     assert not talk.learn(TurnExpected("item_1", "What?"))
 
 
