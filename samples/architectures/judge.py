@@ -32,6 +32,7 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.text_alone import text_alone
 from triptych.modalities.diffusion.spec import spec_of
 from triptych.modalities.embedding.architecture import FAMILIES as ENCODERS
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
@@ -70,7 +71,7 @@ def judge(kind: str, name: str, architecture: str) -> Verdict:
     own = {"vision": SIGHTED, "embedding": ENCODERS, "speech": VOICES}
     if name in own.get(kind, ("whisper",)):
         return Verdict(NATIVE)
-    return _judge_default(name, architecture)
+    return _judge_default(name, architecture, role="vision" if kind == "vision" else "")
 
 
 def judge_pipeline(name: str) -> Verdict:
@@ -157,6 +158,9 @@ def _judge_default(model_type: str, architecture: str, role: str = "") -> Verdic
     with suppress(WeightsError), library_errors("Its default configuration is not usable"):
         fields = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     fields |= {"model_type": model_type, "architectures": [architecture]}
+    if "vision_config" in fields and fields["vision_config"] is None:  # released folders have one
+        tower = CONFIG_MAPPING[model_type].sub_configs["vision_config"]
+        fields["vision_config"] = json.loads(tower().to_json_string(use_diff=False))
     for name in ("image_token_id", "image_token_index"):  # folders have it, some defaults do not
         if fields.get(name, 0) is None:
             fields[name] = _FIRST_PLAIN_ID
@@ -171,7 +175,10 @@ def _judge_default(model_type: str, architecture: str, role: str = "") -> Verdic
             loader.check_size()
         except TriptychError as error:
             return Verdict(REFUSED, error.message)
-        return Verdict(modality.role if role not in ("", modality.role) else TRANSFORMERS)
+        if role not in ("", modality.role):
+            return Verdict(modality.role)
+        is_own = role == "chat" and is_native(text_alone(fields))
+        return Verdict(NATIVE if is_own else TRANSFORMERS)
 
 
 def _resolved(folder: str) -> ResolvedModel:
