@@ -21,7 +21,7 @@ from triptych.core.engine_api.job import Output
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.pages import HeldPart
-from triptych.core.kv.parts import PagePart, PartKind
+from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
@@ -87,12 +87,14 @@ class FetchedPages(PageFetches):
 class _SentPrompt:
     """A transfer, the job that computes its prompt, and the parts of pages to be sent.
 
-    `held` are those that are there; the first `num_added` parts were passed to the transfer.
+    The first `num_full` are of layers that see all tokens. `held` are those that are there; the
+    first `num_added` parts were passed to the transfer.
     """
 
     transfer: PageTransferRequest
     job_id: str
     parts: list[tuple[PartKind, bytes]] = field(default_factory=list)
+    num_full: int = 0
     held: dict[int, HeldPart] = field(default_factory=dict)
     num_added: int = 0
     is_over: bool = False
@@ -142,24 +144,33 @@ class SentPages(TransferJobs, PageExchange):
         if 0 <= wanted.first <= (num_pages := wanted.first + wanted.num_pages) <= len(keys):
             needed = self._state.pool.rule.needed(num_pages, wanted.first)
             sent.parts = [(kind, keys[page]) for kind, page in needed]
+            sent.num_full = sum(kind is PartKind.FULL for kind, _ in needed)
         if wanted.num_pages < 1 or len(sent.parts) != wanted.num_parts:
             transfer.end("pages that the prompt does not have")
         else:
             self._send(sent)
 
     def _send(self, sent: _SentPrompt) -> None:
-        """Hold the parts that are there, and pass the next ones in order to the transfer."""
-        for number in range(sent.num_added, len(sent.parts)):
-            if number not in sent.held:
-                held = self._state.pool.hold(*sent.parts[number])
-                if held is not None:
-                    sent.held[number] = held
-        ready: list[PagePart] = []
-        while (held := sent.held.get(sent.num_added)) is not None:
-            ready.append(held.part)
+        """Hold the parts that are there, and pass the next ones in order to the transfer.
+
+        Full parts come in order; others may be there before them, and be gone after them.
+        """
+        first = sent.num_added
+        for number in range(max(first, sent.num_full), len(sent.parts)):
+            self._hold(sent, number)
+        while sent.num_added < len(sent.parts) and self._hold(sent, sent.num_added):
             sent.num_added += 1
-        if ready:
-            sent.transfer.add(ready)
+        if sent.num_added > first:
+            sent.transfer.add([sent.held[number].part for number in range(first, sent.num_added)])
+
+    def _hold(self, sent: _SentPrompt, number: int) -> bool:
+        """Hold a part until the end of its transfer; false if it is not there."""
+        if number not in sent.held:
+            held = self._state.pool.hold(*sent.parts[number])
+            if held is None:
+                return False
+            sent.held[number] = held
+        return True
 
     def _take(self, sent: _SentPrompt, output: Output) -> None:
         """Finish a transfer at the end of its job; the sampled token is dropped."""
