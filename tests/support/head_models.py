@@ -62,6 +62,13 @@ LAYOUTS = {
         "model.layers.2.",
         _IN_LAYER,
     ),
+    "deepseek-v3.2": _Layout(
+        "DeepseekV32",
+        _small(LATENT | GROUPED | {"attention_bias": False})
+        | {"index_topk": 6, "index_n_heads": 16, "index_head_dim": 16},
+        "model.layers.2.",
+        _IN_LAYER,
+    ),
     "glm-4.5": _Layout("Glm4Moe", _small(MIXTURES["glm-4.5"][1]), "model.layers.2.", _IN_LAYER),
     "qwen3.5": _Layout("Qwen3_5Text", _hybrid("qwen3.5"), "mtp.", _APART),
     "qwen3-next": _Layout("Qwen3Next", _hybrid("qwen3-next"), "mtp.", _APART),

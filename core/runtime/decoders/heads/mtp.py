@@ -25,6 +25,7 @@ from triptych.core.runtime.decoders.native import (
     NativeBlueprint,
     gathered_values,
     position_values,
+    score_bytes,
 )
 from triptych.core.runtime.decoders.projection_targets import ProjectionTarget, norm_targets
 from triptych.core.runtime.decoders.tensor_names import layer_targets
@@ -227,7 +228,8 @@ class MtpBlueprint:
         values = num_tokens * (position_values(config) + 4 * config.hidden_size)
         if self._device.type == "cpu" and self._native is None:
             values += gathered_values(config, num_tokens, num_rows)
-        return max(values * self.dtype.itemsize, logits_bytes(num_rows, self.vocab_size))
+        layer_bytes = values * self.dtype.itemsize + score_bytes(config, num_tokens)
+        return max(layer_bytes, logits_bytes(num_rows, self.vocab_size))
 
     def target_bytes(self, num_tokens: int) -> int:
         """The bytes that a step of the target holds for it: none, as rows are its last states."""

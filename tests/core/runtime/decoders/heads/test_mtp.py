@@ -139,6 +139,19 @@ def test_its_memory_is_that_of_its_own_weights(tmp_path: Path) -> None:
     assert head.vocab_size == blueprint.vocab_size == 199
 
 
+def test_a_step_holds_the_scores_of_its_index(tmp_path: Path, native: NativeKernels) -> None:
+    """As much as the model's steps, whose layers are alike, and what joins both inputs."""
+    mtp = save_mtp(tmp_path, "deepseek-v3.2")
+    with Checkpoint.open(tmp_path) as checkpoint:
+        target = NativeBlueprint(
+            checkpoint.config, max_length=64, dtype=torch.float32, device=CPU, native=native
+        )
+        blueprint = MtpBlueprint(checkpoint, target, native)
+    assert blueprint.config.key_index is not None
+    joined_bytes = 100 * 4 * mtp.model.config.hidden_size * torch.float32.itemsize
+    assert blueprint.activation_bytes(100, 1) == target.activation_bytes(100, 1) + joined_bytes
+
+
 def test_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
     mtp = save_mtp(tmp_path, "mimo")
     mtp.model.save_pretrained(tmp_path)
