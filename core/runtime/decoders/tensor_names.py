@@ -35,7 +35,7 @@ from triptych.core.runtime.layers.norm import Norm
 from triptych.core.runtime.layers.recurrent import RecurrentLayer
 from triptych.core.runtime.layers.shards import HeadShards, Shard
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
-from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.encoding import PLAIN, WeightEncoding
 
 _EMBEDDING = f"{LAYER_NAMES[''].embedding}.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -72,7 +72,6 @@ class DecoderTensors:
         return LAYER_NAMES[decoder.config.naming].body if self.body is None else self.body
 
 
-PLAIN = WeightEncoding("bfloat16")
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
 
@@ -294,11 +293,18 @@ def _latent_targets(
 
 
 def _index_targets(prefix: str, index: KeyIndex, encoding: WeightEncoding) -> Iterator[Target]:
-    """The destinations of an index of keys, which every rank has."""
-    named = {"wk": index.key, "wq_b": index.queries, "weights_proj": index.weights}
-    for name, linear in named.items():
+    """The destinations of an index of keys, which every rank has.
+
+    The weights of its heads stay plain, as a router's do: they are few, and they decide.
+    """
+    projections = (
+        ("wk", index.key, encoding),
+        ("wq_b", index.queries, encoding),
+        ("weights_proj", index.weights, PLAIN),
+    )
+    for name, linear, own in projections:
         rows = [(name, Shard.whole(linear.num_outputs))]
-        yield from fused_targets(prefix, linear, rows, encoding)
+        yield from fused_targets(prefix, linear, rows, own)
     yield from norm_targets(f"{prefix}.k_norm", index.norm)
 
 
