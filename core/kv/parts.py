@@ -50,9 +50,9 @@ class PartRule:
         return self.reach is not None or self.has_states
 
     def ends(self, num_pages: int, first: int = 0) -> list[tuple[PartKind, int]]:
-        """The parts, as kinds and pages from `first` on, that only its end makes a row need.
+        """The parts that a row needs to go on after `num_pages`, apart from full ones.
 
-        It goes on after `num_pages`.
+        They are kinds and pages, from page `first` on.
         """
         found: list[tuple[PartKind, int]] = []
         if self.reach is not None:
@@ -63,14 +63,14 @@ class PartRule:
         return found
 
     def needed(self, num_pages: int, first: int = 0) -> list[tuple[PartKind, int]]:
-        """The parts of pages from `first` on that a row needs to go on after `num_pages`."""
+        """All parts that a row needs to go on after `num_pages`: as `ends`, after full ones."""
         full = range(first, num_pages if self.has_full else first)
         return [*((PartKind.FULL, page) for page in full), *self.ends(num_pages, first)]
 
     def depth(self, num_pages: int, has: Callable[[PartKind, int], bool]) -> int:
-        """After how many of so many leading pages a row can go on.
+        """The most of `num_pages` leading pages after which a row can go on.
 
-        Their full parts are known; `has` says which others are, of a kind and a page.
+        Their full parts are known; `has(kind, page)` says which others are.
         """
         last = -1
         while num_pages != last:
