@@ -313,8 +313,10 @@ async def test_disconnect_cancels_transcription() -> None:
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # its own, of translations
 def test_the_openai_client_does_not_notice() -> None:
     engine_client = engine()
-    with live(asr_app(engine_client, api_key=("key",))) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0)
+    with (
+        live(asr_app(engine_client, api_key=("key",))) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0) as client,
+    ):
         file = ("speech.wav", SOUND)
         plain = client.audio.transcriptions.create(model="ears", file=file)
         assert (plain.text, plain.usage.seconds) == (TEXT, 5.0)
