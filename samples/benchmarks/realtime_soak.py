@@ -20,6 +20,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +77,9 @@ class Soak:
             turn = self.random.choice((self.ask, self.speak, self.interrupt, self.annoy))
             self.ends[turn.__name__] += 1
             if self.random.random() < 0.3:  # cut in the middle
-                with_cut = asyncio.create_task(turn(socket))
-                await asyncio.wait([with_cut], timeout=self.random.random() * 3)
-                with_cut.cancel()
-                await asyncio.gather(with_cut, return_exceptions=True)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.random.random() * 3):
+                        await turn(socket)
                 self.ends["cut"] += 1
                 socket.transport.abort()
                 return
