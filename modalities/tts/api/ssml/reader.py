@@ -17,15 +17,17 @@ from xml.parsers import expat
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.modalities.tts.api.ssml.say_as import spoken_as
 from triptych.modalities.tts.api.ssml.script import Delivery, DocumentPlace, Passage, Script
-from triptych.modalities.tts.api.ssml.values import MAX_PAUSES_S, pause_s, rate
+from triptych.modalities.tts.api.ssml.values import MAX_PAUSES_S, emphasis, pause_s, rate
 from triptych.modalities.tts.api.text.chunks import CLAUSE_ENDS
 from triptych.modalities.tts.api.text.spoken import Boundary, Span
 
 MAX_DEPTH = 32
 MAX_ELEMENTS = 1000
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]{2,8}){0,4}\Z")
-_SENTENCE_ENDS = tuple(".!?…。！？")  # noqa: RUF001  # wide marks of Chinese and Japanese
-_HEAD = ("version", "xmlns", "xml:lang", "xsi:schemaLocation", "xmlns:xsi")
+_SENTENCE_ENDS = tuple(".!?…。！？।॥؟۔")  # noqa: RUF001  # also of Chinese, Hindi and Arabic
+_CLOSERS = " \n\"')”’»›」』）"  # noqa: RUF001  # that may follow the mark of a sentence
+_HEAD = ("version", "xmlns", "xml:lang", "xsi:schemaLocation", "xmlns:*")
+_NAMESPACES = ("http://www.w3.org/2001/10/synthesis", "https://www.w3.org/2001/10/synthesis")
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "speak": _HEAD,
@@ -125,6 +127,8 @@ class _SsmlReader:
         except expat.ExpatError as error:
             place = DocumentPlace(error.lineno, error.offset + 1)
             reason = expat.errors.messages[error.code]
+            if not self._num_elements:
+                reason += ": a document begins with <speak>; a text without marks is no SSML"
             raise InvalidRequest(f"SSML, {place}: {reason}.", param="input") from error
         self._close()
         if not self._passages:
@@ -143,12 +147,12 @@ class _SsmlReader:
             delivery = self._delivery(name, given)
             if name == "break":
                 self._rest(pause_s(given.get("time"), given.get("strength")))
+            elif name == "emphasis" and emphasis(given.get("level")):
+                self._ignored["emphasis"] = None
         except RequestError as error:
             raise self._placed(error, name) from error
         if name in ("p", "s"):
             self._end_unit(name)
-        elif name == "emphasis" and given.get("level") != "none":
-            self._ignored["emphasis"] = None
         self._stack.append(_Element(name, given, delivery))
 
     def _end(self, name: str) -> None:
@@ -218,9 +222,9 @@ class _SsmlReader:
     def _end_unit(self, name: str) -> None:
         """End a sentence or paragraph before or after the element `name`."""
         text = [] if self._open is None else self._open.text
-        last = next((char for char in reversed(text) if not char.isspace()), "")
-        if self._open is None or not last:
+        if self._open is None or not any(not char.isspace() for char in reversed(text)):
             return
+        last = next((char for char in reversed(text) if char.strip(_CLOSERS)), "")
         is_ended = last in _SENTENCE_ENDS
         at = self._open.sources[-1].end
         marks = "\n\n" if name == "p" else " " if is_ended else ". "
@@ -256,13 +260,15 @@ class _SsmlReader:
         if self._stack and self._stack[-1].name in (*_REPLACED, "break"):
             self._fail(f"<{self._stack[-1].name}> has no elements inside it.")
         for attribute in given:
-            if attribute not in ATTRIBUTES[name]:
+            if _general(attribute) not in ATTRIBUTES[name]:
                 known = ", ".join(ATTRIBUTES[name])
                 self._fail(f"<{name}> does not support {attribute[:40]}; it has {known}.")
         if (needed := _NEEDED.get(name, "")) and not given.get(needed, "").strip():
             self._fail(f"<{name}> needs {needed}.")
         if given.get("version", "1.1") not in ("1.0", "1.1"):
             self._fail("the version of SSML is 1.0 or 1.1.")
+        if given.get("xmlns", _NAMESPACES[0]) not in _NAMESPACES:
+            self._fail(f"xmlns is {_NAMESPACES[0]}.")
 
     def _refuse(self, what: str) -> Callable[..., None]:
         return lambda *_: self._fail(f"{what} is not supported.")
@@ -292,12 +298,17 @@ class _SsmlReader:
         return start + (2 if self._source.startswith("\r\n", start) else 1)
 
 
+def _general(attribute: str) -> str:
+    """The attribute as `ATTRIBUTES` has it: a prefix may be declared, its elements are refused."""
+    return "xmlns:*" if attribute.startswith("xmlns:") else attribute
+
+
 def _boundary(text: str) -> Boundary:
     """The unit that ends with a passage."""
     words = text.rstrip()
     if "\n\n" in text[len(words) :]:
         return Boundary.PARAGRAPH
-    end = words.rstrip(" \"')")
+    end = words.rstrip(_CLOSERS)
     if end.endswith(_SENTENCE_ENDS):
         return Boundary.SENTENCE
     return Boundary.CLAUSE if end.endswith(CLAUSE_ENDS) else Boundary.WORD

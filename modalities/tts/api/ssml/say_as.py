@@ -20,7 +20,8 @@ _NUMBER = re.compile(r"([+-]?)(\d[\d,]{0,39}(?:\.\d{1,40})?)\Z")
 _ORDINAL = re.compile(r"(\d{1,15})(?:st|nd|rd|th)?\Z", re.IGNORECASE)
 _DIGITS = re.compile(r"\d[\d\s.,/-]*\Z")
 _TIME = re.compile(
-    r"\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]\.?m\.?)?\Z|\d{1,2} ?[ap]\.?m\.?\Z", re.IGNORECASE
+    r"([01]?\d|2[0-4])(:[0-5]\d){1,2}(?: ?[ap]\.?m\.?)?\Z|(0?[1-9]|1[0-2]) ?[ap]\.?m\.?\Z",
+    re.IGNORECASE | re.ASCII,
 )
 _TELEPHONE = re.compile(r"\+?[\d\s().\-/]{1,40}\Z")
 _DATE_FORMATS = ("mdy", "dmy", "ymd", "md", "dm", "ym", "my", "d", "m", "y")

@@ -1,4 +1,4 @@
-"""The values of SSML's attributes: pauses and rates.
+"""The values of SSML's attributes: pauses, rates and levels.
 
 Owns their spelling and their limits. Raises `InvalidRequest` that says which values there are; the
 reader adds the place.
@@ -24,6 +24,8 @@ RATES: Mapping[str, float] = MappingProxyType(
     {"x-slow": 0.5, "slow": 0.64, "medium": 1.0, "default": 1.0, "fast": 1.55, "x-fast": 2.0}
 )
 """The named rates, as in Azure AI Speech; the standard leaves them open."""
+LEVELS = ("strong", "moderate", "none", "reduced")
+"""The levels of emphasis."""
 
 _TIME = re.compile(r"\+?(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})(ms|s)\Z")
 _RATE = re.compile(r"([+-]?)(\d{1,4}(?:\.\d{1,4})?|\.\d{1,4})(%?)\Z")
@@ -31,9 +33,9 @@ _RATE = re.compile(r"([+-]?)(\d{1,4}(?:\.\d{1,4})?|\.\d{1,4})(%?)\Z")
 
 def pause_s(time: str | None, strength: str | None) -> float:
     """The seconds of a break; a `time` counts more than a `strength`."""
+    if (seconds := STRENGTHS_S.get("medium" if strength is None else strength)) is None:
+        raise InvalidRequest(f"strength is one of {', '.join(STRENGTHS_S)}, or send time.")
     if time is None:
-        if (seconds := STRENGTHS_S.get(strength or "medium")) is None:
-            raise InvalidRequest(f"strength is one of {', '.join(STRENGTHS_S)}, or send time.")
         return seconds
     match = _TIME.match(time.strip())
     if match is None:
@@ -42,6 +44,13 @@ def pause_s(time: str | None, strength: str | None) -> float:
     if seconds > MAX_PAUSE_S:
         raise InvalidRequest(f"A break has at most {MAX_PAUSE_S:g} s: send several.")
     return seconds
+
+
+def emphasis(level: str | None) -> bool:
+    """Whether a level, "moderate" without one, wants words to stand out from the others."""
+    if level is not None and level not in LEVELS:
+        raise InvalidRequest(f"level is one of {', '.join(LEVELS)}.")
+    return level != "none"
 
 
 def rate(text: str) -> float:

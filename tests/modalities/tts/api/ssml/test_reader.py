@@ -69,6 +69,8 @@ def test_places_hold_for_any_text(text: str) -> None:
         ("<prosody rate='+2'>a</prosody>", "rate is one of"),
         ("<voice gender='female'>a</voice>", "<voice> does not support gender"),
         ("<break time='11s'/>a", "at most 10 s"),
+        ("<break time='1s' strength='huge'/>a", "strength is one of none"),
+        ("<emphasis level='huge'>a</emphasis>", "level is one of strong"),
         ("<break time='soon'/>a", '"500ms"'),
         ("<break strength='huge'/>a", "strength is one of none"),
         ("<break>a</break>", "no text inside"),
@@ -91,6 +93,27 @@ def test_whatever_is_not_honoured_is_refused_with_its_place(body: str, message: 
     with pytest.raises(RequestError, match=message.replace("+", r"\+")) as caught:
         read_ssml(f"<speak>{body}</speak>")
     assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("Hello", "a document begins with <speak>"),
+        ("<speak xmlns='http://a.example'>a</speak>", "xmlns is http://www.w3.org"),
+        ("<speak xmlns:a='b'><a:viseme/>a</speak>", "column 20: <a:viseme> is not supported"),
+    ],
+)
+def test_what_is_no_ssml_is_refused(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_ssml(source)
+
+
+@pytest.mark.parametrize("text", ["«Hi.»", "Hi!”", "नमस्ते।", "هل؟"])
+def test_a_sentence_that_has_ended_gets_no_second_mark(text: str) -> None:
+    source = f"<speak xmlns:mstts='https://www.w3.org/2001/mstts'><s>{text}</s></speak>"
+    (passage,) = read_ssml(source).passages
+    assert passage.text == f"{text} "
+    assert passage.boundary is Boundary.SENTENCE
 
 
 def test_documents_define_no_entities() -> None:

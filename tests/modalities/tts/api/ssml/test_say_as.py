@@ -42,6 +42,8 @@ def test_the_words_of_a_kind(text: str, kind: str, words: str) -> None:
         ("☃", "characters"),
         ("FLOWERS", "telephone"),
         ("noon", "time"),
+        ("12:60", "time"),
+        ("13 pm", "time"),
         ("soon", "date"),
         ("32/1", "date:dm"),
         ("1/13", "date:dm"),
