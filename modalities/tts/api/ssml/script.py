@@ -56,6 +56,11 @@ class Passage:
         """The letters and digits of the text, the measure of its share of a document."""
         return sum(map(str.isalnum, self.text))
 
+    @property
+    def num_spoken(self) -> float:
+        """The characters as many as are spoken at the call's speed in the same time."""
+        return len(self.text) / self.delivery.rate
+
     def source_of(self, start: int, end: int) -> Span:
         """The document's characters for `text[start:end]`."""
         sources = self.sources[start:end]

@@ -6,11 +6,14 @@ Each passage is a call of the speech service; which voices and languages there a
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,16 +25,20 @@ from triptych.modalities.tts.api.results import SpeechPiece, SpeechStream, Speec
 from triptych.modalities.tts.api.ssml.reader import read_ssml
 from triptych.modalities.tts.api.ssml.script import Passage, Script, WordPlaces
 from triptych.modalities.tts.api.text.coverage import Coverage
-from triptych.modalities.tts.api.text.guard import Unspeakable
+from triptych.modalities.tts.api.text.guard import Unspeakable, estimate_seconds
 from triptych.modalities.tts.api.text.tongues import is_english
 from triptych.modalities.tts.wire import SpeechFinish
 
 if TYPE_CHECKING:
     from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 
+AHEAD_S = 3.0
+"""Seconds of a passage that are left when the next one begins, so that its first sound is ready."""
+
 
 def speak_ssml(service: SpeechService, call: SpeechCall) -> SpeechStream:
     """The sound of a call whose text is SSML. Raises `RequestError`s with their place in it."""
+    service.check(call)
     script = read_ssml(call.text)
     parts = [
         _PassagePart(
@@ -55,6 +62,33 @@ class _PassagePart(NamedTuple):
     call: SpeechCall
     planner: SpeechPlanner
 
+    @property
+    def likely_s(self) -> float:
+        """Likely seconds of its sound."""
+        return estimate_seconds(self.passage.text) / self.call.speed
+
+
+class _Begun:
+    """The sound of a passage: its first piece is made from now on."""
+
+    def __init__(self, pieces: AsyncGenerator[SpeechPiece, None]) -> None:
+        self._pieces = pieces
+        self._first = asyncio.ensure_future(anext(pieces))
+
+    async def pieces(self) -> AsyncGenerator[SpeechPiece, None]:
+        """All pieces, the first one included."""
+        yield await self._first
+        async for piece in self._pieces:
+            yield piece
+
+    async def aclose(self) -> None:
+        """Cancel the passage's jobs."""
+        self._first.cancel()
+        await asyncio.wait((self._first,))
+        if not self._first.cancelled():
+            self._first.exception()  # retrieved here, where `pieces` did not raise it
+        await self._pieces.aclose()
+
 
 def _passage_call(
     service: SpeechService, call: SpeechCall, passage: Passage, number: int
@@ -76,7 +110,7 @@ def _passage_call(
         if passage.has_english_words and not is_english(reading):
             raise UnsupportedOption("<say-as> is for texts in English: write the words, or <sub>.")
     except RequestError as error:
-        raise type(error)(f"SSML, {passage.place}: {error}", param=error.param) from error
+        raise type(error)(f"SSML, {passage.place}: {error}", param="input") from error
     return own
 
 
@@ -111,6 +145,7 @@ class _ScriptSpeaking:
         self._ends_s = call.queued_until_s  # when playback of the pieces sent so far ends
         self._rest_s = 0.0  # the silence before the next sound
         self._last: Passage | None = None  # that had sound
+        self._next: _Begun | None = None  # the passage after the one that is spoken
         self._usage = SpeechUsage()
         self._num_letters = self._num_spoken = 0.0
         self._finish: SpeechFinish = "stop"
@@ -118,15 +153,17 @@ class _ScriptSpeaking:
     async def pieces(self) -> AsyncGenerator[SpeechPiece, None]:
         """The pieces of all passages; a pause comes with the sound after it."""
         error: Unspeakable | None = None
-        num_characters = len(self._call.text)
-        with self._service.admitted(self._call, num_characters):
+        num_characters = sum(part.passage.num_spoken for part in self._parts)
+        with self._service.admitted(self._call, math.ceil(num_characters)):
             async with AsyncExitStack() as planners:
+                for call in {part.call.voice: part.call for part in self._parts}.values():
+                    await self._service.check_clip(call)
                 for part in self._parts:
-                    await self._service.check_clip(part.call)
                     await planners.enter_async_context(part.planner)
-                for part in self._parts:
+                planners.push_async_callback(self._drop_next)
+                for part, following in zip_longest(self._parts, self._parts[1:]):
                     try:
-                        async with aclosing(self._say(part)) as pieces:
+                        async with aclosing(self._say(part, following)) as pieces:
                             async for piece in pieces:
                                 yield piece
                     except Unspeakable as reason:
@@ -137,15 +174,25 @@ class _ScriptSpeaking:
                     raise error
                 yield self._end()
 
-    async def _say(self, part: _PassagePart) -> AsyncGenerator[SpeechPiece, None]:
-        """The sound of a passage, after the silence that precedes it."""
+    def _begin(self, part: _PassagePart, after_s: float) -> _Begun:
+        """Begin a passage that is played `after_s` after all that was sent."""
+        call = replace(part.call, queued_until_s=self._ends_s + after_s)
+        return _Begun(self._service.speak_planned(call, part.planner).pieces)
+
+    async def _drop_next(self) -> None:
+        if self._next is not None:
+            await self._next.aclose()
+
+    async def _say(
+        self, part: _PassagePart, following: _PassagePart | None
+    ) -> AsyncGenerator[SpeechPiece, None]:
+        """The sound of a passage, after the silence that precedes it; begins `following`."""
         passage = part.passage
         self._rest_s += self._pause_s(passage)
-        call = replace(part.call, queued_until_s=self._ends_s + self._rest_s)
-        stream = self._service.speak_planned(call, part.planner)
-        before, words = self._usage, None
-        async with aclosing(stream.pieces) as pieces:
-            async for piece in pieces:
+        begun, self._next = self._next or self._begin(part, self._rest_s), None
+        before, words, left_s = self._usage, None, part.likely_s
+        async with aclosing(begun):
+            async for piece in begun.pieces():
                 pcm_S = piece.pcm_S
                 if words is None:
                     pcm_S = np.concatenate([self._silence(self._rest_s), pcm_S])
@@ -156,6 +203,9 @@ class _ScriptSpeaking:
                 is_last = piece.finish_reason is not None
                 if is_last:
                     self._finish_passage(passage, piece)
+                left_s -= len(piece.pcm_S) / self._sample_rate
+                if following is not None and self._next is None and left_s < AHEAD_S:
+                    self._next = self._begin(following, max(0.0, left_s))
                 found = tuple(words.take(piece.words, is_last=is_last))
                 yield self._piece(pcm_S, found, piece.coverage)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,17 @@ from support.speech_app import (
     RATE,
     SAMPLES_PER_ID,
     FakeSpeechEngine,
+    OneVoice,
     SpellingFrontEnd,
     make_speech_service,
 )
 from triptych.core.engine_api.caller import Caller
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.modalities.tts.api.results import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall
 from triptych.modalities.tts.api.text.guard import Unspeakable
+from triptych.modalities.tts.wire import VoiceClip
+from triptych.schedulers.admission import Admission
 
 
 def call(body: str, **fields: Any) -> SpeechCall:
@@ -95,10 +100,18 @@ async def test_passages_without_a_break_rest_as_the_model_does() -> None:
     ],
 )
 async def test_a_passage_is_checked_before_any_sound(
-    body: str, error: type[Exception], message: str
+    body: str, error: type[RequestError], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         make_speech_service(FakeSpeechEngine()).speak(call(body))
+    assert caught.value.param == "input"
+
+
+async def test_a_field_of_the_call_is_named_as_one() -> None:
+    with pytest.raises(InvalidRequest, match="There are the voices") as caught:
+        make_speech_service(FakeSpeechEngine()).speak(call("a", voice="zoe"))
+    assert caught.value.param == "voice"
+    assert "SSML" not in str(caught.value)
 
 
 async def test_english_words_are_for_english_texts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +139,56 @@ async def test_an_ended_call_leaves_no_job_and_no_plan() -> None:
     engine = FakeSpeechEngine(is_endless=True)
     stream = make_speech_service(engine).speak(call('Hi <voice name="bob">you</voice>'))
     await anext(stream.pieces)
+    await asyncio.sleep(0.1)  # the next passage begins while this one is spoken
     await stream.pieces.aclose()
-    assert list(engine.submitted) == ["c.passage0.0"]
+    assert list(engine.submitted) == ["c.passage0.0", "c.passage1.0"]
+    assert not engine.running
     assert stream.ignored == ()
+
+
+async def test_a_passage_begins_near_the_end_of_the_one_before_and_no_sooner() -> None:
+    engine = FakeSpeechEngine(is_endless=True)
+    body = f'{"so on and on " * 9}<voice name="bob">you</voice><voice name="ada">me</voice>'
+    stream = make_speech_service(engine).speak(call(body))
+    num_early = 0
+    async for piece in stream.pieces:
+        await asyncio.sleep(0.001)
+        num_early += len(piece.pcm_S)
+        if len(engine.submitted) > 1:
+            break
+    await stream.pieces.aclose()
+    assert num_early > 2 * RATE
+    assert list(engine.submitted) == ["c.passage0.0", "c.passage1.0"]
+    assert engine.submitted["c.passage1.0"].lead_s > num_early / RATE
+
+
+async def test_what_a_document_costs_is_what_is_spoken_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs: list[int] = []
+
+    def admit(_: Admission, num_tokens: int, **__: Any) -> nullcontext[None]:
+        costs.append(num_tokens)
+        return nullcontext()
+
+    monkeypatch.setattr(Admission, "admit", admit)
+    word = "hello " * 20
+    for body in (word, f"<s><s><s>{word}</s></s></s>", f'<prosody rate="50%">{word}</prosody>'):
+        await spoken(body)
+    assert costs[0] <= costs[1] <= 1.1 * costs[0] < 1.9 * costs[0] <= costs[2]
+
+
+async def test_a_voice_of_the_caller_is_checked_once() -> None:
+    asked: list[str] = []
+
+    class Voices(OneVoice):
+        def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
+            asked.append(voice_id)
+            return super().clip(voice_id, owner, model)
+
+    voices = Voices()
+    front = SpellingFrontEnd(can_clone=True)
+    service = make_speech_service(FakeSpeechEngine(), front, voices=voices)
+    body = f'<voice name="{voices.voice_id}">a<break/>b<break/>c</voice>'
+    assert [piece async for piece in service.speak(call(body)).pieces]
+    assert len(asked) == 1 + 3  # before any sound, and for each job
