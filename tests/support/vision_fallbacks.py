@@ -256,35 +256,6 @@ def _hunyuan_vl() -> tuple[Any, Any]:
     return config, bare("HunYuanVLProcessor", images)
 
 
-def _qwen3_5() -> tuple[Any, Any]:
-    config = transformers.Qwen3_5Config(
-        text_config=text(
-            "qwen3_5_text",
-            head_dim=8,
-            layer_types=["linear_attention", "full_attention", "linear_attention"],
-            linear_num_value_heads=4,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            rope_parameters={**_AXES, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0},
-        ),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "patch_size": 8,
-            "num_position_embeddings": 16,
-        },
-        image_token_id=IMAGE_ID,
-        video_token_id=1,
-        vision_start_token_id=BEGIN_ID,
-        vision_end_token_id=END_ID,
-    )
-    return config, bare("Qwen3VLProcessor", qwen_images("Qwen2VLImageProcessorPil", 8))
-
-
 def _cohere2_vision() -> tuple[Any, Any]:
     config = transformers.Cohere2VisionConfig(
         text_config=text("cohere2", sliding_window=8, head_dim=8, logit_scale=0.5),
@@ -301,7 +272,6 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "vipllava": _vipllava,
     "aya_vision": _aya_vision,
     "qwen3_vl_moe": _qwen3_vl_moe,
-    "qwen3_5": _qwen3_5,
     "glm46v": _glm46v,
     "paddleocr_vl": _paddleocr_vl,
     "ernie4_5_vl_moe": _ernie4_5_vl_moe,

@@ -243,6 +243,38 @@ def _qwen3_vl() -> tuple[Any, Any]:
     return config, _qwen_images(8)
 
 
+def _qwen3_5(experts: str = "", **fields: Any) -> tuple[Any, Any]:
+    config = getattr(transformers, f"Qwen3_5{experts}Config")(
+        text_config=text(
+            f"qwen3_5{experts.lower() and '_' + experts.lower()}_text",
+            head_dim=16,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            rope_parameters={**_ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            **fields,
+        ),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 24,
+            "out_hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "patch_size": 8,
+            "num_position_embeddings": 16,
+        },
+        **_QWEN_IDS,
+    )
+    return config, _qwen_images(8)
+
+
+def _qwen3_5_moe() -> tuple[Any, Any]:
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 16}
+    return _qwen3_5("Moe", num_experts=4, num_experts_per_tok=2, **sizes)
+
+
 MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "llava": _llava,
     "pixtral": _pixtral_llava,
@@ -257,6 +289,8 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
 }
 
 

@@ -221,6 +221,8 @@ FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(
         "qwen2_vl": _QWEN,
         "qwen2_5_vl": _QWEN,
         "qwen3_vl": _QWEN,
+        "qwen3_5": _QWEN,
+        "qwen3_5_moe": _QWEN,
         "triptych_slots": VisionFamily(placeholder="<image>", spell=spell_slots),
     }
 )

@@ -52,6 +52,8 @@ _TEXT_MODELS = {
     "qwen2_vl_text": "Qwen2VLTextModel",
     "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
     "qwen3_vl_text": "Qwen3VLTextModel",
+    "qwen3_5_text": "Qwen3_5TextModel",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextModel",
 }
 _ENCODER_SHARE = 0.2  # of the reported progress
 

@@ -60,24 +60,30 @@ def _qwen_windows(fields: CausalLmConfig) -> tuple[int | None, ...]:
 def _qwen2_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen2 with positions of three axes, each with a block of frequencies."""
     fields = parse(config, Qwen2Config)
-    return _with_axes(_qwen2(config, max_length), fields, (16, 24, 24))
+    return with_axes(_qwen2(config, max_length), fields, (16, 24, 24))
 
 
 def _qwen3_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen3 with positions of three axes, which alternate over the frequencies."""
     fields = parse(config, Qwen3Config)
-    decoder = _with_axes(_qwen3(config, max_length), fields, (24, 20, 20))
-    return replace(decoder, rope=replace(decoder.rope, has_interleaved_sections=True))
+    decoder = _qwen3(config, max_length)
+    return with_axes(decoder, fields, (24, 20, 20), is_interleaved=True)
 
 
-def _with_axes(
-    decoder: DecoderConfig, fields: CausalLmConfig, default: tuple[int, ...]
+def with_axes(
+    decoder: DecoderConfig,
+    fields: CausalLmConfig,
+    default: tuple[int, ...],
+    *,
+    is_interleaved: bool = False,
 ) -> DecoderConfig:
+    """Give positions three axes. Raises `WeightsError` where they do not fit a head."""
     rope = fields.rope_parameters or fields.rope_scaling
     sections = (rope.mrope_section if rope else ()) or default
     if len(sections) != 3 or sum(sections) != decoder.rope.num_rotated_dims // 2:
         raise WeightsError(f"config.json: mrope_section {list(sections)} does not fit a head.")
-    return replace(decoder, rope=replace(decoder.rope, sections=sections))
+    rope_config = replace(decoder.rope, sections=sections, has_interleaved_sections=is_interleaved)
+    return replace(decoder, rope=rope_config)
 
 
 READERS: Mapping[str, Reader] = MappingProxyType(

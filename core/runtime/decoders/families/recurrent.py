@@ -11,6 +11,7 @@ import msgspec
 
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.decoders.families.mixtures import with_experts
+from triptych.core.runtime.decoders.families.qwen import with_axes
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     ConvolutionWidth,
@@ -109,6 +110,16 @@ def _qwen3_5_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     shared = config.get("shared_expert_intermediate_size", 512)
     own = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": None}
     return _with_delta_experts({"intermediate_size": shared, **config, **own}, max_length)
+
+
+def _seeing(read: Reader) -> Reader:
+    """The text part of a Qwen3.5 that sees, whose positions have three axes."""
+
+    def reader(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+        decoder, fields = read(config, max_length), parse(config, _DeltaNetExperts)
+        return with_axes(decoder, fields, (11, 11, 10), is_interleaved=True)
+
+    return reader
 
 
 def _qwen3_next(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
@@ -227,5 +238,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "Qwen3NextForCausalLM": _qwen3_next,
         "Qwen3_5ForCausalLM": _qwen3_5,
         "Qwen3_5MoeForCausalLM": _qwen3_5_moe,
+        "Qwen3_5TextModel": _seeing(_qwen3_5),
+        "Qwen3_5MoeTextModel": _seeing(_qwen3_5_moe),
     }
 )
