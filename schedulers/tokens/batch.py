@@ -27,18 +27,10 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.adapters import AdapterPool
 from triptych.schedulers.tokens.budget import StepBudget
-from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece
-from triptych.schedulers.tokens.draft_pace import Price, no_price
-from triptych.schedulers.tokens.draft_search import (
-    Verified,
-    check_drafts,
-    find_drafts,
-    settle_drafts,
-)
-from triptych.schedulers.tokens.drafted_row import DraftedRow
+from triptych.schedulers.tokens.draft_model import DraftPiece
+from triptych.schedulers.tokens.draft_search import Drafting, Verified
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import choose_step
-from triptych.schedulers.tokens.prompt_lookup import LookupRule, PromptLookup
 from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.request_sizes import RequestSizes
 from triptych.schedulers.tokens.scheduled_row import ScheduledRow
@@ -86,14 +78,10 @@ class TokenBatch:
         """Requests that the grammar worker has not taken yet."""
         self.grammar_starts: list[SequenceState] = []
         """Rows whose grammars start because their reasoning has ended."""
-        self.lookup_rule: LookupRule | None = None
-        """How rows find drafts in their own text; set before the first sequence, if they do."""
+        self.drafting = Drafting(self.state.running)
+        """The drafts of rows."""
         self.relaxes_reasoning = False
         """Whether drafts of reasoning count by a relaxed rule."""
-        self.draft_price: Price = no_price
-        """The price of drafts."""
-        self.drafter: DraftModel | None = None
-        """The model that drafts; set before the first sequence, if there is one."""
         self.adapters: AdapterPool | None = None
         """The adapters of rows; set before the first sequence, if there may be any."""
         self.vocab_size = 0
@@ -127,25 +115,9 @@ class TokenBatch:
             is_paused=job.is_paused,
             grammar=GrammarState(request) if has_grammar else None,
             reasoning=reasoning,
-            lookup=self._lookup(request),
-            drafted=self._drafted(request),
+            lookup=self.drafting.lookup(request),
+            drafted=self.drafting.drafted(request),
         )
-
-    def _lookup(self, request: TokenRequest) -> PromptLookup | None:
-        """The search for drafts in a row's own text, if there may be any."""
-        if self.lookup_rule is None or not self._may_draft(request):
-            return None
-        return PromptLookup(self.lookup_rule)
-
-    def _drafted(self, request: TokenRequest) -> DraftedRow | None:
-        """The row of the drafting model, which knows no images, if there may be drafts."""
-        if self.drafter is None or request.contents or not self._may_draft(request):
-            return None
-        return self.drafter.open()
-
-    def _may_draft(self, request: TokenRequest) -> bool:
-        """Whether tokens can be drafted: a state ends its answer."""
-        return not request.sampling.returns_state
 
     def prompt_keys(self, row: SequenceState) -> list[bytes]:
         """The keys of the full pages of a prompt; none where pages are not shared."""
@@ -333,7 +305,7 @@ class TokenBatch:
             row.append((token_id,))
             taken.append(token_id)
         result.token_ids, result.logprobs = tuple(taken), result.logprobs[: len(taken)]
-        settle_drafts(row, Verified(len(piece.drafts), num_accepted, len(taken)), self.drafter)
+        self.drafting.settle(row, Verified(len(piece.drafts), num_accepted, len(taken)))
         if result.codes:
             row.output_frames.append(result.codes)
         if row.grammar is not None:  # the grammar decides whether that was the last
@@ -345,14 +317,8 @@ class TokenBatch:
         if len(row.output_ids) >= row.max_outputs:
             return self.delta(row, result, finish_reason="length")
         if row.grammar is None:  # else once its mask is known
-            self._find_drafts(row)
+            self.mask_requests += self.drafting.find(row)
         return self.delta(row, result)
-
-    def _find_drafts(self, row: SequenceState) -> None:
-        """Find or await a row's next drafts, if it may have any."""
-        if row.lookup is not None or row.drafted is not None:
-            find_drafts(row, self.state.running, self.draft_price, self.drafter)
-            self.mask_requests += check_drafts(row)
 
     def _num_kept(self, piece: ScheduledRow, num_accepted: int) -> int:
         """The accepted drafts that need not be computed again.
@@ -385,7 +351,7 @@ class TokenBatch:
         if finish is None and len(row.output_ids) >= row.max_outputs:
             finish = "length"
         if finish is None and row.is_answering:
-            self._find_drafts(row)
+            self.mask_requests += self.drafting.find(row, is_forced=bool(found.forced_ids))
         if finish is None and not found.forced_ids:
             return None
         return self.delta(row, TokenDelta(token_ids=found.forced_ids), finish_reason=finish)
@@ -470,8 +436,8 @@ class TokenBatch:
             self.adapters.check()
         pieces: list[Any] = [row for row in rows if isinstance(row, ScheduledRow | DraftPiece)]
         self.state.check(pieces)
-        if self.drafter is not None:
-            self.drafter.check(self.state)
+        if (drafter := self.drafting.drafter) is not None:
+            drafter.check(self.state)
         self.pool.check_states(
             num_written=sum(len(piece.saves) for piece in pieces),
             num_read=sum(piece.restored >= 0 for piece in pieces),
@@ -496,5 +462,5 @@ class TokenBatch:
     def _give_back(self, row: SequenceState) -> None:
         """Take back all pages and slots of a row."""
         self.state.release(row)
-        if self.drafter is not None:
-            self.drafter.release(row)
+        if (drafter := self.drafting.drafter) is not None:
+            drafter.release(row)

@@ -101,6 +101,11 @@ class DraftModel:
         self._shape = shape
         self._accepted, self._tried = _EXPECTED * _TRUST, _TRUST
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads the larger model's states, and so drafts after computed tokens alone."""
+        return self._shape.reads_states
+
     # Rows.
 
     def open(self) -> DraftedRow:
@@ -142,7 +147,7 @@ class DraftModel:
         if drafted.lease is None and not self._begin(row, drafted):
             return False
         first, end = drafted.num_computed, row.num_known
-        guesses = () if self._shape.reads_states else drafted.guesses
+        guesses = () if self.reads_states else drafted.guesses
         pairs = zip(guesses, row.token_ids(first, end - 1), strict=False)
         drafted.num_computed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         drafted.guesses = ()

@@ -32,7 +32,7 @@ from triptych.schedulers.executors import Post
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.draft_costs import DraftCosts
 from triptych.schedulers.tokens.draft_model import DraftModel, DraftPiece, DraftStep
-from triptych.schedulers.tokens.draft_search import check_drafts, keep_drafts
+from triptych.schedulers.tokens.draft_search import check_drafts
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.scheduled_row import ScheduledRow
@@ -89,13 +89,13 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def draft_with(self, drafter: DraftModel) -> None:
         """Let a smaller model draft; before jobs come."""
-        self.tokens.drafter = drafter
+        self.tokens.drafting.drafter = drafter
         self._use_costs(drafter.costs)
 
     def _use_costs(self, costs: DraftCosts) -> None:
         """Measure drafts with these costs."""
         costs.computes_again = self.tokens.pool.snapshots is not None
-        self._draft_costs, self.tokens.draft_price = costs, costs.price
+        self._draft_costs, self.tokens.drafting.price = costs, costs.price
 
     def connect(self, post: Post) -> None:
         """Register `post`, which schedules a call on the loop thread, with all helper threads."""
@@ -154,7 +154,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _act_on_cache(self, row: SequenceState, action: CacheAction) -> int:
         """Keep or drop the pages of a prompt; returns how many of its first ones there were."""
         pool, exchange = self.tokens.pool, self.exchange
-        drafter = self.tokens.drafter
+        drafter = self.tokens.drafting.drafter
         if action == "clear":
             exchange.clear()
             if drafter is not None:
@@ -230,7 +230,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     # Steps.
 
     def _choose_step(self, now_s: float) -> TokenStep | None:
-        drafter = self.tokens.drafter
+        drafter = self.tokens.drafting.drafter
         step = None if drafter is None else drafter.choose(self._state)
         if drafter is None or step is None:
             return self._choose_own_step(now_s)
@@ -299,7 +299,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return [row for row in self._state.running if row.is_answering and not row.is_paused]
 
     def _book_step(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
-        if (drafter := self.tokens.drafter) is not None:
+        if (drafter := self.tokens.drafting.drafter) is not None:
             drafter.yields = False
             if isinstance(step, DraftStep):
                 return drafter.book(step, self._model, step_id, self._state.shares), step.rows
@@ -324,12 +324,11 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _learn(self, step: TokenStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
-        drafter = self.tokens.drafter
+        drafter = self.tokens.drafting.drafter
         if drafter is not None and isinstance(step, DraftStep):
             drafter.learn(step, len(self._state.running), result)
             return
-        is_drafting = self.tokens.lookup_rule is not None or drafter is not None
-        if is_drafting and "decode_rows" in step.work:
+        if self.tokens.drafting.is_on and "decode_rows" in step.work:
             self._draft_costs.observe(step.rows, result)
         if kind == "decode":
             self._step_shares.observe(len(step.rows), result.elapsed_s)
@@ -343,8 +342,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     def _accept(self, step: TokenStep, row: Any, found: Any, now_s: float) -> None:
         """Send the token that a step sampled, or the end of the answer."""
         if isinstance(row, DraftPiece):
-            assert self.tokens.drafter is not None, "it made the step"
-            self.tokens.drafter.accept(row, found)
+            assert self.tokens.drafting.drafter is not None, "it made the step"
+            self.tokens.drafting.drafter.accept(row, found)
             self.tokens.mask_requests += check_drafts(row.unit)
             return
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
@@ -391,7 +390,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
             if isinstance(allowance, DraftMasks):
-                keep_drafts(opened, allowance, self._state.running, self.tokens.draft_price)
+                self.tokens.drafting.keep(opened, allowance)
                 continue
             grammar.observe(allowance.elapsed_s)
             delta = self.tokens.apply_mask(opened, allowance)
@@ -407,8 +406,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _fail_row(self, row: Any, error: TriptychError) -> None:
         if isinstance(row, DraftPiece):  # the answer goes on without
-            assert self.tokens.drafter is not None, "it made the step"
-            self.tokens.drafter.give_up(row.unit)
+            assert self.tokens.drafting.drafter is not None, "it made the step"
+            self.tokens.drafting.drafter.give_up(row.unit)
             return
         self._fail_opened(row.unit, error)
 

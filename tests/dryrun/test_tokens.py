@@ -196,7 +196,7 @@ def test_a_head_that_drafts(
         return LlmLoader(structs.replace(resolved, draft=str(head)), *rest)
 
     run = dry_run(gpu, open_loader, llama, config)
-    run.scheduler.tokens.drafter.costs = FreeDrafts()
+    run.scheduler.tokens.drafting.drafter.costs = FreeDrafts()
     run_together(
         run, *(structs.replace(SAMPLINGS[name], max_tokens=9) for name in ("greedy", "random"))
     )

@@ -147,7 +147,7 @@ def test_drafts_change_no_token(
         known = {ids: ids + answer for ids, answer in zip(prompts, answers, strict=False)}
         if drafts:
             tokens = engine.scheduler.tokens
-            tokens._lookup = partial(drafts_of, known)  # type: ignore[assignment]
+            tokens.drafting.lookup = partial(drafts_of, known)  # type: ignore[assignment]
         for job, ids in enumerate(prompts):
             sampling = {"temperature": 0.7, "seed": 5} if job == 1 else {"temperature": 0.0}
             engine.submit(str(job), token_request(ids, max_tokens=40, **sampling))

@@ -167,7 +167,7 @@ class BatchDriver(SchedulerDriver):
         scheduler = TokenScheduler(
             model=MODEL, pool=self.pool, options=schedule, max_length=max_length, namespace=b"w"
         )
-        scheduler.tokens.lookup_rule = lookup_rule
+        scheduler.tokens.drafting.lookup_rule = lookup_rule
         self.drafter: DraftModel | None = None
         size = CacheSize(num_pages, num_slots, num_snapshots, windows)
         if graphs is not None:

@@ -301,7 +301,7 @@ class World(SchedulerDriver):
             namespace=NAMESPACE,
         )
         if drafts is not None:
-            scheduler.tokens._lookup = drafts  # type: ignore[assignment]
+            scheduler.tokens.drafting.lookup = drafts  # type: ignore[assignment]
         super().__init__(scheduler, None, model=MODEL, depth=depth)
         self.runner = ShadowRunner(
             num_pages=self.pool.num_pages,

@@ -381,7 +381,7 @@ class LlmLoader(TokenLoader):
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
         scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
-        scheduler.tokens.lookup_rule = self._lookup_rule()
+        scheduler.tokens.drafting.lookup_rule = self._lookup_rule()
         scheduler.tokens.relaxes_reasoning = (
             self.generates and self._config.speculation.use_relaxed_acceptance_for_thinking
         )

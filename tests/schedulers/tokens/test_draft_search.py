@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from triptych.schedulers.tokens.draft_pace import MARGIN, DraftPace, Price
-from triptych.schedulers.tokens.draft_search import Verified, find_drafts, settle_drafts
+from triptych.schedulers.tokens.draft_search import Drafting, Verified
 
 
 @dataclass
@@ -51,6 +51,8 @@ class _Row:
 
 def _run(rows: list[_Row], price: Price, rng: random.Random, num_steps: int) -> list[float]:
     """The least rate of a row, in those of plain steps, after each step."""
+    drafting = Drafting(rows)  # type: ignore[arg-type]
+    drafting.price = price
     tokens, time, least = [0] * len(rows), 0.0, list[float]()
     for _ in range(num_steps):
         added = [price(len(rows), len(row.drafts)) for row in rows if row.drafts]
@@ -62,8 +64,8 @@ def _run(rows: list[_Row], price: Price, rng: random.Random, num_steps: int) -> 
             row.num_new = 1 + num_right
             tokens[n] += row.num_new
             verified = Verified(len(row.drafts), num_right, row.num_new)
-            settle_drafts(row, verified, None)  # type: ignore[arg-type]
-            find_drafts(row, rows, price, None)  # type: ignore[arg-type]
+            drafting.settle(row, verified)  # type: ignore[arg-type]
+            drafting.find(row)  # type: ignore[arg-type]
         least.append(min(tokens) / time)
     return least
 

@@ -46,7 +46,7 @@ def test_a_dropped_conversation_leaves_no_pages_with_the_drafting_model() -> Non
     world.submit("a", token_request(prompt(9), max_tokens=6))
     world.submit("b", token_request(prompt(9, 1), max_tokens=6))
     world.finish_all()
-    drafter = world.scheduler.tokens.drafter
+    drafter = world.scheduler.tokens.drafting.drafter
     num_cached = drafter.pool.num_cached
     drop = structs.replace(token_request(prompt(9), max_tokens=1), cache_action="drop")
     world.submit("c", drop)
@@ -58,7 +58,7 @@ def test_a_dropped_conversation_leaves_no_pages_with_the_drafting_model() -> Non
 def test_drafts_are_paid_though_no_step_verifies_them() -> None:
     world = World(draft_pages=20)
     world.submit("a", token_request(prompt(9), max_tokens=30))
-    drafter = world.scheduler.tokens.drafter
+    drafter = world.scheduler.tokens.drafting.drafter
     drafter.costs.model_price = lambda num_rows, num_drafts: 0.1 * num_drafts
     row = world.scheduler.row_of("a")
     while not row.drafted.is_unpaid:
@@ -71,7 +71,7 @@ def test_drafts_are_paid_though_no_step_verifies_them() -> None:
 
 def test_a_text_is_followed_only_if_the_credit_pays_for_it() -> None:
     world = World(draft_pages=20)
-    drafter = world.scheduler.tokens.drafter
+    drafter = world.scheduler.tokens.drafting.drafter
     drafter.costs.follow_price = lambda num_tokens: 0.2 * num_tokens
     world.submit("a", token_request(prompt(9), max_tokens=30))
     world.finish_all()
@@ -85,7 +85,7 @@ def test_a_row_goes_on_alone_where_the_drafting_model_finds_nothing_finite() -> 
     world.drafts._run = lambda row: TokenDelta()
     world.finish_all()
     assert world.output_ids("a") == expected_answer(request, 48)[0]
-    assert world.scheduler.tokens.drafter.pool.num_cached == 0
+    assert world.scheduler.tokens.drafting.drafter.pool.num_cached == 0
 
 
 def test_a_prompt_that_is_due_is_not_hidden_behind_a_step_of_drafts() -> None:
@@ -104,7 +104,7 @@ def test_a_prompt_that_is_due_is_not_hidden_behind_a_step_of_drafts() -> None:
 def test_a_step_of_drafts_is_charged_to_its_clients() -> None:
     world, shares = World(draft_pages=20), ServiceShares()
     world.submit("a", token_request(prompt(9), max_tokens=30))
-    row, drafter = world.scheduler.row_of("a"), world.scheduler.tokens.drafter
+    row, drafter = world.scheduler.row_of("a"), world.scheduler.tokens.drafting.drafter
     while not row.awaits_drafts:
         step(world)
     chosen = drafter.choose(world.scheduler._state)

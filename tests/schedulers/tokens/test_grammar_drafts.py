@@ -21,7 +21,7 @@ from support.guided import (
     ids_of,
 )
 from support.shadow_drafts import draft_model
-from triptych.core.engine_api.plan import DraftPlan, Plan, StepResult, TokenRow
+from triptych.core.engine_api.plan import DraftPlan, Plan, StepResult, TokenPlan, TokenRow
 from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import OutOfMemory, TriptychError
 
@@ -116,18 +116,19 @@ def plain() -> Answers:
 class GuessingWorld(GuidedWorld):
     """Answers are drafted from what they should be, by look-up or by another model."""
 
-    def __init__(
-        self, right: Answers, rng: random.Random, *, has_model: bool, **given: Any
-    ) -> None:
+    def __init__(self, right: Answers, rng: random.Random, *, drafter: str, **given: Any) -> None:
         super().__init__(**given)
         self.runner = GuessingRunner(page_size=4)
         self._right, self._rng = right, rng
+        self._ends: dict[str, int] = {}  # of what the model has computed
         tokens = self.scheduler.tokens
         tokens.vocab_size = VOCAB_SIZE
-        if has_model:
-            self.scheduler.draft_with(draft_model(60, 4, VOCAB_SIZE, max_length=160))
+        if drafter:
+            is_head = drafter == "head"
+            drafts = draft_model(60, 4, VOCAB_SIZE, max_length=160, reads_states=is_head)
+            self.scheduler.draft_with(drafts)
         else:
-            tokens._lookup = lambda request: self._guess(
+            tokens.drafting.lookup = lambda request: self._guess(
                 next(name for name, each in requests().items() if each == request)
             )
 
@@ -136,24 +137,28 @@ class GuessingWorld(GuidedWorld):
 
     def launch(self, plan: Plan) -> StepResult | TriptychError:
         if not isinstance(plan, DraftPlan):
+            assert isinstance(plan, TokenPlan)
+            self._ends |= {row.job_id: row.start + row.num_tokens for row in plan.rows}
             return super().launch(plan)
-        rows = []
+        lag, rows = int(self.scheduler.tokens.drafting.drafter.reads_states), []
         for row, num_drafts in zip(plan.rows, plan.num_drafts, strict=True):
+            end = row.start + row.num_tokens
+            assert not lag or end <= self._ends[row.job_id], "states that nothing has computed"
             guess = self._guess(row.job_id)
-            guess.take(range(row.start + row.num_tokens))  # type: ignore[arg-type]
+            guess.take(range(end + lag))  # type: ignore[arg-type]
             found = (*guess.find(num_drafts), *(70,) * num_drafts)
             rows.append(TokenDelta(token_ids=found[:num_drafts]))
         return StepResult(rows=tuple(rows))
 
 
-@pytest.mark.parametrize("has_model", [False, True])
+@pytest.mark.parametrize("drafter", ["", "model", "head"])
 @pytest.mark.parametrize("seed", range(5))
-def test_tokens_are_those_without_drafts(plain: Answers, seed: int, has_model: bool) -> None:
+def test_tokens_are_those_without_drafts(plain: Answers, seed: int, drafter: str) -> None:
     """In company, with pages that are too few, and a step that runs out of memory."""
     rng = random.Random(seed)
     sizes: dict[str, Any] = {"num_pages": rng.choice((42, 64, 200)), "depth": rng.choice((1, 2))}
     sizes["num_snapshots"] = rng.choice((None, 12))
-    world = GuessingWorld(plain, rng, has_model=has_model, **sizes)
+    world = GuessingWorld(plain, rng, drafter=drafter, **sizes)
     world.runner.errors = {rng.randrange(4, 40): OutOfMemory("full")}
     for name, request in requests().items():
         world.submit(name, request)

@@ -39,7 +39,7 @@ def test_its_memory_is_in_the_ledger_and_given_back(tmp_path: Path) -> None:
     loaded = open_loader(tmp_path, ledger, config(speculation=DRAFTING)).load(lambda _: None)
     assert isinstance(loaded.runner, DraftingRunner)
     held = ledger.by_owner()
-    kv, pool = loaded.runner._draft._kv, loaded.scheduler.tokens.drafter.pool
+    kv, pool = loaded.runner._draft._kv, loaded.scheduler.tokens.drafting.drafter.pool
     num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kv.tensors)
     assert held["tiny/draft-kv"] == num_bytes > 0
     assert kv.num_pages == pool.num_pages + 1
@@ -54,7 +54,7 @@ def test_its_pages_take_no_more_than_their_share(
     monkeypatch.setattr("triptych.modalities.llm.engine.draft_loader._CACHE_SHARE", 1e-9)
     loader = open_loader(tmp_path, Ledger(256 * MIB), config(speculation=DRAFTING))
     loaded = loader.load(lambda _: None)
-    assert loaded.scheduler.tokens.drafter.pool.num_pages == 1
+    assert loaded.scheduler.tokens.drafting.drafter.pool.num_pages == 1
     assert "tiny: small drafts for texts of up to" in caplog.text
     loaded.close()
 

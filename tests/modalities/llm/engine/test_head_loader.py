@@ -52,7 +52,7 @@ def test_rows_are_a_part_of_pages_and_answers_stay_the_same(tmp_path: Path) -> N
     save_head(tmp_path / "head")
     ledger = Ledger(256 * MIB)
     loaded = open_loader(tmp_path, config(speculation=DRAFTING), ledger).load(lambda _: None)
-    loaded.scheduler.tokens.drafter.costs = FreeDrafts()
+    loaded.scheduler.tokens.drafting.drafter.costs = FreeDrafts()
     runner, held = loaded.runner, ledger.by_owner()
     for owner, kv in (("kv", runner._target.kv), ("draft-kv", runner._draft.kv)):
         assert sum(x.untyped_storage().nbytes() for x in kv.tensors) == held[f"tiny/{owner}"]

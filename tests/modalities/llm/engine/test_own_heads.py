@@ -35,7 +35,7 @@ def load(folder: Path, ledger: Ledger, algorithm: str = "none") -> LoadedModel:
     given = config(speculation=options)
     loaded = LlmLoader(resolved, given, Device.open("cpu"), ledger).load(lambda _: None)
     if algorithm != "none":
-        loaded.scheduler.tokens.drafter.costs = FreeDrafts()
+        loaded.scheduler.tokens.drafting.drafter.costs = FreeDrafts()
     return loaded
 
 
