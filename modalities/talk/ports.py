@@ -24,12 +24,14 @@ class TurnOptions:
 
     `threshold` is the probability of speech from 0 to 1. `idle_timeout_ms` is the silence after
     which `IdleTimedOut` is reported, counted from the last `TurnDetector.rest`; `None`: never.
+    `reports_suspicion` adds `SpeechSuspected` and `SpeechDismissed`.
     """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     idle_timeout_ms: int | None = None
+    reports_suspicion: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,23 @@ class IdleTimedOut:
     end_ms: int
 
 
-TurnEvent: TypeAlias = SpeechStarted | SpeechStopped | IdleTimedOut
+@dataclass(frozen=True, slots=True)
+class SpeechSuspected:
+    """Speech may have begun at `at_ms`: `SpeechStarted` or `SpeechDismissed` follows soon."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechDismissed:
+    """What was suspected to be speech was none, as was known at `at_ms`."""
+
+    at_ms: int
+
+
+TurnEvent: TypeAlias = (
+    SpeechStarted | SpeechStopped | IdleTimedOut | SpeechSuspected | SpeechDismissed
+)
 
 
 class TurnDetector(Protocol):

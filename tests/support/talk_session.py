@@ -13,6 +13,7 @@ from triptych.modalities.talk.ports import SpeechStarted, SpeechStopped
 from triptych.modalities.talk.realtime.events import parse_event
 from triptych.modalities.talk.realtime.holding import HeldBytes
 from triptych.modalities.talk.realtime.inputs import (
+    AnswerSpeech,
     EndTurn,
     Learned,
     StartAnswer,
@@ -22,6 +23,7 @@ from triptych.modalities.talk.realtime.session import Out, Session
 from triptych.modalities.talk.realtime.settings import Conversation, Settings
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+OURS = ("input_audio_buffer.speech_suspected", "input_audio_buffer.speech_dismissed")
 USAGE = {"total_tokens": 3, "input_tokens": 2, "output_tokens": 1}
 
 
@@ -42,7 +44,7 @@ class Talk:
     def check(self, outs: Iterable[Out]) -> list[Out]:
         found = list(outs)
         for out in found:
-            if isinstance(out, dict):
+            if isinstance(out, dict) and out["type"] not in OURS:
                 ADAPTER.validate_python({**out, "event_id": "e"})
         return found
 
@@ -83,3 +85,14 @@ def one(outs: Iterable[Out], kind: str) -> dict[str, Any]:
 def started(outs: Iterable[Out]) -> StartAnswer:
     (found,) = [out for out in outs if isinstance(out, StartAnswer)]
     return found
+
+
+def spoken(talk: Talk, answer: str) -> list[Out]:
+    """Two sentences of a second each, in pieces, faster than they are played."""
+    half = b"\0" * 24_000
+    return talk.learn(
+        AnswerSpeech(answer, "One two three four. ", half, 500.0),
+        AnswerSpeech(answer, "", half, 500.0),
+        AnswerSpeech(answer, "Five six seven eight.", half, 500.0),
+        AnswerSpeech(answer, "", half, 500.0),
+    )

@@ -1,7 +1,8 @@
 """Finding the turns of a speaker in a stream of sound.
 
-Owns OpenAI's options of server_vad: when speech counts as begun and as ended. Their clock is the
-sound itself, in frames. Knows neither models of speech nor events of a wire.
+Owns OpenAI's options of server_vad: when speech counts as begun and as ended, and, for answers
+that are held meanwhile, when it is suspected. Their clock is the sound itself, in frames. Knows
+neither models of speech nor events of a wire.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from triptych.modalities.talk.hearing.voice_activity import FRAME, VoiceNetwork,
 from triptych.modalities.talk.ports import (
     HEARING_RATE,
     IdleTimedOut,
+    SpeechDismissed,
     SpeechStarted,
     SpeechStopped,
+    SpeechSuspected,
     TurnEvent,
     TurnOptions,
 )
@@ -23,6 +26,12 @@ from triptych.modalities.talk.ports import (
 FRAME_MS = FRAME * 1000 // HEARING_RATE
 MIN_SPEECH_FRAMES = 2
 """Frames in a row that begin a turn: a click fills one."""
+SUSPICIOUS_SHARE = 0.2
+"""A frame from this share of the threshold on may be the beginning of speech, ..."""
+CALM_MS = 700
+"""... if all frames were below it for so long."""
+SUSPICION_MS = 250
+"""How long a suspicion lasts without being confirmed."""
 HYSTERESIS = 0.15
 """Speech goes on down to this much below the threshold, as in Silero's own iterator."""
 MAX_MS = 60_000
@@ -48,15 +57,18 @@ class TurnTracker:
         self._free_from_ms = 0  # sound before this belongs to an earlier turn
         self._is_speaking = False
         self._num_loud = 0
+        self._calm_ms = 0  # up to the last frame
+        self._suspected_ms: int | None = None
         self._quiet_from_ms: int | None = None
         self._rested_ms: int | None = None
 
     def take(self, probability: float) -> TurnEvent | None:
         """Take the next frame; returns the event that it causes."""
         self._now_ms += FRAME_MS
-        if self._is_speaking:
-            return self._during_speech(probability)
-        return self._before_speech(probability)
+        take = self._during_speech if self._is_speaking else self._before_speech
+        event = take(probability)
+        self._calm_ms = 0 if self._is_suspicious(probability) else self._calm_ms + FRAME_MS
+        return event
 
     def rest(self) -> None:
         """Begin to count silence here, unless someone speaks."""
@@ -66,17 +78,34 @@ class TurnTracker:
         """Forget the speech under way; the clock goes on."""
         self._is_speaking = False
         self._num_loud = 0
+        self._suspected_ms = None
         self._free_from_ms = self._now_ms
 
     def _before_speech(self, probability: float) -> TurnEvent | None:
         self._num_loud = self._num_loud + 1 if probability >= self._options.threshold else 0
         if self._num_loud >= MIN_SPEECH_FRAMES:
             self._is_speaking = True
-            self._quiet_from_ms = self._rested_ms = None
+            self._quiet_from_ms = self._rested_ms = self._suspected_ms = None
             begun_ms = self._now_ms - self._num_loud * FRAME_MS
             padded_ms = begun_ms - self._options.prefix_padding_ms
             return SpeechStarted(max(padded_ms, self._free_from_ms))
-        return self._idle()
+        return self._suspect(probability) or self._idle()
+
+    def _is_suspicious(self, probability: float) -> bool:
+        return probability >= SUSPICIOUS_SHARE * self._options.threshold
+
+    def _suspect(self, probability: float) -> TurnEvent | None:
+        """Suspect speech in a frame that stands out from a calm, or dismiss a suspicion."""
+        if self._suspected_ms is not None:
+            if self._now_ms - self._suspected_ms < SUSPICION_MS:
+                return None
+            self._suspected_ms = None
+            return SpeechDismissed(self._now_ms)
+        is_sudden = self._calm_ms >= CALM_MS and self._is_suspicious(probability)
+        if not (is_sudden and self._options.reports_suspicion):
+            return None
+        self._suspected_ms = self._now_ms
+        return SpeechSuspected(self._now_ms - FRAME_MS)
 
     def _idle(self) -> TurnEvent | None:
         rested_ms, timeout_ms = self._rested_ms, self._options.idle_timeout_ms

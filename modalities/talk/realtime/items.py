@@ -130,6 +130,18 @@ class ConversationItem:
             "audio_end_ms": end_ms,
         }
 
+    def check_cut(self, content_index: int, end_ms: int) -> None:
+        """Raise `InvalidRequest` if a part cannot be truncated there."""
+        spoken = self.parts[0].spoken if self.parts and content_index == 0 else None
+        if spoken is None:
+            raise InvalidRequest("Only what was said can be truncated.", param="item_id")
+        if end_ms > spoken.sound_ms:
+            raise InvalidRequest(
+                f"The sound of this item is {int(spoken.sound_ms)} ms long, shorter than"
+                f" {end_ms} ms.",
+                param="audio_end_ms",
+            )
+
     @classmethod
     def of(cls, item: Item, item_id: str, call_id: str) -> ConversationItem:
         """The entry of a client's item, with ids for what has none."""

@@ -17,8 +17,16 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
+from triptych.modalities.talk.ports import (
+    IdleTimedOut,
+    SpeechDismissed,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechSuspected,
+    TurnEvent,
+)
 from triptych.modalities.talk.realtime import events as client
+from triptych.modalities.talk.realtime.heard import buffer_event, transcript_event
 from triptych.modalities.talk.realtime.holding import HeldBytes
 from triptych.modalities.talk.realtime.inputs import (
     AnswerCall,
@@ -33,6 +41,7 @@ from triptych.modalities.talk.realtime.inputs import (
     Effect,
     EndTurn,
     Learned,
+    LearnedAnswer,
     Listen,
     PrepareAnswer,
     RestDetector,
@@ -137,7 +146,7 @@ class Session:
             case client.TruncateItem():
                 return self._truncate_by_client(event, now_ms)
             case client.SessionUpdate():
-                return self._update(event.session)
+                return self._update(event.session, now_ms)
             case _:
                 return self._take_signal(event, now_ms)
 
@@ -146,7 +155,7 @@ class Session:
             case client.CommitSound():
                 return self._commit_by_client()
             case client.ClearSound():
-                return self._clear()
+                return self._clear(now_ms)
             case client.CreateResponse():
                 return self._create_response(event.response or client.ResponseFields())
             case client.CancelResponse():
@@ -156,7 +165,7 @@ class Session:
             case _:
                 raise AssertionError("the conductor decodes sound, and calls hear")
 
-    def _update(self, given: dict[str, Any]) -> list[Out]:
+    def _update(self, given: dict[str, Any], now_ms: float) -> list[Out]:
         new = self._check(updated(self.settings, given))
         old = self.settings
         if isinstance(old, Conversation) and isinstance(new, Conversation):
@@ -169,7 +178,9 @@ class Session:
         has_new_turns = new.audio.input.turn_detection != old.audio.input.turn_detection
         self.settings = new
         outs: list[Out] = [{"type": "session.updated", "session": self._shown()}]
-        return [*outs, *self._forget_turn(), self._listen()] if has_new_turns else outs
+        if has_new_turns:
+            outs += [*self._dismiss(self._heard_ms, now_ms), *self._forget_turn(), self._listen()]
+        return outs
 
     def _forget_turn(self) -> list[Out]:
         self._buffered_ms, self._turn_id = 0.0, None
@@ -197,15 +208,7 @@ class Session:
 
     def _truncate_by_client(self, event: client.TruncateItem, now_ms: float) -> list[Out]:
         entry = self._items.find(event.item_id)
-        spoken = entry.parts[0].spoken if entry.parts and event.content_index == 0 else None
-        if spoken is None:
-            raise InvalidRequest("Only what was said can be truncated.", param="item_id")
-        if event.audio_end_ms > spoken.sound_ms:
-            raise InvalidRequest(
-                f"The sound of this item is {int(spoken.sound_ms)} ms long, shorter than"
-                f" {event.audio_end_ms} ms.",
-                param="audio_end_ms",
-            )
+        entry.check_cut(event.content_index, event.audio_end_ms)
         if entry is self._playback.entry:  # the client has stopped playing it
             self._playback.interrupt(now_ms)
         return [entry.truncate(event.audio_end_ms)]
@@ -235,11 +238,7 @@ class Session:
         self._unsettled[item_id] = entry
         head: Event = {"previous_item_id": previous, "item": entry.shown()}
         return [
-            {
-                "type": "input_audio_buffer.committed",
-                "previous_item_id": previous,
-                "item_id": item_id,
-            },
+            buffer_event("committed", previous_item_id=previous, item_id=item_id),
             {"type": "conversation.item.added", **head},
             {"type": "conversation.item.done", **head},
             EndTurn(item_id),
@@ -253,32 +252,36 @@ class Session:
             return [client.error_event(client.error_fields(error))]
         return []
 
-    def _clear(self) -> list[Out]:
-        cleared = [*self._forget_turn(), {"type": "input_audio_buffer.cleared"}]
-        return [*cleared, *self._answer_if_owed()]
+    def _clear(self, now_ms: float) -> list[Out]:
+        dismissed, forgotten = self._dismiss(self._heard_ms, now_ms), self._forget_turn()
+        return [*dismissed, *forgotten, buffer_event("cleared"), *self._answer_if_owed()]
 
     def _begin_speech(self, at_ms: int, now_ms: float) -> list[Out]:
+        self._playback.resume(now_ms)
         self._turn_id = self._new_id("item")
         self._buffered_ms = 0.0
-        started = {
-            "type": "input_audio_buffer.speech_started",
-            "audio_start_ms": at_ms,
-            "item_id": self._turn_id,
-        }
-        turns = self.settings.audio.input.turn_detection
-        interrupts = turns is not None and turns.interrupt_response
+        started = buffer_event("speech_started", audio_start_ms=at_ms, item_id=self._turn_id)
         outs: list[Out] = [started, BeginTurn(self._turn_id, at_ms)]
-        return [*outs, *(self._interrupt(now_ms) if interrupts else [])]
+        return [*outs, *(self._interrupt(now_ms) if self.settings.audio.input.interrupts else [])]
+
+    def _suspect(self, at_ms: int, now_ms: float) -> list[Out]:
+        """Speech may have begun: a client that asked for this holds the answer's sound."""
+        self._playback.hold(now_ms)
+        return [buffer_event("speech_suspected", audio_start_ms=at_ms)]
+
+    def _dismiss(self, at_ms: float, now_ms: float) -> list[Out]:
+        """What was suspected, if anything was, is no speech: the sound goes on."""
+        if not self._playback.resume(now_ms):
+            return []
+        dismissed = buffer_event("speech_dismissed", audio_end_ms=int(at_ms))
+        is_last = not self.is_answering and self._playback.remaining_ms(now_ms) > 0
+        return [dismissed, *(self._rest(now_ms) if is_last else [])]
 
     def _end_speech(self, at_ms: int) -> list[Out]:
         if self._turn_id is None:  # the client has committed or cleared it
             return []
         item_id = self._turn_id
-        stopped = {
-            "type": "input_audio_buffer.speech_stopped",
-            "audio_end_ms": at_ms,
-            "item_id": item_id,
-        }
+        stopped = buffer_event("speech_stopped", audio_end_ms=at_ms, item_id=item_id)
         if full := self._full():
             return [stopped, *full, *self._forget_turn(), *self._answer_if_owed()]
         self._turn_id = None
@@ -311,12 +314,12 @@ class Session:
         if full := self._full():
             return full
         item_id = self._new_id("item")
-        triggered = {
-            "type": "input_audio_buffer.timeout_triggered",
-            "audio_start_ms": event.start_ms,
-            "audio_end_ms": event.end_ms,
-            "item_id": item_id,
-        }
+        triggered = buffer_event(
+            "timeout_triggered",
+            audio_start_ms=event.start_ms,
+            audio_end_ms=event.end_ms,
+            item_id=item_id,
+        )
         outs: list[Out] = [triggered, BeginTurn(item_id, event.end_ms), *self._commit(item_id)]
         if isinstance(self.settings, Conversation):
             outs += self._full() or self._create_response(client.ResponseFields())
@@ -404,45 +407,46 @@ class Session:
         return [*response.end(ending), CancelAnswer(response.id)]
 
     def _rest(self, now_ms: float) -> list[Out]:
-        return [RestDetector(max(0.0, self._playback.until_ms - now_ms))]
+        return [RestDetector(self._playback.remaining_ms(now_ms))]
 
     # -- the parts -------------------------------------------------------------------------------
 
     def learn(self, news: Learned, now_ms: float) -> list[Out]:
         """Return what follows from the parts of the session."""
         match news:
-            case SpeechStarted(at_ms):
-                return self._begin_speech(at_ms, now_ms)
-            case SpeechStopped(at_ms):
-                return self._end_speech(at_ms)
-            case IdleTimedOut():
-                return self._time_out(news)
             case TurnExpected():
                 return self._expect(news)
             case TranscriptPiece() | TranscriptEnded() | TranscriptFailed():
                 return self._learn_transcript(news)
-            case _:
+            case AnswerText() | AnswerSpeech() | AnswerCall() | AnswerEnded() | AnswerFailed():
                 return self._learn_answer(news, now_ms)
+            case _:
+                return self._learn_speech(news, now_ms)
+
+    def _learn_speech(self, news: TurnEvent, now_ms: float) -> list[Out]:
+        match news:
+            case SpeechStarted(at_ms):
+                return self._begin_speech(at_ms, now_ms)
+            case SpeechStopped(at_ms):
+                return self._end_speech(at_ms)
+            case SpeechSuspected(at_ms):
+                return self._suspect(at_ms, now_ms)
+            case SpeechDismissed(at_ms):
+                return self._dismiss(at_ms, now_ms)
+            case IdleTimedOut():
+                return self._time_out(news)
 
     def _learn_transcript(
         self, news: TranscriptPiece | TranscriptEnded | TranscriptFailed
     ) -> list[Out]:
-        kind = "conversation.item.input_audio_transcription"
-        head: Event = {"item_id": news.item_id, "content_index": 0}
         is_wanted = self.settings.audio.input.transcription is not None
         is_wanted |= not isinstance(self.settings, Conversation)
-        events: list[Event]
-        match news:
-            case TranscriptPiece(text=text):
-                events = [{"type": f"{kind}.delta", **head, "delta": text}]
-                return [*events] if is_wanted else []
-            case TranscriptEnded(text=text, seconds=seconds):
-                usage = {"type": "duration", "seconds": seconds}
-                events = [{"type": f"{kind}.completed", **head, "transcript": text, "usage": usage}]
-            case TranscriptFailed(error=error):
-                text, is_wanted = "", True
-                events = [{"type": f"{kind}.failed", **head, "error": dict(error)}]
-        return [*(events if is_wanted else []), *self._settle(news.item_id, text)]
+        is_wanted |= isinstance(news, TranscriptFailed)
+        outs: list[Out] = [transcript_event(news)] if is_wanted else []
+        if isinstance(news, TranscriptPiece):
+            return outs
+        text = news.text if isinstance(news, TranscriptEnded) else ""
+        return [*outs, *self._settle(news.item_id, text)]
 
     def _settle(self, item_id: str, text: str) -> list[Out]:
         """An item has its text: what waits for it goes on. A turn without words is no question."""
@@ -468,11 +472,7 @@ class Session:
             return [client.error_event(client.error_fields(Conflict(message)))]
         return self._create_response(client.ResponseFields())
 
-    def _learn_answer(
-        self,
-        news: AnswerText | AnswerSpeech | AnswerCall | AnswerEnded | AnswerFailed,
-        now_ms: float,
-    ) -> list[Out]:
+    def _learn_answer(self, news: LearnedAnswer, now_ms: float) -> list[Out]:
         response = self._responses.get(news.response_id)
         if response is None:  # it was cancelled
             return []

@@ -83,6 +83,8 @@ class TurnDetection(NullIsAbsent):
     idle_timeout_ms: Annotated[int, Field(ge=1_000, le=MAX_MS)] | None = None
     create_response: bool = True
     interrupt_response: bool = True
+    hold_response: bool = False
+    """Ours: the client holds the answer's sound while speech is suspected."""
     eagerness: Literal["low", "medium", "high", "auto"] | None = None
 
     @model_validator(mode="before")
@@ -99,6 +101,11 @@ class TurnDetection(NullIsAbsent):
                 "silence_duration_ms belongs to server_vad: set eagerness.",
                 param="silence_duration_ms",
             )
+        if self.hold_response and not self.interrupt_response:
+            raise InvalidRequest(
+                "hold_response needs interrupt_response: what is held would never be interrupted.",
+                param="hold_response",
+            )
         return self
 
     @property
@@ -112,6 +119,7 @@ class TurnDetection(NullIsAbsent):
             prefix_padding_ms=self.prefix_padding_ms,
             silence_duration_ms=silence_ms,
             idle_timeout_ms=self.idle_timeout_ms,
+            reports_suspicion=self.hold_response,
         )
 
 
@@ -140,6 +148,11 @@ class SoundIn(NullIsAbsent, Refusing):
     format: SoundType = SoundType()
     transcription: Transcription | None = None
     turn_detection: TurnDetection | None = TurnDetection()
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether speech ends an answer."""
+        return self.turn_detection is not None and self.turn_detection.interrupt_response
 
 
 class VoiceReference(Strict):
@@ -314,9 +327,10 @@ def shown(settings: Settings) -> dict[str, Any]:
 
 def _hidden(settings: Settings) -> set[str]:
     turns = settings.audio.input.turn_detection
+    hidden = {"hold_response"} if turns is None or not turns.hold_response else set()
     if turns is None or turns.type == "server_vad":
-        return {"eagerness"}
-    return {"threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"}
+        return {"eagerness", *hidden}
+    return {"threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms", *hidden}
 
 
 def _validated(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,10 @@ from triptych.core.errors import InvalidRequest
 from triptych.modalities.talk.hearing.turns import FRAME_MS, TurnTracker, VoiceTurnDetector
 from triptych.modalities.talk.ports import (
     IdleTimedOut,
+    SpeechDismissed,
     SpeechStarted,
     SpeechStopped,
+    SpeechSuspected,
     TurnEvent,
     TurnOptions,
 )
@@ -52,6 +55,41 @@ def test_padding_does_not_reach_into_the_turn_before() -> None:
     options = TurnOptions(silence_duration_ms=2 * FRAME_MS, prefix_padding_ms=1000)
     found = events([HIGH] * 4 + [LOW] * 3 + [HIGH] * 4, options)
     assert found[-1] == SpeechStarted(6 * FRAME_MS)
+
+
+SUSPICIOUS, CALM = 0.1, 0.05
+NUM_CALM, NUM_HELD = 22, 8
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([SUSPICIOUS, HIGH, HIGH], [SpeechSuspected(704), SpeechStarted(436)]),
+        ([SUSPICIOUS] + [CALM] * 8, [SpeechSuspected(704), SpeechDismissed(992)]),
+        ([SUSPICIOUS] * 99, [SpeechSuspected(704), SpeechDismissed(992)]),  # then by the usual rule
+        ([SUSPICIOUS] * 9 + [HIGH] * 2, [..., ..., SpeechStarted(692)]),
+        ([SUSPICIOUS] + [CALM] * 30 + [SUSPICIOUS], [..., ..., SpeechSuspected(1696)]),
+        ([SUSPICIOUS] + [CALM] * 21 + [SUSPICIOUS], [..., ...]),  # no calm since the last one
+        ([HIGH, HIGH] + [CALM] * 30 + [SUSPICIOUS], [..., ..., ..., SpeechSuspected(1728)]),
+    ],
+)
+def test_a_frame_that_stands_out_from_a_calm_is_suspected_to_be_speech(
+    frames: list[float], expected: list[Any]
+) -> None:
+    calm = [CALM] * NUM_CALM
+    found = events([*calm, *frames], TurnOptions(reports_suspicion=True))
+    assert [
+        each for each in zip(found, expected, strict=True) if each[1] not in (..., each[0])
+    ] == []
+    assert not {SpeechSuspected, SpeechDismissed} & set(map(type, events(frames, TurnOptions())))
+
+
+def test_a_suspicion_ends_with_what_is_forgotten() -> None:
+    tracker = TurnTracker(TurnOptions(reports_suspicion=True))
+    for probability in [CALM] * NUM_CALM + [SUSPICIOUS]:
+        tracker.take(probability)
+    tracker.reset()
+    assert [tracker.take(CALM) for _ in range(NUM_HELD + 1)] == [None] * (NUM_HELD + 1)
 
 
 def test_silence_after_an_answer_is_reported_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from fastapi.exceptions import RequestValidationError
 
-from support.talk_session import USAGE, Talk, kinds, one, started
+from support.talk_session import USAGE, Talk, kinds, one, spoken, started
 from triptych.core.errors import InvalidRequest, RequestError, TriptychError
 from triptych.modalities.talk.ports import IdleTimedOut, SpeechStarted, SpeechStopped
 from triptych.modalities.talk.realtime import items
@@ -164,17 +164,6 @@ def test_a_question_is_answered_although_what_follows_it_is_cleared() -> None:
     talk.learn(TranscriptEnded("item_1", "Why?", 0.9))
     outs = talk.say("input_audio_buffer.clear")
     assert started(outs).messages == [{"role": "user", "content": "Why?"}]
-
-
-def spoken(talk: Talk, answer: str) -> list[Out]:
-    """Two sentences of a second each, in pieces, faster than they are played."""
-    half = b"\0" * 24_000
-    return talk.learn(
-        AnswerSpeech(answer, "One two three four. ", half, 500.0),
-        AnswerSpeech(answer, "", half, 500.0),
-        AnswerSpeech(answer, "Five six seven eight.", half, 500.0),
-        AnswerSpeech(answer, "", half, 500.0),
-    )
 
 
 def test_barge_in_ends_the_answer_and_keeps_what_was_heard() -> None:
