@@ -36,6 +36,52 @@ def panel_of(browser: Any, talk: TalkApp) -> Iterator[Any]:
         yield page
 
 
+INTERRUPTED = """async () => {
+    const { Conversation } = await import("/page/scripts/talk/conversation.js");
+    const sent = [];
+    const socket = { send: (text) => sent.push(JSON.parse(text)), close() {} };
+    const log = { add() {} };
+    const talk = new Conversation(socket, log, {}, () => {});
+    const tell = (type, fields) =>
+        socket.onmessage({ data: JSON.stringify({ type, item_id: "item", ...fields }) });
+    const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+    const look = () => [talk.state, talk.player.isPlaying, talk.player.positionS];
+    const delta = btoa("\\0".repeat(48000 * 10)); // ten seconds
+    tell("response.output_audio.delta", { delta });
+    while (!talk.player.positionS) await pause(5);
+    tell("input_audio_buffer.speech_suspected");
+    const held = look();
+    await pause(20);
+    const later = look();
+    tell("input_audio_buffer.speech_dismissed");
+    while (talk.player.positionS <= held[2]) await pause(5);
+    const resumed = look();
+    tell("input_audio_buffer.speech_suspected");
+    const again = look();
+    tell("response.output_audio.delta", { delta }); // arrives meanwhile
+    tell("input_audio_buffer.speech_started");
+    const last = sent.at(-1);
+    tell("response.output_audio.delta", { item_id: "next", delta });
+    const next = look();
+    talk.close();
+    return { held, later, resumed, again, last, next };
+}"""
+"""A conversation whose server is this script."""
+
+
+def test_an_answer_is_held_while_speech_is_suspected(browser: Any, tmp_path: Path) -> None:
+    with panel_of(browser, talk_app(tmp_path, pages=read_pages(FOLDER))) as page:
+        found = page.evaluate(INTERRUPTED)
+    speaking = "Speaking: you can interrupt"
+    assert found["held"] == [speaking, False, found["later"][2]] == found["later"]
+    assert found["resumed"][:2] == [speaking, True]
+    assert found["again"][:2] == [speaking, False]
+    heard_ms = int(found["again"][2] * 1000)
+    assert found["last"]["type"] == "conversation.item.truncate"
+    assert found["last"]["audio_end_ms"] == heard_ms > int(found["held"][2] * 1000)
+    assert found["next"][1], "the next answer is not held"
+
+
 def start(page: Any) -> None:
     page.get_by_role("button", name="Start talking").click()
 

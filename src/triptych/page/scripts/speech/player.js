@@ -35,7 +35,12 @@ export class PcmPlayer {
   }
 
   get isPlaying() {
-    return !this.isPaused && this.positionS < this.lengthS - 0.001;
+    return !this.isPaused && this.hasMore;
+  }
+
+  /** Whether some of what has arrived is not played yet. */
+  get hasMore() {
+    return this.positionS < this.lengthS - 0.001;
   }
 
   /** Append the next bytes, little-endian samples. */
@@ -50,7 +55,7 @@ export class PcmPlayer {
     for (let index = 0; index < num; index += 1)
       this.samples[this.numSamples + index] = view.getInt16(index * 2, true) / 32768;
     this.numSamples += num;
-    if (!this.isPaused) this.#plan();
+    if (!this.isPaused) this.#plan(LEAD_S);
     this.onChange();
   }
 
@@ -61,8 +66,8 @@ export class PcmPlayer {
     this.samples = larger;
   }
 
-  /** Schedule samples that are not scheduled yet. */
-  #plan() {
+  /** Schedule samples that are not scheduled yet; `leadS` after now if nothing is. */
+  #plan(leadS) {
     const from = Math.round(this.#plannedS * this.sampleRate);
     const num = this.numSamples - from;
     if (num <= 0) return;
@@ -70,7 +75,7 @@ export class PcmPlayer {
     buffer.copyToChannel(this.samples.subarray(from, this.numSamples), 0);
     const node = new AudioBufferSourceNode(this.#context, { buffer });
     node.connect(this.#context.destination);
-    const at = Math.max(this.#nextS, this.#context.currentTime + LEAD_S);
+    const at = Math.max(this.#nextS, this.#context.currentTime + leadS);
     node.start(at);
     this.#nextS = at + buffer.duration;
     this.#planned.push({ node, at, from: this.#plannedS, to: this.lengthS });
@@ -82,7 +87,7 @@ export class PcmPlayer {
     this.#silence(Math.min(Math.max(0, moment), this.lengthS));
     this.isPaused = false;
     this.#context.resume();
-    this.#plan();
+    this.#plan(0);
     this.onChange();
   }
 

@@ -6,6 +6,7 @@ import { SAMPLE_RATE } from "../speech/request.js";
 import { decoded, encoded } from "./socket.js";
 
 const LOST = "The connection was lost. Start again to go on with a new conversation.";
+const BUFFER = "input_audio_buffer";
 const HEARD = "conversation.item.input_audio_transcription";
 
 export class Conversation {
@@ -13,6 +14,7 @@ export class Conversation {
   isHearing = false;
   isThinking = false;
   #spokenId = null;
+  #isHeld = false; // while speech is suspected
   #isClosed = false;
   #lastCode = ""; // of an error
   #context = new AudioContext({ sampleRate: SAMPLE_RATE });
@@ -33,7 +35,7 @@ export class Conversation {
   /** The state in words. */
   get state() {
     if (this.isHearing) return "Hearing you";
-    if (this.player?.isPlaying) return "Speaking: you can interrupt";
+    if (this.player?.hasMore) return "Speaking: you can interrupt";
     return this.isThinking ? "Thinking" : "Listening";
   }
 
@@ -58,8 +60,10 @@ export class Conversation {
   #take(event) {
     const { type, item_id: id, delta } = event;
     if (type === "error") this.#fail(event.error);
-    else if (type === "input_audio_buffer.speech_started") this.#begin(id);
-    else if (type === "input_audio_buffer.speech_stopped") this.#pause();
+    else if (type === `${BUFFER}.speech_suspected`) this.#hold();
+    else if (type === `${BUFFER}.speech_dismissed`) this.#goOn();
+    else if (type === `${BUFFER}.speech_started`) this.#begin(id);
+    else if (type === `${BUFFER}.speech_stopped`) this.#pause();
     else if (type.startsWith(HEARD)) this.#write(type, event);
     else if (type === "response.output_audio.delta") this.#play(id, decoded(delta));
     else if (
@@ -74,12 +78,23 @@ export class Conversation {
       this.log.cut(event.item.id, event.item.content[0].transcript);
   }
 
+  /** The user may speak: what is said waits until that is certain. */
+  #hold() {
+    this.#isHeld = true;
+    this.player?.pause();
+  }
+
+  #goOn() {
+    this.#isHeld = false;
+    this.player?.playFrom(this.player.positionS);
+  }
+
   /** The user speaks: what is said stops, and the model learns how much of it was heard. */
   #begin(id) {
     this.isHearing = true;
-    this.isThinking = false;
+    this.isThinking = this.#isHeld = false;
     this.log.add(id, "user", "");
-    if (!this.player?.isPlaying) return;
+    if (!this.player?.hasMore) return;
     const heardMs = Math.floor(this.player.positionS * 1000);
     this.#silence();
     this.#send("conversation.item.truncate", {
@@ -107,6 +122,7 @@ export class Conversation {
       this.#silence();
       this.#spokenId = id;
       this.player = new PcmPlayer(SAMPLE_RATE, () => {}, this.#context);
+      if (this.#isHeld) this.player.pause();
     }
     this.isThinking = false;
     this.player?.push(bytes); // none once it was interrupted

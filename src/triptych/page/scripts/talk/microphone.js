@@ -3,10 +3,10 @@
 import { urlOf } from "../api.js";
 import { askForMicrophone } from "../speech/recorder.js";
 
-const PIECE_S = 0.04;
+const PIECE_S = 0.02; // an interruption is noticed so much later
 const CLEAN = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
 
-/** Call `onPiece` with samples, 40 ms at a time at `rate`. Returns {mute, close}; throws `Advice`. */
+/** Call `onPiece` with samples, 20 ms at a time at `rate`. Returns {mute, close}; throws `Advice`. */
 export async function openMicrophone(rate, onPiece) {
   const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
   const tracks = stream.getTracks();

@@ -74,7 +74,10 @@ class TalkPanel {
       type: "realtime",
       instructions: byId("talk-instructions").value.trim(),
       audio: {
-        input: { transcription: { model: byId("hear-model").value } },
+        input: {
+          transcription: { model: byId("hear-model").value },
+          turn_detection: { hold_response: true },
+        },
         ...(this.canSpeak && voice ? { output: { voice } } : {}),
       },
     };
