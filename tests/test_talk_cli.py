@@ -20,11 +20,19 @@ from support.full_app import open_full_app
 from support.http import live, until
 from support.speech_app import num_samples
 from triptych.cli import main
+from triptych.core.errors import ConfigError
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.host import EngineHost
-from triptych.modalities.talk.ports import HEARING_RATE, SpeechStarted, SpeechStopped, TurnEvent
+from triptych.modalities.talk.ports import (
+    HEARING_RATE,
+    SpeechDismissed,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechSuspected,
+    TurnEvent,
+)
 from triptych.modalities.talk.speaking.events import HeardWords, SpokenSound, TalkEvent
-from triptych.talk_cli import _hold_turn
+from triptych.talk_cli import Deaf, _hold_turn
 from triptych.talk_devices import Loudspeaker, Microphone, turns_in
 
 NOISE = np.random.default_rng(0).normal(0, 0.1, HEARING_RATE).astype(np.float32)
@@ -96,7 +104,7 @@ def answer(*events: TalkEvent) -> Any:
 def test_what_was_heard_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = "[Music] I said [/b]."
     sink = SimpleNamespace(end_turn=lambda is_cut: None)
-    _hold_turn(answer(HeardWords(words)), b"", sink)  # type: ignore[arg-type]
+    _hold_turn(answer(HeardWords(words)), b"", sink, Deaf())  # type: ignore[arg-type]
     assert capsys.readouterr().err == f"you: {words}\n"
 
 
@@ -139,7 +147,7 @@ class Devices:
 
         class Stream:
             def write(self, pcm_S: Pcm) -> None:
-                devices.done.append(len(pcm_S))
+                devices.done.append(len(pcm_S) if pcm_S.any() else "silence")
                 devices.on_write()
 
             def __getattr__(self, name: str) -> Any:
@@ -156,15 +164,15 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 def test_turns_are_cut_out_of_what_is_heard() -> None:
-    begun: list[int] = []
-    turns = turns_in(NOISE.reshape(-1, 500), Scripted(), lambda: begun.append(1))
+    noted: list[TurnEvent] = []
+    turns = turns_in(NOISE.reshape(-1, 500), Scripted(), noted.append)
     (turn,) = turns
     np.testing.assert_array_equal(turn, NOISE[1600:3200])
-    assert begun == [1]
+    assert noted == [SpeechStarted(100), SpeechStopped(200)]
     late = turns_in(
         np.concatenate([np.zeros_like(NOISE)] * 3 + [NOISE]).reshape(-1, 500),
         Scripted(offset=3 * HEARING_RATE),
-        int,
+        noted.append,
     )
     np.testing.assert_array_equal(next(late), NOISE[1600:3200])
 
@@ -199,7 +207,7 @@ def test_an_answer_is_interrupted_by_speech(devices: Devices) -> None:
         next(turns)
         assert not microphone.is_interrupting()
         sound = SpokenSound(NOISE, 16_000)
-        _hold_turn(answer(sound, sound), b"", loudspeaker, microphone.is_interrupting)
+        _hold_turn(answer(sound, sound), b"", loudspeaker, microphone)
         np.testing.assert_array_equal(next(turns), NOISE[1600:3200])
     assert devices.done == ["listen", "start", 320, "abort", "close"]
 
@@ -207,6 +215,43 @@ def test_an_answer_is_interrupted_by_speech(devices: Devices) -> None:
 def test_a_loudspeaker_plays_in_order(devices: Devices) -> None:
     with Loudspeaker() as loudspeaker:
         for size in (3, 500):
-            loudspeaker.play(SpokenSound(NOISE[:size], 24_000), bool)
+            loudspeaker.play(SpokenSound(NOISE[:size], 24_000), Deaf())
         loudspeaker.end_turn(is_cut=False)
     assert devices.done == ["start", 3, 480, 20, "stop", "close"]
+
+
+@pytest.mark.parametrize(
+    ("news", "played"),
+    [
+        ([SpeechSuspected(0), None, SpeechDismissed(0)], [320, "silence", "silence", 320, 320]),
+        ([SpeechSuspected(0), None, SpeechStarted(0)], [320, "silence", "silence"]),
+        ([None, None, SpeechSuspected(0)], [320, 320, 320]),  # nothing is left to hold
+    ],
+)
+def test_an_answer_is_held_while_speech_is_suspected(
+    devices: Devices, news: list[TurnEvent | None], played: list[Any]
+) -> None:
+    microphone = Microphone(Scripted, stays_open=True)
+    ahead = iter(news)
+
+    def on_write() -> None:
+        if event := next(ahead, None):
+            microphone._note(event)
+
+    devices.on_write = on_write
+    with Loudspeaker() as loudspeaker:
+        loudspeaker.play(SpokenSound(NOISE[:960], 16_000), microphone)
+    assert devices.done[1:-2] == played
+
+
+def test_a_microphone_that_is_gone_suspects_nothing(devices: Devices) -> None:
+    def blocks() -> Iterator[Pcm]:
+        yield NOISE[:256]
+        raise OSError("unplugged")
+
+    devices.blocks = blocks()
+    detector: Any = SimpleNamespace(push=lambda pcm_S: [SpeechSuspected(0)])
+    microphone = Microphone(lambda: detector, stays_open=True)
+    with closing(microphone.turns()) as turns, pytest.raises(ConfigError, match="unplugged"):
+        next(turns)
+    assert not microphone.is_suspecting()

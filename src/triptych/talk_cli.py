@@ -7,7 +7,7 @@ is `Engine.talk`, or chat with audio on a server.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -136,24 +136,19 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         sink = stack.enter_context(_open_sink(args))
         turns: Iterator[Turn] = iter(questions)
-        is_interrupted = _never
+        listener: Listener = Deaf()
         if not questions:
             from triptych.talk_devices import open_microphone
 
-            microphone = open_microphone(stays_open=args.interrupt)
-            turns = map(_as_file, stack.enter_context(closing(microphone.turns())))
-            is_interrupted = microphone.is_interrupting
+            listener = open_microphone(stays_open=args.interrupt)
+            turns = map(_as_file, stack.enter_context(closing(listener.turns())))
         talk = stack.enter_context(_open_talk(args))
         options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
         given = {name: value for name, value in options.items() if value is not None}
         talk.begin(system=args.system, voice=args.voice, **given)
         for said in turns:
-            _hold_turn(talk, said, sink, is_interrupted)
+            _hold_turn(talk, said, sink, listener)
     return 0
-
-
-def _never() -> bool:
-    return False
 
 
 def _read_recording(name: str) -> bytes:
@@ -171,11 +166,33 @@ def _as_file(pcm_S: Pcm) -> Turn:
     return encode_clip("wav", HEARING_RATE, pcm_S)
 
 
+class Listener(Protocol):
+    """Notices speech during an answer."""
+
+    def is_suspecting(self) -> bool:
+        """Whether the user may have begun to speak: the answer is held until that is certain."""
+
+    def is_interrupting(self) -> bool:
+        """Whether the user speaks: the answer ends."""
+
+
+class Deaf:
+    """Listens to nothing."""
+
+    def is_suspecting(self) -> bool:
+        """Suspect nothing."""
+        return False
+
+    def is_interrupting(self) -> bool:
+        """Let the answer be spoken."""
+        return False
+
+
 class Sink(Protocol):
     """The destination of the answers' sound."""
 
-    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
-        """Take the next sound; may wait while it is played, until it `is_interrupted`."""
+    def play(self, sound: SpokenSound, listener: Listener) -> None:
+        """Take the next sound; may wait while it is played, until the user is interrupting."""
 
     def end_turn(self, *, is_cut: bool) -> None:
         """Wait until all is played, unless the turn `is_cut`."""
@@ -194,7 +211,7 @@ class FileSink:
         self._encoder: AudioEncoder | None = None
         self._file: BinaryIO | None = None
 
-    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
+    def play(self, sound: SpokenSound, listener: Listener) -> None:
         """Write the next sound; the file is created with the first."""
         with report_write_errors(self._path):
             if self._encoder is None or self._file is None:
@@ -229,10 +246,8 @@ def _open_sink(args: argparse.Namespace) -> Sink:
     return Loudspeaker()
 
 
-def _hold_turn(
-    talk: Talks, said: Turn, sink: Sink, is_interrupted: Callable[[], bool] = _never
-) -> None:
-    """Answer a turn, until it `is_interrupted`: words to the terminal, sound to `sink`."""
+def _hold_turn(talk: Talks, said: Turn, sink: Sink, listener: Listener) -> None:
+    """Answer a turn, until it is interrupted: words to the terminal, sound to `sink`."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     is_cut = False
     with closing(talk.turn(said)) as events:
@@ -243,8 +258,8 @@ def _hold_turn(
                 case WrittenWords(text):
                     show(text)
                 case SpokenSound():
-                    sink.play(event, is_interrupted)
-            if is_cut := is_interrupted():
+                    sink.play(event, listener)
+            if is_cut := listener.is_interrupting():
                 console.print("[dim] (interrupted)[/]", end="")
                 break
     show("\n")

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from rich.console import Console
@@ -27,10 +27,15 @@ from triptych.modalities.talk.ports import (
     HEARING_RATE,
     SpeechStarted,
     SpeechStopped,
+    SpeechSuspected,
     TurnDetector,
+    TurnEvent,
     TurnOptions,
 )
 from triptych.modalities.talk.speaking.events import SpokenSound
+
+if TYPE_CHECKING:
+    from triptych.talk_cli import Listener
 
 _BLOCK = 256
 _PLAYED_S = 0.02
@@ -64,8 +69,11 @@ class Loudspeaker:
         self._devices = sound_devices()
         self._stream: Any = None
 
-    def play(self, sound: SpokenSound, is_interrupted: Callable[[], bool]) -> None:
-        """Play the next sound, after what was given before, until it `is_interrupted`."""
+    def play(self, sound: SpokenSound, listener: Listener) -> None:
+        """Play the next sound, after what was given before, until the user is interrupting.
+
+        It is held, and silence played, while the listener is suspecting that.
+        """
         if self._stream is None:
             with _no_device(self._devices, "loudspeaker"):
                 self._stream = self._devices.OutputStream(
@@ -74,7 +82,9 @@ class Loudspeaker:
                 self._stream.start()
         size = round(_PLAYED_S * sound.sample_rate)
         for at in range(0, len(sound.pcm_S), size):
-            if is_interrupted():
+            while listener.is_suspecting():
+                self._stream.write(np.zeros(size, np.float32))
+            if listener.is_interrupting():
                 return
             self._stream.write(np.ascontiguousarray(sound.pcm_S[at : at + size]))
 
@@ -108,6 +118,11 @@ class Microphone:
         self._stays_open = stays_open
         self._is_over = threading.Event()
         self._num_begun = self._num_taken = 0
+        self._is_suspecting = False
+
+    def is_suspecting(self) -> bool:
+        """Whether a turn may have begun: this is soon followed by one, or dismissed."""
+        return self._is_suspecting
 
     def is_interrupting(self) -> bool:
         """Whether a turn has begun after the one that was taken last."""
@@ -165,27 +180,32 @@ class Microphone:
                 samplerate=HEARING_RATE, channels=1, dtype="float32", blocksize=_BLOCK
             ) as stream,
         ):
-            yield from turns_in(self._blocks(stream), self._open_detector(), self._begin)
+            try:
+                yield from turns_in(self._blocks(stream), self._open_detector(), self._note)
+            finally:
+                self._is_suspecting = False  # no one would dismiss it
 
     def _blocks(self, stream: Any) -> Iterator[Pcm]:
         while not self._is_over.is_set():
             yield stream.read(_BLOCK)[0][:, 0].copy()
 
-    def _begin(self) -> None:
-        self._num_begun += 1
+    def _note(self, event: TurnEvent) -> None:
+        self._num_begun += isinstance(event, SpeechStarted)  # before the suspicion ends
+        self._is_suspecting = isinstance(event, SpeechSuspected)
 
 
 def open_microphone(*, stays_open: bool) -> Microphone:
     """Return a microphone with the detector of turns. Raises `ConfigError`."""
     sound_devices()  # its error comes before the download
     network = open_network(ModelOptions(), RichProgress())
-    return Microphone(lambda: VoiceTurnDetector(network, TurnOptions()), stays_open=stays_open)
+    options = TurnOptions(reports_suspicion=stays_open)
+    return Microphone(lambda: VoiceTurnDetector(network, options), stays_open=stays_open)
 
 
 def turns_in(
-    blocks: Iterable[Pcm], detector: TurnDetector, on_speech: Callable[[], None]
+    blocks: Iterable[Pcm], detector: TurnDetector, note: Callable[[TurnEvent], None]
 ) -> Generator[Pcm, None, None]:
-    """Yield the samples of each turn in a stream of sound; `on_speech` is called as one begins."""
+    """Yield the samples of each turn in a stream of sound; calls `note` with each event first."""
     heard: list[Pcm] = []
     first = num_heard = start = 0  # samples of the stream
     is_speaking = False
@@ -193,9 +213,9 @@ def turns_in(
         heard.append(block)
         num_heard += len(block)
         for event in detector.push(block):
+            note(event)
             if isinstance(event, SpeechStarted):
                 start, is_speaking = event.at_ms * HEARING_RATE // 1000, True
-                on_speech()
             elif isinstance(event, SpeechStopped):
                 end, is_speaking = event.at_ms * HEARING_RATE // 1000, False
                 turn: Pcm = np.concatenate(heard)[max(0, start - first) : end - first]
