@@ -65,7 +65,7 @@ class SpeechSuspected:
 
 @dataclass(frozen=True, slots=True)
 class SpeechDismissed:
-    """What was suspected to be speech was none, as was known at `at_ms`."""
+    """A suspicion was not confirmed until `at_ms`."""
 
     at_ms: int
 

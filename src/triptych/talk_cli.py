@@ -180,11 +180,11 @@ class Deaf:
     """Listens to nothing."""
 
     def is_suspecting(self) -> bool:
-        """Suspect nothing."""
+        """Suspect nothing, so that no answer is held."""
         return False
 
     def is_interrupting(self) -> bool:
-        """Let the answer be spoken."""
+        """Let the answer be spoken to its end."""
         return False
 
 

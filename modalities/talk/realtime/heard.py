@@ -1,4 +1,4 @@
-"""The events that tell a client what is heard: speech in its sound, and the words of a turn.
+"""The events that tell a client about its sound: speech in it, and the words of a turn.
 
 Owns their fields. Knows no state.
 """
@@ -26,7 +26,7 @@ BufferEvent: TypeAlias = Literal[
 
 
 def buffer_event(kind: BufferEvent, **fields: Any) -> Event:
-    """What has become of the client's sound. Suspicions are ours, and sent where asked for."""
+    """An event of the client's sound. Suspicions are ours, and sent where asked for."""
     return {"type": f"input_audio_buffer.{kind}", **fields}
 
 

@@ -270,7 +270,7 @@ class Session:
         return [buffer_event("speech_suspected", audio_start_ms=at_ms)]
 
     def _dismiss(self, at_ms: float, now_ms: float) -> list[Out]:
-        """What was suspected, if anything was, is no speech: the sound goes on."""
+        """End a suspicion, if there is one: the client goes on playing."""
         if not self._playback.resume(now_ms):
             return []
         dismissed = buffer_event("speech_dismissed", audio_end_ms=int(at_ms))
