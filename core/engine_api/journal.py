@@ -35,6 +35,11 @@ def call_of(job_id: str) -> str:
     return job_id.partition(".")[0]
 
 
+def is_of_call(job_id: str, call_id: str) -> bool:
+    """Whether a job belongs to a call, or to the answer of a socket: its id has a dot."""
+    return job_id == call_id or job_id.startswith(f"{call_id}.")
+
+
 class JobJournal:
     """The recent jobs, by call."""
 
@@ -70,8 +75,9 @@ class JobJournal:
                 follower(entry)
 
     def call(self, call_id: str) -> Sequence[JournalEntry]:
-        """Return the jobs of a call, in the order of their submission."""
-        return self._calls.get(call_id, ())
+        """Return the jobs of a call or answer (`is_of_call`), in the order of their submission."""
+        jobs = self._calls.get(call_of(call_id), ())
+        return [job for job in jobs if is_of_call(job.job_id, call_id)]
 
     def _drop(self, job_id: str) -> None:
         entry = self._jobs.pop(job_id)

@@ -54,6 +54,7 @@ from triptych.core.http.paths import Paths, RootPath, ShortPaths, handle_http_er
 from triptych.core.http.recent_requests import RecentRequests, RecordRequests
 from triptych.core.http.request_log import RequestLog
 from triptych.core.http.sleep import sleep_router
+from triptych.core.http.socket_answers import SocketAnswers
 from triptych.core.http.tracing import RequestTracing, TraceRequests
 from triptych.core.http.upload import UploadBudget
 from triptych.core.kv.tiers.salt import kept_salt
@@ -109,9 +110,9 @@ def create_app(
     `tasks` are those of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
     `app.state` holds `options`, `body_observers`, `kept_requests`, `dialects`, `metrics`,
     `in_flight`, `gate`, `keyring`, `upload_budget`, `served`, `tasks`, `models_by_task`,
-    `accepted_names`, `further_names`, `routes`, `tracing`, empty `more_models` and `user_files` and
-    no `runtime_models`. Raises `ConfigError` for API keys, a folder of cached pages, or one for
-    crash dumps that cannot be used.
+    `accepted_names`, `further_names`, `routes`, `tracing`, `socket_answers`, empty `more_models`
+    and `user_files` and no `runtime_models`. Raises `ConfigError` for API keys, a folder of cached
+    pages, or one for crash dumps that cannot be used.
     """
     served = ServedModels(cards, tasks, ServedNames.read(config.models).aliases)
     observers = _Observers.of(config.server, client, served)
@@ -139,6 +140,7 @@ def create_app(
     )
     app.state.dialects = tuple(dialects)
     app.state.tracing, app.state.metrics = observers.tracing, observers.metrics
+    app.state.socket_answers = SocketAnswers(observers.recent, observers.tracing)
     app.state.in_flight, app.state.keyring = in_flight, keyring
     app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     _set_uploads(app.state, config.server)

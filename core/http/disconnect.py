@@ -19,7 +19,8 @@ from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
 from triptych.core.options.config import ServerOptions
 
-_CLIENT_GONE = 499  # as nginx logs it; never sent
+CLIENT_GONE = 499
+"""As nginx logs a client that has left; it is never sent."""
 _GOODBYE_S = 1.0  # for a closed connection to be reported, and for final errors on a drain
 
 
@@ -232,4 +233,4 @@ class FollowClient:
 
 def recorded_status(scope: Scope, sent: int) -> int:
     """Return the status of a response for records: 499 if its client left before the end."""
-    return _CLIENT_GONE if scope["state"].get("is_gone") else sent
+    return CLIENT_GONE if scope["state"].get("is_gone") else sent

@@ -1,16 +1,15 @@
 """The recent requests of callers, by the ids in their responses.
 
-Owns a bounded list of POST requests for each owner of a key, the oldest dropped first, and the
-layer that fills it behind the authentication: no caller can displace the requests of another. An
-owner's own id may be used twice: the latest request counts. Knows no bodies and no jobs.
+Owns a bounded list of requests that may have work for a model (POST, a WebSocket, an answer inside
+one) for each owner of a key, the oldest dropped first, and the layer that fills it behind the
+authentication: no caller can displace the requests of another. An owner's own id may be used twice:
+the latest request counts. Knows no bodies and no jobs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,23 +39,34 @@ class RecentRequests:
         self._max_requests = max_requests
         self._requests: dict[str, dict[str, RecentRequest]] = {}
 
-    def add(self, state: Mapping[str, Any]) -> RecentRequest:
-        """Add a request with the ids and the principal in its `state`."""
-        request = RecentRequest(call_id=state["call_id"])
-        owned = self._requests.setdefault(state["principal"].owner, {})
-        owned.pop(state["request_id"], None)  # the order is that of arrival
-        owned[state["request_id"]] = request
+    def add(self, owner: str, request_id: str, call_id: str) -> RecentRequest:
+        """Add a request."""
+        request = RecentRequest(call_id=call_id)
+        owned = self._requests.setdefault(owner, {})
+        owned.pop(request_id, None)  # the order is that of arrival
+        owned[request_id] = request
         if len(owned) > self._max_requests:
             del owned[next(iter(owned))]
         return request
+
+    def rename(self, owner: str, request_id: str, new_id: str) -> None:
+        """Let a request be found by another id."""
+        owned = self._requests.get(owner, {})
+        if (request := owned.pop(request_id, None)) is not None:
+            owned[new_id] = request
 
     def find(self, request_id: str, owner: str) -> RecentRequest | None:
         """Return the owner's latest request of this id."""
         return self._requests.get(owner, {}).get(request_id)
 
 
+def may_have_work(scope: Scope) -> bool:
+    """Whether a request may have work for a model: POST, or a WebSocket."""
+    return scope["type"] == "http" and (scope["method"] == "POST" or "upgrade" in scope["state"])
+
+
 class RecordRequests:
-    """ASGI middleware: adds each POST request, and sets `recent_request` in `scope["state"]`.
+    """ASGI middleware: adds requests that may have work, as `recent_request` of `scope["state"]`.
 
     It stands behind `RequireKey`, which sets the principal.
     """
@@ -67,6 +77,9 @@ class RecordRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] == "http" and scope["method"] == "POST":
-            scope["state"]["recent_request"] = self._recent.add(scope["state"])
+        if may_have_work(scope):
+            state = scope["state"]
+            state["recent_request"] = self._recent.add(
+                state["principal"].owner, state["request_id"], state["call_id"]
+            )
         await self._app(scope, receive, send)

@@ -26,6 +26,7 @@ from triptych.core.engine_api.job_report import LOAD, QUEUE, JobReport
 from triptych.core.engine_api.journal import JournalEntry, call_of
 from triptych.core.errors import ConfigError
 from triptych.core.http.disconnect import recorded_status
+from triptych.core.http.recent_requests import may_have_work
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -49,10 +50,12 @@ _log = logging.getLogger(__name__)
 class _TracedRequest:
     """A request whose span is open or was closed recently."""
 
+    name: str
     span: Span
     context: Context
     scope: Scope | None
     arrived_s: float
+    is_answer: bool = False
     route: str = ""
     is_prepared: bool = False
     first_body_s: float | None = None
@@ -108,15 +111,38 @@ class RequestTracing:
 
     def begin(self, scope: Scope) -> _TracedRequest:
         """Open the span of a request. The header `traceparent` may name its parent."""
-        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace import SpanKind
 
         parent = self._extract(dict(Headers(scope=scope)))
-        span = self._tracer.start_span("POST", context=parent, kind=SpanKind.SERVER)
-        state = scope["state"]
-        span.set_attribute("http.request.method", "POST")
-        span.set_attribute("triptych.request_id", state["request_id"])
-        traced = _TracedRequest(span, set_span_in_context(span), scope, time.monotonic())
-        self._calls[state["call_id"]] = traced
+        method, state = scope["method"], scope["state"]
+        span = self._tracer.start_span(method, context=parent, kind=SpanKind.SERVER)
+        span.set_attribute("http.request.method", method)
+        traced = self._follow(span, method, state["call_id"], state["request_id"])
+        traced.scope = scope
+        traced.is_prepared = method != "POST"  # a socket has no work before its messages
+        return traced
+
+    def begin_answer(self, call_id: str, answer_id: str) -> _TracedRequest:
+        """Open the span of an answer of a socket, whose call is the part before the dot."""
+        socket = self._calls.get(call_of(call_id))
+        span = self._tracer.start_span("answer", context=None if socket is None else socket.context)
+        traced = self._follow(span, "answer", call_id, answer_id)
+        traced.is_answer = True
+        if socket is not None:
+            traced.scope, traced.route = socket.scope, socket.route
+        return traced
+
+    def rename(self, call_id: str, request_id: str) -> None:
+        """Note another id of a request whose span is open."""
+        if traced := self._calls.get(call_id):
+            traced.span.set_attribute("triptych.request_id", request_id)
+
+    def _follow(self, span: Span, name: str, call_id: str, request_id: str) -> _TracedRequest:
+        from opentelemetry.trace import set_span_in_context
+
+        span.set_attribute("triptych.request_id", request_id)
+        traced = _TracedRequest(name, span, set_span_in_context(span), None, time.monotonic())
+        self._calls[call_id] = traced
         if len(self._calls) > MAX_CALLS:
             del self._calls[next(iter(self._calls))]
         return traced
@@ -129,9 +155,9 @@ class RequestTracing:
         if traced.is_streamed and traced.first_body_s is not None:
             self._add(traced.context, "stream", traced.first_body_s, time.monotonic())
         span = traced.span
-        span.update_name(f"POST {traced.route}")
+        span.update_name(f"{traced.name} {traced.route}")
         span.set_attribute("http.route", traced.route)
-        if status:
+        if status and not traced.is_answer:
             span.set_attribute("http.response.status_code", status)
         if not status or status >= 500:
             span.set_status(Status(StatusCode.ERROR))
@@ -139,7 +165,7 @@ class RequestTracing:
 
     def add_job(self, job: JournalEntry) -> None:
         """Add the spans of a job that has ended, if its request is known."""
-        traced, report = self._calls.get(call_of(job.job_id)), job.report
+        traced, report = self._traced(job.job_id), job.report
         if traced is None or report is None:
             return
         if not traced.is_prepared:
@@ -164,6 +190,11 @@ class RequestTracing:
             }
             self._add(context, span.stage, start_s + span.start_s, start_s + span.end_s, about)
 
+    def _traced(self, job_id: str) -> _TracedRequest | None:
+        """The answer of a socket that a job is of, else its request."""
+        answer = ".".join(job_id.split(".", 2)[:2])
+        return self._calls.get(answer) or self._calls.get(call_of(job_id))
+
     def _add(
         self,
         context: Context,
@@ -184,7 +215,7 @@ class RequestTracing:
 
 
 class TraceRequests:
-    """ASGI middleware: a span for each POST request."""
+    """ASGI middleware: a span for each request that may have work for a model."""
 
     def __init__(self, app: ASGIApp, tracing: RequestTracing) -> None:
         self._app = app
@@ -192,7 +223,7 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if not may_have_work(scope):
             await self._app(scope, receive, send)
             return
         traced, status = self._tracing.begin(scope), 0

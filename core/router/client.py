@@ -19,7 +19,7 @@ import msgspec
 
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Job, Output
-from triptych.core.engine_api.journal import JobJournal
+from triptych.core.engine_api.journal import JobJournal, is_of_call
 from triptych.core.engine_api.model_changes import LoadModel, ModelChange, UnloadModel
 from triptych.core.engine_api.step_feed import StepFeed, StepSink
 from triptych.core.engine_api.streams import JobStream, StreamTable
@@ -149,9 +149,7 @@ class ReplicatedClient:
     def explain(self, call_id: str) -> Mapping[str, RoutedRequest]:
         """Return the routing of a recent call's jobs by job id; empty for old calls."""
         return {
-            job_id: routed
-            for job_id, routed in self._routed.items()
-            if job_id.partition(".")[0] == call_id
+            job_id: routed for job_id, routed in self._routed.items() if is_of_call(job_id, call_id)
         }
 
     def watch(self, sink: StepSink) -> Callable[[], None]:

@@ -27,6 +27,10 @@ class Answers(Protocol):
         """Yield what the session learns of an answer."""
         ...
 
+    def rename(self, answer_id: str, response_id: str) -> None:
+        """Note that an answer begun under `answer_id` is that of a response."""
+        ...
+
 
 class AnswersAhead:
     """The answers of one session, of which the next may be prepared. Implements `Answers`.
@@ -56,6 +60,7 @@ class AnswersAhead:
         """Yield the prepared answer, if it is one to these messages and has not failed."""
         prepared, self._next = self._next, None
         if prepared is not None and prepared.answers(start):
+            self._answers.rename(prepared.answer_id, start.response_id)
             source = prepared.news(start.response_id)
         else:
             if prepared is not None:  # it must not count against limits that hold for this one
@@ -74,6 +79,11 @@ class _Prepared:
         self._kept: asyncio.Queue[LearnedAnswer | Exception | None] = asyncio.Queue(MAX_KEPT)
         self._has_failed = False
         self.task = begin(self._keep(answers))
+
+    @property
+    def answer_id(self) -> str:
+        """The id under which it was begun."""
+        return self._start.response_id
 
     def answers(self, start: StartAnswer) -> bool:
         """Whether it is the answer that is asked for."""

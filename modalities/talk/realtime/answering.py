@@ -19,6 +19,7 @@ from triptych.core.engine_api.caller import AccessRecord
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
 from triptych.core.http.context import Context
+from triptych.core.http.socket_answers import SocketAnswers
 from triptych.core.media.fetch import Fetched, data_media_type
 from triptych.core.text.threads import on_text_thread, on_text_thread_if_long
 from triptych.modalities.llm.api.generation import Generation, begin, chat_request
@@ -56,16 +57,29 @@ class SessionAnswers:
     chat_model: str
     speech_model: str
     context: Context
+    followed: SocketAnswers
+
+    def rename(self, answer_id: str, response_id: str) -> None:
+        """Let an answer that was begun ahead be found by the id of its response."""
+        self.followed.rename(self.context, answer_id, response_id)
 
     async def answer(self, start: StartAnswer) -> AsyncGenerator[LearnedAnswer, None]:
         """Yield what a session learns of one answer. Closing it cancels all jobs."""
-        settings = start.settings
         context = replace(
             self.context,
             call_id=f"{self.context.call_id}.{start.response_id}",
             record=AccessRecord(),
             arrived_s=time.monotonic(),
         )
+        with self.followed.follow(context, start.response_id):
+            async with aclosing(self._answer(start, context)) as news:
+                async for each in news:
+                    yield each
+
+    async def _answer(
+        self, start: StartAnswer, context: Context
+    ) -> AsyncGenerator[LearnedAnswer, None]:
+        settings = start.settings
         generation = await self._begin(settings, start.messages, context)
         writing = _Writing(generation)
         try:

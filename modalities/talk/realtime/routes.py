@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -77,7 +77,12 @@ def realtime_router(
 
         async def serve(socket: WebSocket) -> None:
             answers = SessionAnswers(
-                parts.services.chat, parts.speaker, models.chat, models.speech, context
+                parts.services.chat,
+                parts.speaker,
+                models.chat,
+                models.speech,
+                context,
+                replace(request.app.state.socket_answers, route=ROUTE),
             )
             ears = models.ears(hearing, context.caller)
             with count.hold(context.principal.key) as held:

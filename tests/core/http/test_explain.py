@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,7 @@ def test_old_jobs_and_requests_are_forgotten() -> None:
     journal, requests = JobJournal(max_jobs=2), RecentRequests(max_requests=2)
     for call in ("a", "b", "c"):
         journal.open(f"{call}.0", "tiny")
-        requests.add({"request_id": call, "call_id": call, "principal": Owner("")})
+        requests.add("", call, call)
     journal.end("a.0")
     journal.add_report("a.0", REPORT)
     assert [len(journal.call(call)) for call in ("a", "b", "c")] == [0, 1, 1]
@@ -183,7 +182,7 @@ def test_old_jobs_and_requests_are_forgotten() -> None:
 def test_each_owner_has_a_list_of_its_own() -> None:
     requests = RecentRequests(max_requests=2)
     for call, owner in (("a", "one"), ("b", "two"), ("c", "two"), ("d", "two")):
-        requests.add({"request_id": f"id-{call}", "call_id": call, "principal": Owner(owner)})
+        requests.add(owner, f"id-{call}", call)
     assert requests.find("id-a", "one") is not None
     assert [requests.find(f"id-{call}", "two") is None for call in "bcd"] == [True, False, False]
 
@@ -191,12 +190,7 @@ def test_each_owner_has_a_list_of_its_own() -> None:
 def test_the_latest_request_of_an_id_counts() -> None:
     requests = RecentRequests(max_requests=2)
     for call in ("a", "b", "c"):
-        requests.add({"request_id": "same", "call_id": call, "principal": Owner("")})
+        requests.add("", "same", call)
     found = requests.find("same", "")
     assert found is not None
     assert found.call_id == "c"
-
-
-@dataclass(frozen=True)
-class Owner:
-    owner: str

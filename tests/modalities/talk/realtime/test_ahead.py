@@ -29,6 +29,10 @@ class Counting:
         self.words: list[str] = []
         self.num_begun = self.num_closed = self.most_open = 0
         self.failures = 0
+        self.names: dict[str, str] = {}
+
+    def rename(self, answer_id: str, response_id: str) -> None:
+        self.names[answer_id] = response_id
 
     async def answer(self, start: StartAnswer) -> AsyncGenerator[LearnedAnswer, None]:
         self.num_begun += 1
@@ -74,6 +78,7 @@ async def test_the_question_that_was_expected_finds_its_answer() -> None:
     await settle()
     assert source.words == ["why0", "why1", "why2"]
     assert await heard(ahead, "why") == source.words
+    assert source.names == {"ahead": "resp_1"}
     assert (source.num_begun, source.num_closed) == (1, 1)
     assert await heard(ahead, "why") == ["why0", "why1", "why2"], "which is another answer"
     assert source.num_begun == 2

@@ -54,6 +54,8 @@ class Ears:
 class NoAnswers:
     """Answers that are not asked for."""
 
+    def rename(self, answer_id: str, response_id: str) -> None: ...
+
     async def answer(self, start: StartAnswer) -> AsyncGenerator[AnswerText, None]:
         yield AnswerText(start.response_id, "")
 

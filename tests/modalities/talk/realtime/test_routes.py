@@ -15,9 +15,11 @@ import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from support.accounts import ReportingEngine
 from support.http import FakeEngine, live, until
 from support.talk import realtime, talk_app
 from triptych.core.http.server import HttpServer
+from triptych.core.http.tracing import RequestTracing
 
 
 def sound(seconds: float, value: float = 0.5, rate: int = 24_000) -> str:
@@ -73,6 +75,45 @@ async def test_spoken_answers_are_short_unless_the_client_says_otherwise(tmp_pat
                 await client.until("response.done")
     limits = [each.sampling.max_tokens for each in talk.chat.submitted.values()]
     assert [min(limit, 201) for limit in limits] == [200, 201, 201, 200, 60]
+
+
+async def test_a_session_and_each_answer_are_explained_and_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.sdk.trace", reason="needs the extra [otel]")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr(RequestTracing, "to_endpoint", lambda _: RequestTracing(provider))
+    talk = talk_app(tmp_path, ReportingEngine(answer="Hi."))
+    with live(talk.app) as server:
+        async with realtime(server) as client, httpx.AsyncClient(base_url=server.url) as http:
+            ids = []
+            for text in ("One", "Two"):
+                await client.ask(text)
+                ids.append((await client.until("response.done"))[-1]["response"]["id"])
+            assert client.socket.response is not None
+            session_id = client.socket.response.headers["x-request-id"]
+            found = {
+                each: (await http.get(f"/v1/engine/explain/{each}")).json()
+                for each in (session_id, *ids)
+            }
+    session, *answers = found.values()
+    assert [each["route"] for each in answers] == ["/v1/realtime"] * 2
+    assert (session["status"], *(each["status"] for each in answers)) == (None, 200, 200)
+    jobs = [job["job_id"] for each in answers for job in each["jobs"]]
+    assert [job["job_id"] for job in session["jobs"]] == jobs
+    assert len(set(jobs)) == 2
+    (socket,) = (each for each in spans.get_finished_spans() if each.name == "GET /v1/realtime")
+    traced = [each for each in spans.get_finished_spans() if each.name == "answer /v1/realtime"]
+    assert [(each.attributes or {})["triptych.request_id"] for each in traced] == ids
+    of_jobs = [each for each in spans.get_finished_spans() if each.name.endswith(" tiny")]
+    parents = [each.parent and each.parent.span_id for each in (*traced, *of_jobs)]
+    assert parents == [each.context.span_id for each in (socket, socket, *traced)]
 
 
 @pytest.mark.parametrize(("kind", "num_bytes"), [("audio/pcmu", 800), ("audio/pcma", 800)])
