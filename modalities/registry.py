@@ -93,7 +93,8 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
 def with_draft(
     models: tuple[ResolvedModel, ...], config: Config, progress: Progress
 ) -> tuple[ResolvedModel, ...]:
-    """`models`, some text models among them with the one that drafts, fetched if there is any."""
+    """`models`, some of them with the one that drafts, fetched if there is any."""
+    from triptych.core.options.speculation import STANDALONE
     from triptych.core.weights.resolve import resolve
 
     if not (reference := config.speculation.draft_model_path):
@@ -102,7 +103,8 @@ def with_draft(
         reference, name=None, options=config.models, progress=progress, sources=known_sources()
     )
     algorithm = config.speculation.speculative_algorithm
-    drafted = _drafted([model for model in models if kind_of(model) == "chat"], found, algorithm)
+    kinds = ("chat",) if algorithm == STANDALONE else ("chat", "vision")
+    drafted = _drafted([model for model in models if kind_of(model) in kinds], found, algorithm)
     return tuple(
         structs.replace(model, draft=found.folder, draft_digest=found.digest)
         if model in drafted
@@ -114,7 +116,7 @@ def with_draft(
 def _drafted(
     models: list[ResolvedModel], draft: ResolvedModel, algorithm: str
 ) -> list[ResolvedModel]:
-    """The text models that `draft` fits, of several ones; all if it fits none.
+    """The models that `draft` fits, of several ones; all if it fits none.
 
     These are refused in a sentence when they are loaded. A model does not draft for itself.
     """
@@ -127,7 +129,7 @@ def _drafted(
     drafted = [model for model in models if model.folder != draft.folder and fits(model, folder)]
     if drafted:
         names = ", ".join(model.name for model in drafted)
-        _log.info("%s drafts for %s; other text models have no drafts", folder.name, names)
+        _log.info("%s drafts for %s; other models have no drafts", folder.name, names)
     return drafted or models
 
 
@@ -145,7 +147,7 @@ def _reads_states(model: ResolvedModel, head: Path) -> bool:
     own, read = (read_json(folder / "config.json") for folder in (Path(model.folder), head))
     inner = read.get("transformer_layer_config") or {}
     size = read.get("target_hidden_size") or {**inner, **read}.get("hidden_size")
-    return bool(own.get("hidden_size") == size)
+    return bool({**own, **(own.get("text_config") or {})}.get("hidden_size") == size)
 
 
 def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:

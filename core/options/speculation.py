@@ -56,7 +56,7 @@ class SpeculationOptions:
             "--spec-model",
             "-md",
         ),
-        roles=("chat",),
+        roles=_GENERATED,
     )
     speculative_ngram_min_match_window_size: int = option(
         1,

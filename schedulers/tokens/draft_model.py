@@ -21,6 +21,7 @@ from itertools import takewhile
 
 from msgspec import structs
 
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.plan import DraftPlan, StepResult, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta
@@ -151,7 +152,9 @@ class DraftModel:
         pairs = zip(guesses, row.token_ids(first, end - 1), strict=False)
         drafted.num_computed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         drafted.guesses = ()
-        if max(row.token_ids(drafted.num_computed, end)) < self._shape.vocab_size:
+        token_ids = row.token_ids(drafted.num_computed, end)
+        most = max((each for each in token_ids if each < FIRST_FRAME_ID), default=0)
+        if most < self._shape.vocab_size:
             return True
         self.release(row)
         return False

@@ -66,8 +66,10 @@ class Drafting:
         return PromptLookup(self.lookup_rule)
 
     def drafted(self, request: TokenRequest) -> DraftedRow | None:
-        """The new row of the drafting model, which knows no images, if there may be drafts."""
-        if self.drafter is None or request.contents or not _may_draft(request):
+        """The new row of the drafting model, if there may be drafts. Heads alone know images."""
+        if self.drafter is None or not _may_draft(request):
+            return None
+        if request.contents and not self.drafter.reads_states:
             return None
         return self.drafter.open()
 

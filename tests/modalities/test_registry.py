@@ -101,7 +101,7 @@ def test_a_smaller_model_drafts_for_the_text_models_of_its_vocabulary(
     with caplog.at_level("INFO"):
         models = resolve_models(resolved, SilentProgress())
     assert {model.name for model in models if model.draft} == {"big"}
-    assert "small drafts for big; other text models have no drafts" in caplog.text
+    assert "small drafts for big; other models have no drafts" in caplog.text
 
 
 def test_a_head_drafts_for_the_text_models_of_its_size(tmp_path: Path) -> None:

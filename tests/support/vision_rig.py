@@ -155,10 +155,8 @@ class VisionRig(Rig):
         return structs.replace(bound, contents=spans)
 
 
-def generate(
-    model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part], num_tokens: int
-) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens of transformers, and the logits before each."""
+def class_inputs(model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part]) -> dict[str, Any]:
+    """The inputs of transformers' model for a prompt."""
     images = [part for part in parts if isinstance(part, Pixels)]
     arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
     inputs: dict[str, Any] = {}
@@ -179,13 +177,19 @@ def generate(
         inputs["token_type_ids"] = is_image_T.int()[None]
     elif family.whole_prompts and images:
         inputs["token_type_ids"] = torch.zeros_like(ids_1T)
+    return {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **inputs}
+
+
+def generate(
+    model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part], num_tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens of transformers, and the logits before each."""
+    inputs = class_inputs(model, folder, rig, parts)
     output = model.generate(
-        input_ids=ids_1T,
-        attention_mask=torch.ones_like(ids_1T),
         **inputs,
         max_new_tokens=num_tokens,
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,
     )
-    return output.sequences[0, len(ids_T) :].tolist(), torch.cat(output.logits)
+    return output.sequences[0, inputs["input_ids"].shape[1] :].tolist(), torch.cat(output.logits)

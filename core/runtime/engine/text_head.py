@@ -112,6 +112,10 @@ class TextHead:
             return (step.token_ids_T,)
         return step.token_ids_T, self._adapters_S[step.slots_B][step.row_T]
 
+    def places(self, step: StepLayout) -> Int64s:
+        """The positions of a step's tokens as the model has them: [T], or [A, T] on axes."""
+        return step.host_positions_T
+
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """Compute `hidden_TC`; the input of a decode row is its last sample."""
         token_ids_T, *adapters = step.extras

@@ -145,6 +145,11 @@ class TokenRunner:
         self.stream = StepStream(device, is_urgent=True)
 
     @property
+    def head(self) -> TokenHead:
+        """The model's view of a token."""
+        return self._head
+
+    @property
     def kv(self) -> KvCache:
         """The cache that steps read and write."""
         return self._kv

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LAST = -1
 """In place of a number of layers: the hidden states after the final norm."""
+INPUTS = 0
+"""The states after no layer: embeddings, and features of images."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class NativeLayers:
         for end in sorted({*range(1, num_late + 1), *taken.cuts}):
             if end > start:
                 self._run(step, start, end)
-            if late is not None and end <= num_late:
+            if late is not None and 0 < end <= num_late:
                 x_TC.index_add_(0, late.index_F, late.values_LFC[end - 1])
             taken.take(end, x_TC)
             start = end

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from msgspec import structs
 
+from triptych.core.engine_api.plan import Runner
 from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import Config, ModelOptions
@@ -26,6 +27,7 @@ from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.schedulers.tokens.draft_model import MAX_TOKENS, DraftModel, DraftShape
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,24 @@ class DraftSizes(Protocol):
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of its own cache."""
+
+
+class NoDraftLoader:
+    """In the place of a `DraftLoader` where nothing drafts."""
+
+    def layout_of(self, target: KvLayout) -> KvLayout:
+        """The cache of the model as it is."""
+        return target
+
+    def reserve(self, target: Blueprint, page_size: int) -> None:
+        """Reserve nothing, as nothing drafts."""
+
+    def attach(self, target: CausalModel) -> None:
+        """Load nothing, as nothing drafts."""
+
+    def join(self, scheduler: TokenScheduler, target: TokenRunner) -> Runner:
+        """Return the runner as it is."""
+        return target
 
 
 class DraftLoader:
@@ -79,6 +99,7 @@ class DraftLoader:
         self._native = self._memory.native_kernels()
         self._num_rows = config.schedule.max_batch_size
         self._layout: KvLayout
+        self._drafter: DraftModel
         self._num_pages = 0
         self._max_length = 0
 
@@ -86,8 +107,8 @@ class DraftLoader:
         """The cache of the other model, with the rows that the drafting one reads there."""
         return target
 
-    def reserve(self, target: Blueprint, page_size: int) -> DraftModel:
-        """Reserve memory for weights, steps and pages of `page_size`; returns the policy.
+    def reserve(self, target: Blueprint, page_size: int) -> None:
+        """Reserve memory for weights, steps and pages of `page_size`.
 
         Raises `ConfigError` for a model that cannot draft.
         """
@@ -109,7 +130,7 @@ class DraftLoader:
             page_size=page_size,
             enable_prefix_caching=self._config.cache.enable_prefix_caching,
         )
-        return DraftModel(pool, self._shape(target))
+        self._drafter = DraftModel(pool, self._shape(target))
 
     def _check(self, layout: KvLayout) -> None:
         """Raise `ConfigError` for cells that cannot take back tokens."""
@@ -140,8 +161,9 @@ class DraftLoader:
         """Load the weights, for the loaded model that it drafts for; before that one's steps."""
         raise NotImplementedError
 
-    def join(self, target: TokenRunner) -> DraftingRunner:
-        """Return the runner of both models; `target` runs the one that it drafts for."""
+    def join(self, scheduler: TokenScheduler, target: TokenRunner) -> DraftingRunner:
+        """Let `scheduler` draft. Returns the runner of both models; `target` runs the other one."""
+        scheduler.draft_with(self._drafter)
         draft = TokenRunner(
             self._head(target),
             KvCache(self._layout, self._num_pages, self._device, self._native),

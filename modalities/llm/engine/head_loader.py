@@ -5,9 +5,12 @@ Owns what the head and its target share: the rows in the target's cache, and its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import PurePath
 
+import torch
 from typing_extensions import override
 
 from triptych.core.engine_api.resolved_model import ResolvedModel
@@ -24,10 +27,11 @@ from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
-from triptych.core.runtime.layers.hidden_rows import HiddenRows, HiddenShape
+from triptych.core.runtime.layers.hidden_rows import INPUTS, HiddenRows, HiddenShape
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.draft_loader import DraftLoader
 from triptych.schedulers.tokens.draft_model import DraftShape
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 
 class HeadLoader(DraftLoader):
@@ -41,22 +45,34 @@ class HeadLoader(DraftLoader):
         open_memory: Callable[[ResolvedModel, Config], ModelMemory],
         *,
         target: NativeBlueprint,
+        sees_images: bool,
     ) -> None:
         super().__init__(resolved, config, device, open_memory)
         read = HEADS[config.speculation.speculative_algorithm]
+        name = PurePath(config.speculation.draft_model_path).name or resolved.name
         with open_checkpoint(self._folder) as checkpoint:
-            self._blueprint = self.sizes = read(checkpoint, target, self._native)
+            self._blueprint = self.sizes = read(checkpoint, target, self._native, name)
+        reads_inputs = sees_images and not self._blueprint.block_size
+        self._num_inputs = target.config.hidden_size if reads_inputs else 0
         self._loaded: AnyHead
 
     @override
     def layout_of(self, target: KvLayout) -> KvLayout:
-        """The target's cache, with a row for each token."""
-        return replace(target, hidden=HiddenShape(self._blueprint.row_size, self._blueprint.dtype))
+        """The target's cache, with a row for each token.
+
+        Where images fill tokens, it ends with the inputs of the target's layers.
+        """
+        size = self._blueprint.row_size + self._num_inputs
+        return replace(target, hidden=HiddenShape(size, self._blueprint.dtype))
 
     @override
     def _activation_bytes(self) -> int:
         step_tokens = self._config.schedule.max_batch_input_tokens + self._num_rows
-        return super()._activation_bytes() + self._blueprint.target_bytes(step_tokens)
+        inputs_bytes = 2 * self._num_inputs * self._blueprint.dtype.itemsize
+        if inputs_bytes:  # and a copy of the row
+            inputs_bytes += self._blueprint.row_size * self._blueprint.dtype.itemsize
+        own_bytes = super()._activation_bytes() + self._blueprint.target_bytes(step_tokens)
+        return own_bytes + step_tokens * inputs_bytes
 
     @override
     def _shape(self, target: Blueprint) -> DraftShape:
@@ -73,7 +89,10 @@ class HeadLoader(DraftLoader):
         with open_checkpoint(self._folder) as checkpoint:
             checkpoint.native = self._native
             self._loaded = self._blueprint.build(checkpoint, target, lambda share: None)
-        target.hidden_rows = HiddenRows(self._blueprint.hidden_layers, self._loaded.fuse)
+        layers, fuse = self._blueprint.hidden_layers, self._loaded.fuse
+        if self._num_inputs:
+            layers, fuse = (*layers, INPUTS), partial(_with_inputs, fuse)
+        target.hidden_rows = HiddenRows(layers, fuse)
 
     @override
     def _head(self, target: TokenRunner) -> TokenHead:
@@ -83,8 +102,16 @@ class HeadLoader(DraftLoader):
         return HeadTokens(head, sampler, target, max_batch_size=self._num_rows)
 
     @override
-    def join(self, target: TokenRunner) -> DraftingRunner:
-        runner = super().join(target)
+    def join(self, scheduler: TokenScheduler, target: TokenRunner) -> DraftingRunner:
+        runner = super().join(scheduler, target)
         if isinstance(self._loaded, BlockHead):
             runner.mask_token_id = self._loaded.mask_token_id
         return runner
+
+
+def _with_inputs(
+    fuse: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Rows of all states but the last, which are the inputs of the layers, and these after them."""
+    *others, inputs_TC = states
+    return torch.cat([fuse(others), inputs_TC], dim=1)

@@ -51,7 +51,7 @@ from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.text_alone import missing_package, text_alone
 from triptych.modalities.llm.engine.adapter_room import make_room
-from triptych.modalities.llm.engine.draft_loader import DraftLoader
+from triptych.modalities.llm.engine.draft_loader import DraftLoader, NoDraftLoader
 from triptych.modalities.llm.engine.drafting import open_draft_loader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
@@ -91,6 +91,7 @@ class LlmLoader(TokenLoader):
 
     is_fixed_on_gpu: ClassVar[bool] = True
     generates: ClassVar[bool] = True
+    sees_images: ClassVar[bool] = False
     _host_bytes: Mapping[PartKind, int] = MappingProxyType({})  # for pages that leave the device
 
     def __init__(
@@ -122,13 +123,13 @@ class LlmLoader(TokenLoader):
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
             draft = self._draft(blueprint, stack)
-            layout = layout if draft is None else draft.layout_of(layout)
+            layout = draft.layout_of(layout)
             max_length = blueprint.max_length
             graphs = self._graphs(
                 *(memory, layout, max_length, blueprint.activation_bytes),
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
-            drafter = None if draft is None else draft.reserve(blueprint, layout.page_size)
+            draft.reserve(blueprint, layout.page_size)
             size = memory.reserve_cache(layout, max_length, gives_back=True, drafts=self._drafts)
             layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
@@ -140,8 +141,7 @@ class LlmLoader(TokenLoader):
                 ranks.send_capacity(size)
                 sampler = ranks.leading_sampler(sampler)
             model = blueprint.build(checkpoint, report)
-            if draft is not None:
-                draft.attach(model)
+            draft.attach(model)
             runner = self._runner(
                 self._head(model, sampler),
                 layout,
@@ -154,10 +154,8 @@ class LlmLoader(TokenLoader):
             scheduler = TokenScheduler(**self._schedule(layout, size, max_length))
             scheduler.tokens.adapters = self._adapters(blueprint, stack)
             self._exchange(scheduler, runner.kv, blueprint, stack)
-            whole: Runner = runner if ranks is None else ranks.leading_runner(runner)
-            if draft is not None and drafter is not None:
-                scheduler.draft_with(drafter)
-                whole = draft.join(runner)
+            whole: Runner = draft.join(scheduler, runner)
+            whole = whole if ranks is None else ranks.leading_runner(whole)
             return self._loaded(
                 scheduler,
                 whole,
@@ -343,15 +341,16 @@ class LlmLoader(TokenLoader):
         stack.callback(store.close)
         return AdapterPool(store, policy=self._config.adapters.lora_eviction_policy)
 
-    def _draft(self, target: Blueprint, stack: ExitStack) -> DraftLoader | None:
+    def _draft(self, target: Blueprint, stack: ExitStack) -> DraftLoader | NoDraftLoader:
         """The loader of what drafts, if anything does."""
         if not self.generates:
-            return None
+            return NoDraftLoader()
 
         def open_memory(resolved: ResolvedModel, config: Config) -> ModelMemory:
             return ModelMemory(resolved, config, self._device, self._ledger, stack)
 
-        return open_draft_loader(self._resolved, self._config, self._device, target, open_memory)
+        given = self._resolved, self._config, self._device, target, open_memory
+        return open_draft_loader(*given, sees_images=self.sees_images)
 
     def _lossy_rules(self) -> LossyRules | None:
         """The rules by which drafts count that were not sampled, if there are any."""

@@ -234,6 +234,11 @@ class FallbackVisionModel(FallbackModel):
         self._found: Any = None
         self.body.register_forward_hook(self._keep)
 
+    @property
+    def text(self) -> FallbackVisionModel:
+        """Itself: its language side is no model of its own."""
+        return self
+
     def _parts(self, model: Any) -> tuple[Any, Any]:
         """The module with the head, and its body: either may be a language model within."""
         if model.base_model is not model:

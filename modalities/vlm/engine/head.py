@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from msgspec import structs
+from typing_extensions import override
 
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.plan import TokenRow
@@ -100,7 +101,7 @@ class VisionHead(TextHead):
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.input_id
         has_axes = self._traits.places is not None
-        places = self._lay_out_places(step) if has_axes else _NOWHERE
+        places = self.places(step) if has_axes else _NOWHERE
         self._filling = []
         if not is_filled_T.any():
             return (step.token_ids_T, places)
@@ -135,8 +136,14 @@ class VisionHead(TextHead):
                     batch.blocks_2T = filled[1].view(2, -1)
         return self._vision_model.see(token_ids_T, places, paged, images)
 
-    def _lay_out_places(self, step: StepLayout) -> Int64s:
-        """The model's positions: [T], or [A, T] if prompts have images."""
+    @override
+    def places(self, step: StepLayout) -> Int64s:
+        """The model's positions: [T], or [A, T] if prompts have images.
+
+        The step may be that of a head with cells at the same positions of the same slots.
+        """
+        if self._traits.places is None:
+            return step.host_positions_T
         shifted_T = step.host_positions_T + self._shifts_S[step.slots_B[step.row_T]]
         prompts = (self._places.get(row.slot) for row in step.rows[step.num_decode :])
         places_AP = next((places for places in prompts if places is not None), None)

@@ -15,7 +15,6 @@ from triptych.core.errors import ConfigError
 from triptych.core.kv.parts import PartKind
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
 from triptych.core.options.pipeline_plan import PipelinePlan
-from triptych.core.options.speculation import MTP, NEXTN
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
 from triptych.core.runtime.engine.token_runner import TokenRunner
@@ -26,7 +25,7 @@ from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
 from triptych.modalities.llm.engine.loader import Follower, LlmLoader, ignore_progress
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
-from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
+from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.feature_memory import FeaturePages, IncomingFeatures
 from triptych.modalities.vlm.engine.head import VisionHead
@@ -69,6 +68,7 @@ class VisionLoader(LlmLoader):
     """Implements `schedulers.base.ModelLoader`. Torch encodes images, several at once."""
 
     is_fixed_on_gpu: ClassVar[bool] = False
+    sees_images: ClassVar[bool] = True
 
     def _load(self, report: Callable[[float], None]) -> LoadedModel:
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
@@ -81,10 +81,12 @@ class VisionLoader(LlmLoader):
                 assert isinstance(blueprint, VisionBlueprint), "other models are not divided"
                 blueprint.share_encoder(ranks.group)
             max_length = blueprint.text.max_length
-            layout = self._reserve_model(memory, blueprint)
+            draft = self._draft(blueprint.text, stack)
+            layout = draft.layout_of(self._reserve_model(memory, blueprint))
             cache_bytes = self._reserve_cache(memory, blueprint)
             features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
+            draft.reserve(blueprint.text, layout.page_size)
             gives_back = self._has_room(blueprint)
             size = memory.reserve_cache(
                 layout, max_length, gives_back=gives_back, drafts=self._drafts
@@ -102,6 +104,7 @@ class VisionLoader(LlmLoader):
                 sampler = ranks.leading_sampler(sampler)
                 source = LeadingFeatures(features, blueprint.dtype, ranks.group)
             decoder, encoder = blueprint.build(report)
+            draft.attach(decoder.text)
             tokens = self._runner(
                 self._vision_head(blueprint, decoder, sampler, source),
                 layout,
@@ -110,19 +113,16 @@ class VisionLoader(LlmLoader):
                 native=native,
                 graphs=graphs,
             )
-            runner = self._vision_runner(tokens, encoder, features, blueprint, ranks)
-            stack.callback(runner.close)
             scheduler = VisionScheduler(
                 **self._schedule(layout, size, max_length, shares=shares),
-                vision=VisionResources(
-                    features,
-                    VisionLimits(
-                        max_step_patches=STEP_PATCHES,
-                        whole_spans=blueprint.traits.whole_spans,
-                        whole_prompts=blueprint.traits.whole_prompts,
-                    ),
-                ),
+                vision=VisionResources(features, _limits(blueprint)),
             )
+            device, stream = self._device.torch, tokens.stream
+            see = partial(
+                VisionRunner, encoder=encoder, features=features, device=device, stream=stream
+            )
+            runner = self._vision_runner(draft.join(scheduler, tokens), see, blueprint, ranks)
+            stack.callback(runner.close)
             self._exchange(scheduler, tokens.kv, blueprint.text, stack)
             if PipelinePlan.checked(self._config).fetches_features:
                 stack.callback(self._fetch_features(scheduler, features, blueprint))
@@ -160,20 +160,17 @@ class VisionLoader(LlmLoader):
 
     def _vision_runner(
         self,
-        tokens: TokenRunner,
-        encoder: ImageEncoder,
-        features: FeatureCache,
+        tokens: Runner,
+        see: Callable[[Runner], VisionRunner],
         blueprint: Blueprint,
         ranks: Ranks | None,
     ) -> Runner:
-        """The runner of rank 0, or of the only process."""
-        device, stream = self._device.torch, tokens.stream
+        """The runner of rank 0, or of the only process; `see` adds the encoder to one of tokens."""
         if ranks is None:
-            return VisionRunner(tokens, encoder, features, device, stream)
+            return see(tokens)
         if not blueprint.shares_encoder:
-            leading = ranks.leading_runner(tokens)
-            return VisionRunner(leading, encoder, features, device, stream)
-        shared = VisionRunner(tokens, encoder, features, device, stream)
+            return see(ranks.leading_runner(tokens))
+        shared = see(tokens)
         shared.memory_check = self._memory_check(blueprint, ranks.group)
         return ranks.leading_runner(shared, plan_message)
 
@@ -188,16 +185,7 @@ class VisionLoader(LlmLoader):
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
     ) -> Any:
-        """The blueprint of decoder and encoder, before loading.
-
-        Raises `ConfigError` for drafts by a layer of the model, which drafts for text models alone.
-        """
-        algorithm = self._config.speculation.speculative_algorithm
-        if algorithm in (MTP, NEXTN):
-            raise ConfigError(
-                f"--speculative-algorithm {algorithm}: {self.name} takes images, and such layers"
-                " draft for text models alone; write ngram, or leave it out."
-            )
+        """The blueprint of decoder and encoder, before loading."""
         is_known = is_native(checkpoint.config)
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
         takes_blocks = kind is VisionBlueprint or is_quantized(checkpoint)
@@ -280,6 +268,15 @@ class VisionLoader(LlmLoader):
         )
         scheduler.image_exchange = FetchedFeatures(memory, client)
         return client.close
+
+
+def _limits(blueprint: Blueprint) -> VisionLimits:
+    traits = blueprint.traits
+    return VisionLimits(
+        max_step_patches=STEP_PATCHES,
+        whole_spans=traits.whole_spans,
+        whole_prompts=traits.whole_prompts,
+    )
 
 
 def no_separate_encoder(name: str, flag: str) -> str:

@@ -31,6 +31,11 @@ class StepImages:
 class VisionTextModel(CausalModel, Protocol):
     """The model behind a `VisionHead`, in addition to a text model's methods."""
 
+    @property
+    def text(self) -> CausalModel:
+        """The model of the text alone, whose hidden states a head may read."""
+        ...
+
     def see(
         self,
         token_ids_T: torch.Tensor,
@@ -49,7 +54,7 @@ class SeeingDecoder:
     """Implements `VisionTextModel` with our decoder."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+        self.decoder = self.text = decoder
         self.vocab_size = decoder.vocab_size
         self.forward = decoder.forward
         self.logits = decoder.logits

@@ -24,7 +24,7 @@ from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.process.typed import convert, describe_mismatch
 from triptych.core.runtime.decoders.causal_model import logits_bytes
 from triptych.core.runtime.decoders.families.table import read_decoder_config
-from triptych.core.runtime.decoders.heads.target_ends import TargetEnds
+from triptych.core.runtime.decoders.heads.target_ends import HeadWithEnds
 from triptych.core.runtime.decoders.hf_config import Count
 from triptych.core.runtime.decoders.native import (
     NativeBlueprint,
@@ -76,7 +76,7 @@ class _DFlashFields(msgspec.Struct, frozen=True, kw_only=True):
     dflash_config: _BlockFields = _BlockFields()
 
 
-class DFlashHead:
+class DFlashHead(HeadWithEnds):
     """Implements `heads.protocol.BlockHead`. Fill it, then call `prepare` once."""
 
     def __init__(
@@ -90,13 +90,13 @@ class DFlashHead:
         device: torch.device,
     ) -> None:
         size = config.hidden_size
+        super().__init__(target)
         self.stack = DecoderStack(config, dtype=dtype, device=device)
         self.projection = Linear(
             num_states * size, size, has_bias=False, dtype=dtype, device=device
         )
         self.hidden_norm = new_norm(config, dtype=dtype, device=device)
         self.mask_token_id = mask_token_id
-        self._ends = None if target is None else TargetEnds(target)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its own projections."""
@@ -107,17 +107,6 @@ class DFlashHead:
         self.stack.prepare(native)
         self.projection.prepare(native)
         self.hidden_norm.prepare()
-
-    @property
-    def ends(self) -> TargetEnds:
-        """The target's embedding and head."""
-        assert self._ends is not None, "it was made without its target, for its sizes"
-        return self._ends
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of logits."""
-        return self.ends.vocab_size
 
     def fuse(self, states_TC: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make the rows of the context of the target's states."""
@@ -136,15 +125,11 @@ class DFlashHead:
         """Compute `hidden_TC` of blocks; see `BlockHead.forward`."""
         return self.stack.run(self.ends.embed(token_ids_T), positions_T, step)
 
-    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary: `logits_RV`, float32."""
-        return self.ends.logits(hidden_RC)
-
 
 class DFlashBlueprint:
     """Implements `heads.protocol.HeadBlueprint` for a folder with a draft's own weights.
 
-    `target` is the model that it drafts for. Raises `ConfigError` for a draft
+    `target` is the model that it drafts for, `name` the draft's. Raises `ConfigError` for a draft
     of another model, or of a kind that does not run here, and `WeightsError` for a damaged one.
     """
 
@@ -153,8 +138,9 @@ class DFlashBlueprint:
         checkpoint: Checkpoint,
         target: NativeBlueprint,
         native: NativeKernels | None,
+        name: str,
     ) -> None:
-        name, fields = checkpoint.folder.name, _read(checkpoint.config)
+        fields = _read(checkpoint.config)
         plain = {**checkpoint.config, "architectures": [_LAYERS]}
         config = read_decoder_config(plain, max_length=0)
         self.config = replace(config, vocab_size=target.vocab_size)

@@ -20,8 +20,10 @@ import torch
 
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
+from triptych.core.runtime.decoders.families.qwen import with_axes
 from triptych.core.runtime.decoders.families.table import read_decoder_config
-from triptych.core.runtime.decoders.heads.protocol import UNKNOWN_SCORE
+from triptych.core.runtime.decoders.heads.protocol import UNKNOWN_SCORE, FilledTokens
+from triptych.core.runtime.decoders.hf_config import CausalLmConfig, parse
 from triptych.core.runtime.decoders.native import (
     NativeBlueprint,
     gathered_values,
@@ -72,6 +74,7 @@ class EagleHead:
 
     def __init__(self, config: EagleConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, layer, size = config, config.layer, config.layer.hidden_size
+        self.row_size, self.has_axes = size, bool(layer.rope.sections)
         new = partial(Linear, dtype=dtype, device=device)
         self.fc = new(_NUM_STATES * config.target_size, size, has_bias=config.has_fuse_bias)
         self.hidden_norm, self.norm = (
@@ -137,13 +140,17 @@ class EagleHead:
         self,
         token_ids_T: torch.Tensor,
         rows_TW: torch.Tensor,
-        positions_T: torch.Tensor,
+        positions: torch.Tensor,
         step: PagedStep,
+        filled: FilledTokens | None = None,
     ) -> torch.Tensor:
         """Compute the residual stream after the layer; see `ChainHead.forward`."""
-        rotation = self._rotary.rows(positions_T, self._dtype)
+        rotation = self._rotary.rows(positions, self._dtype)
         places = StepPositions(rotation, rotation)
-        embedded_TC = self.layer.input_norm(self.embedding.rows(token_ids_T))
+        embedded_TC = self.embedding.rows(token_ids_T)
+        if filled is not None and filled.inputs_FC.shape[1] == embedded_TC.shape[1]:
+            embedded_TC = filled.fill(embedded_TC)
+        embedded_TC = self.layer.input_norm(embedded_TC)
         normed_TC = self.hidden_norm(rows_TW)
         residual_TC = normed_TC if self.config.has_normed_residual else rows_TW
         pairs_TX = torch.cat([embedded_TC, normed_TC], dim=1)
@@ -168,10 +175,14 @@ class EagleBlueprint:
     block_size = 0
 
     def __init__(
-        self, checkpoint: Checkpoint, target: NativeBlueprint, native: NativeKernels | None
+        self,
+        checkpoint: Checkpoint,
+        target: NativeBlueprint,
+        native: NativeKernels | None,
+        name: str,
     ) -> None:
         fields, names = _flat(checkpoint.config), list(checkpoint.tensors)
-        self._where = checkpoint.folder.name
+        self._where = name
         self._check_layer(fields, names)
         self.config = _read(fields, _Names(names), target)
         self._check_sizes(target)
@@ -281,6 +292,10 @@ def _read(fields: Mapping[str, Any], names: _Names, target: NativeBlueprint) -> 
         {**fields, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},
         max_length=target.max_length,
     )
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if rope.get("mrope_section"):
+        alternate = bool(rope.get("mrope_interleaved"))
+        layer = with_axes(layer, parse(fields, CausalLmConfig), (), is_interleaved=alternate)
     projects = names.has("lm_head.weight")
     drafted = fields.get("draft_vocab_size") if projects else None
     own = layer.vocab_size if projects else target.vocab_size

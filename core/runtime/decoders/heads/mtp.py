@@ -20,7 +20,8 @@ import torch
 from triptych.core.errors import ConfigError
 from triptych.core.runtime.decoders.causal_model import logits_bytes
 from triptych.core.runtime.decoders.expert_names import names_of
-from triptych.core.runtime.decoders.heads.target_ends import TargetEnds
+from triptych.core.runtime.decoders.heads.protocol import FilledTokens
+from triptych.core.runtime.decoders.heads.target_ends import HeadWithEnds
 from triptych.core.runtime.decoders.native import (
     NativeBlueprint,
     gathered_values,
@@ -123,7 +124,7 @@ def _body(tensors: Collection[str]) -> str:
     return min(bodies, key=len, default="")
 
 
-class MtpHead:
+class MtpHead(HeadWithEnds):
     """Implements `heads.protocol.ChainHead`. Fill it, then call `prepare` once."""
 
     def __init__(
@@ -135,14 +136,15 @@ class MtpHead:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        super().__init__(target)
         self.stack = DecoderStack(config, dtype=dtype, device=device)
         self.embedding_norm, self.hidden_norm = (
             new_norm(config, dtype=dtype, device=device) for _ in range(2)
         )
-        size = config.hidden_size
+        self.row_size = size = config.hidden_size
+        self.has_axes = bool(config.rope.sections)
         self.projection = Linear(2 * size, size, has_bias=False, dtype=dtype, device=device)
         self._joins_hidden_first = joins_hidden_first
-        self._ends = None if target is None else TargetEnds(target)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its own projections."""
@@ -155,17 +157,6 @@ class MtpHead:
         for norm in (self.embedding_norm, self.hidden_norm):
             norm.prepare()
 
-    @property
-    def ends(self) -> TargetEnds:
-        """The target's embedding and head."""
-        assert self._ends is not None, "it was made without its target, for its sizes"
-        return self._ends
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of logits."""
-        return self.ends.vocab_size
-
     def fuse(self, states_TC: Sequence[torch.Tensor]) -> torch.Tensor:
         """The target's normalized states are the rows."""
         (last_TC,) = states_TC
@@ -175,24 +166,23 @@ class MtpHead:
         self,
         token_ids_T: torch.Tensor,
         rows_TW: torch.Tensor,
-        positions_T: torch.Tensor,
+        positions: torch.Tensor,
         step: PagedStep,
+        filled: FilledTokens | None = None,
     ) -> torch.Tensor:
         """Compute `hidden_TC`; see `ChainHead.forward`."""
-        token_TC = self.embedding_norm(self.ends.embed(token_ids_T))
+        embedded_TC = self.ends.embed(token_ids_T)
+        token_TC = self.embedding_norm(embedded_TC if filled is None else filled.fill(embedded_TC))
         pair = [token_TC, self.hidden_norm(rows_TW)]
         x_TC = self.projection(torch.cat(pair[::-1] if self._joins_hidden_first else pair, dim=1))
-        return self.stack.run(x_TC, positions_T, step)
-
-    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary: `logits_RV`, float32."""
-        return self.ends.logits(hidden_RC)
+        return self.stack.run(x_TC, positions, step)
 
 
 class MtpBlueprint:
     """Implements `heads.protocol.HeadBlueprint` for the layer of a target's own checkpoint.
 
-    `max_length` is the target's. Raises `ConfigError` for a checkpoint without such a layer.
+    `max_length` and `name` are the target's. Raises `ConfigError` for a checkpoint without such a
+    layer.
     """
 
     hidden_layers: tuple[int, ...] = (LAST,)
@@ -203,13 +193,13 @@ class MtpBlueprint:
         checkpoint: Checkpoint,
         target: NativeBlueprint,
         native: NativeKernels | None,
+        name: str,
     ) -> None:
         names = find_names(checkpoint.tensors, len(target.config.attention))
         if names is None:
             raise ConfigError(
-                f"--speculative-algorithm mtp: {checkpoint.folder.name} has no layer that predicts"
-                " further tokens, or is a GGUF file, where it is not read; write ngram, or name a"
-                " model that drafts."
+                f"--speculative-algorithm mtp: {name} has no layer that predicts further tokens, or"
+                " is a GGUF file, where it is not read; write ngram, or name a model that drafts."
             )
         self.names, self.config = names, _layer_config(target.config, names, checkpoint)
         self.dtype, self._device = target.dtype, target.device

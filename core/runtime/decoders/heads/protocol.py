@@ -10,12 +10,13 @@ belongs to the target's position q, whose row it reads, and to the token after i
 of cells are those of the target, as in the published heads; the first token of a text has no cell.
 
 Shapes: T tokens, R rows of logits, C hidden of the head, V vocabulary of the target, W values of a
-stored row.
+stored row, A axes of positions, F tokens that images fill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -23,6 +24,19 @@ import torch
 from triptych.core.runtime.layers.attention import KvLayout, PagedStep
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class FilledTokens:
+    """The tokens of a step that images fill, by index, and the target's inputs at them."""
+
+    index_F: torch.Tensor
+    inputs_FC: torch.Tensor
+
+    def fill(self, embedded_TC: torch.Tensor) -> torch.Tensor:
+        """Put the inputs in the place of embeddings."""
+        return embedded_TC.index_copy_(0, self.index_F, self.inputs_FC)
+
 
 UNKNOWN_SCORE = -1e30
 """The score of tokens that a head does not know: never sampled, and finite, as all scores are."""
@@ -56,19 +70,24 @@ class ChainHead(Head, Protocol):
     """A head that drafts one token after the other, such as EAGLE-3 and MTP.
 
     C equals W, since its own hidden states take the place of the target's rows where these are not
-    known yet.
+    known yet. The positions of a head that `has_axes` lie on those of the target.
     """
+
+    row_size: int
+    has_axes: bool
 
     def forward(
         self,
         token_ids_T: torch.Tensor,
         rows_TW: torch.Tensor,
-        positions_T: torch.Tensor,
+        positions: torch.Tensor,
         step: PagedStep,
+        filled: FilledTokens | None = None,
     ) -> torch.Tensor:
         """Compute `hidden_TC`, which `logits` scores, and which is the next draft's row.
 
-        `positions_T` are those of the cells; `token_ids_T` the tokens after them. `rows_TW` may be
+        `positions` are those of the cells, [T], or [A, T] for a head that `has_axes`; `token_ids_T`
+        the tokens after them, of which `filled` replaces some embeddings. `rows_TW` may be
         overwritten.
         """
         ...

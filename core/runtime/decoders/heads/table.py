@@ -18,8 +18,8 @@ from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 
-Read = Callable[[Checkpoint, NativeBlueprint, NativeKernels | None], HeadBlueprint]
-"""Reads a head before loading, from its own checkpoint or its target's."""
+Read = Callable[[Checkpoint, NativeBlueprint, NativeKernels | None, str], HeadBlueprint]
+"""Reads a head of a name before loading, from its own checkpoint or its target's."""
 HEADS: Mapping[str, Read] = MappingProxyType(
     {EAGLE3: EagleBlueprint, MTP: MtpBlueprint, NEXTN: MtpBlueprint, DFLASH: DFlashBlueprint}
 )

@@ -23,7 +23,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel
 
-DRAFTING = SpeculationOptions(speculative_algorithm="eagle3", draft_model_path="x")
+DRAFTING = SpeculationOptions(speculative_algorithm="eagle3", draft_model_path="a/head")
 
 
 def open_loader(folder: Path, options: Config, ledger: Ledger | None = None) -> LlmLoader:

@@ -100,5 +100,5 @@ def test_a_dflash_draft_changes_no_token(tmp_path: Path, agrees: bool) -> None:
 
 def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     save_family(tmp_path / "target", "Qwen3")
-    with pytest.raises(ConfigError, match="--speculative-algorithm mtp: target has no layer that"):
+    with pytest.raises(ConfigError, match="--speculative-algorithm mtp: tiny has no layer that"):
         load(tmp_path, Ledger(256 * MIB), "mtp")

@@ -36,7 +36,7 @@ def built(
         )
         target = model.build(checkpoint, lambda _: None)
     with Checkpoint.open(folder) as checkpoint:
-        blueprint = DFlashBlueprint(checkpoint, model, native)
+        blueprint = DFlashBlueprint(checkpoint, model, native, "draft")
         head = blueprint.build(checkpoint, target, lambda _: None)
     assert (blueprint.hidden_layers, blueprint.block_size) == ((1, 3), 5)
     assert blueprint.weight_bytes() == checkpoint.num_bytes

@@ -32,7 +32,7 @@ def built(
         target = NativeBlueprint(
             checkpoint.config, max_length=64, dtype=dtype, device=device, native=native
         )
-        blueprint = MtpBlueprint(checkpoint, target, native)
+        blueprint = MtpBlueprint(checkpoint, target, native, "tiny")
         decoder: Decoder = target.build(checkpoint, lambda _: None)
         return blueprint, blueprint.build(checkpoint, decoder, lambda _: None)
 
@@ -146,7 +146,7 @@ def test_a_step_holds_the_scores_of_its_index(tmp_path: Path, native: NativeKern
         target = NativeBlueprint(
             checkpoint.config, max_length=64, dtype=torch.float32, device=CPU, native=native
         )
-        blueprint = MtpBlueprint(checkpoint, target, native)
+        blueprint = MtpBlueprint(checkpoint, target, native, "tiny")
     assert blueprint.config.key_index is not None
     joined_bytes = 100 * 4 * mtp.model.config.hidden_size * torch.float32.itemsize
     assert blueprint.activation_bytes(100, 1) == target.activation_bytes(100, 1) + joined_bytes
