@@ -115,12 +115,12 @@ class VoiceNetwork:
 
 
 class VoiceStream:
-    """One stream of sound, in pieces of any length."""
+    """One stream of sound, in pieces of any length. It begins with `num_before` silent samples."""
 
-    def __init__(self, network: VoiceNetwork) -> None:
+    def __init__(self, network: VoiceNetwork, num_before: int = 0) -> None:
         self._network = network
         self._state = VoiceState.empty()
-        self._rest_S: Pcm = np.zeros(0, np.float32)
+        self._rest_S: Pcm = np.zeros(num_before, np.float32)
 
     def push(self, pcm_S: Pcm) -> Floats:
         """The probabilities [N] of speech in the frames that these samples complete."""

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from support.hearing import LoudnessNetwork, sound
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.talk.hearing.turns import FRAME_MS, TurnTracker, VoiceTurnDetector
+from triptych.modalities.talk.hearing.turns import (
+    FRAME_MS,
+    HALF_MS,
+    TurnTracker,
+    VoiceTurnDetector,
+)
 from triptych.modalities.talk.ports import (
     IdleTimedOut,
     SpeechDismissed,
@@ -69,7 +74,7 @@ NUM_CALM, NUM_HELD = 22, 8
         ([SUSPICIOUS] * 99, [SpeechSuspected(704), SpeechDismissed(992)]),  # then by the usual rule
         ([SUSPICIOUS] * 9 + [HIGH] * 2, [..., ..., SpeechStarted(692)]),
         ([SUSPICIOUS] + [CALM] * 30 + [SUSPICIOUS], [..., ..., SpeechSuspected(1696)]),
-        ([SUSPICIOUS] + [CALM] * 21 + [SUSPICIOUS], [..., ...]),  # no calm since the last one
+        ([SUSPICIOUS] + [CALM] * 20 + [SUSPICIOUS], [..., ...]),  # no calm since the last one
         ([HIGH, HIGH] + [CALM] * 30 + [SUSPICIOUS], [..., ..., ..., SpeechSuspected(1728)]),
     ],
 )
@@ -82,6 +87,17 @@ def test_a_frame_that_stands_out_from_a_calm_is_suspected_to_be_speech(
         each for each in zip(found, expected, strict=True) if each[1] not in (..., each[0])
     ] == []
     assert not {SpeechSuspected, SpeechDismissed} & set(map(type, events(frames, TurnOptions())))
+
+
+@pytest.mark.parametrize("size", [100, 512, 700, 10**6])
+def test_speech_is_suspected_in_the_frame_between_two_others(size: int) -> None:
+    """Speech that begins with a frame is in the one that began half a frame before it."""
+    pcm_S = sound((False, 40 * FRAME_MS / 1000), (True, 0.5))
+    detector = VoiceTurnDetector(LoudnessNetwork(), TurnOptions(reports_suspicion=True))
+    pieces = [pcm_S[at : at + size] for at in range(0, len(pcm_S), size)]
+    found = [event for each in pieces for event in detector.push(each)]
+    begin_ms = 40 * FRAME_MS
+    assert found == [SpeechSuspected(begin_ms - HALF_MS), SpeechStarted(begin_ms - 300)]
 
 
 def test_a_suspicion_ends_with_what_is_forgotten() -> None:
