@@ -15,6 +15,8 @@ MTP, NEXTN = "mtp", "nextn"
 """Two names of one algorithm."""
 HAVE_FILES = (STANDALONE, EAGLE3, DFLASH)
 """The algorithms whose model or head has files of its own."""
+MAX_DRAFTS = 31
+"""Of all rows of a step together: more cost about as much as steps of their own."""
 TYPICAL, GREEDY, RESIDUAL = "typical-acceptance", "greedy", "residual"
 _GENERATED: tuple[Role, ...] = ("chat", "vision")
 
@@ -41,7 +43,7 @@ class SpeculationOptions:
         7,
         "Most tokens of a draft; its length follows from the time that drafts save.",
         aliases=("--speculative-num-draft-tokens", "--speculative-num-steps", "--spec-tokens"),
-        within=COUNT,
+        within=Range(low=1, high=MAX_DRAFTS),
         roles=_GENERATED,
     )
     draft_model_path: str = option(

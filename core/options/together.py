@@ -14,6 +14,7 @@ from triptych.core.options.speculation import (
     HAVE_FILES,
     MTP,
     NEXTN,
+    NGRAM,
     RESIDUAL,
     STANDALONE,
     TYPICAL,
@@ -21,10 +22,15 @@ from triptych.core.options.speculation import (
 )
 from triptych.core.process.logs import module_levels
 
-_LOSSY = (
-    "use_relaxed_acceptance_for_thinking",
-    "speculative_accept_threshold_single",
-    "speculative_accept_threshold_acc",
+_RELAXED = ("relaxed_topk", "relaxed_delta")
+_MATCHES = (
+    "speculative_ngram_min_match_window_size",
+    "speculative_ngram_max_match_window_size",
+)
+_OF_DRAFTS = (
+    *("num_speculative_tokens", "rejection_sampling_strategy"),
+    *("use_relaxed_acceptance_for_thinking", *_RELAXED),
+    *("speculative_accept_threshold_single", "speculative_accept_threshold_acc"),
 )
 _ROOT_PATH = re.compile(r"(?:/[\w.~-]+)+")
 
@@ -131,23 +137,29 @@ def _check_draft_model(speculation: SpeculationOptions) -> None:
 
 
 def _check_acceptance(speculation: SpeculationOptions) -> None:
-    """Check that rules for drafts come with drafts, and that each has what it needs."""
+    """Check that options of drafts come with drafts, and that each has what it needs."""
     algorithm, strategy = speculation.speculative_algorithm, speculation.rejection_sampling_strategy
     if algorithm in (*HAVE_FILES, MTP, NEXTN) and strategy == RESIDUAL:
         raise ConfigError(
             "--rejection-sampling-strategy residual: it keeps the distribution but not the tokens"
             f" of a seed, as answers do here; write {TYPICAL}, or leave it out."
         )
-    relaxed = ("relaxed_topk", "relaxed_delta")
-    changed = [name for name in (*relaxed, *_LOSSY) if _is_changed(speculation, name)]
-    for name in changed:
-        needs, flag = "--speculative-algorithm", f"--{name.replace('_', '-')}"
-        is_used = algorithm != "none"
-        if name in relaxed and is_used:
-            needs = "--use-relaxed-acceptance-for-thinking"
-            is_used = speculation.use_relaxed_acceptance_for_thinking
-        if not is_used:
+    for name in (*_OF_DRAFTS, *_MATCHES):
+        needs = _lacks(speculation, name)
+        if needs and _is_changed(speculation, name):
+            flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} takes effect with {needs} only: add this, or leave it out.")
+
+
+def _lacks(speculation: SpeculationOptions, name: str) -> str:
+    """The option without which an option of drafts has no effect, if that is absent."""
+    algorithm = speculation.speculative_algorithm
+    if name in _MATCHES:
+        return "" if algorithm == NGRAM else f"--speculative-algorithm {NGRAM}"
+    if algorithm == "none":
+        return "--speculative-algorithm"
+    is_relaxed = speculation.use_relaxed_acceptance_for_thinking or name not in _RELAXED
+    return "" if is_relaxed else "--use-relaxed-acceptance-for-thinking"
 
 
 def _is_changed(speculation: SpeculationOptions, name: str) -> bool:

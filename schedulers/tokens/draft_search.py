@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.grammar.matcher import DraftMasks
+from triptych.core.options.speculation import MAX_DRAFTS
 from triptych.schedulers.tokens.draft_model import DraftModel
 from triptych.schedulers.tokens.draft_pace import MARGIN, Price, no_price
 from triptych.schedulers.tokens.drafted_row import DraftedRow
@@ -27,9 +28,8 @@ from triptych.schedulers.tokens.state import SequenceState
 _SHARE = 0.015
 """The part of a row's time that it may lose."""
 _MOST_ROOM = 3.0
-_MAX_VERIFIED = 32
-"""Tokens of rows with drafts in one step: more cost about as much as steps of their own."""
-
+_MAX_VERIFIED = MAX_DRAFTS + 1
+"""Tokens of rows with drafts in one step."""
 
 Running = RankedRows[SequenceState] | Sequence[SequenceState]
 

@@ -127,6 +127,13 @@ def test_wrong_fields_are_named(options: dict[str, Any]) -> None:
             "residual: it keeps .*; write typical-acceptance",
         ),
         ({"speculative_accept_threshold_acc": 0.5}, "effect with --speculative-algorithm only"),
+        ({"num_speculative_tokens": 3}, "tokens takes effect with --speculative-algorithm only"),
+        ({"rejection_sampling_strategy": "residual"}, "effect with --speculative-algorithm only"),
+        (
+            {"speculative_algorithm": "mtp", "speculative_ngram_max_match_window_size": 5},
+            "max-match-window-size takes effect with --speculative-algorithm ngram only",
+        ),
+        ({"speculative_algorithm": "ngram", "num_speculative_tokens": 32}, "at most 31"),
         ({"use_relaxed_acceptance_for_thinking": True}, "effect with --speculative-algorithm"),
         (
             {"speculative_algorithm": "ngram", "relaxed_topk": 3},

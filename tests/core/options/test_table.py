@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config
 from triptych.core.options.declaration import Option, Range
+from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.options.table import (
     SECTIONS,
     Resolved,
@@ -346,10 +347,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 def test_json_round_trip(data: st.DataObject) -> None:
     skipped = {"headless", "external_engine", "enable_chunked_prefill"}  # exclude others
     skipped |= {"served_model_name", "log_module_level", "root_path", "api_key", "admin_key"}
-    skipped |= {"speculative_algorithm", "draft_model_path"}  # need each other
-    skipped |= {name for name in declared() if "accept" in name or name.startswith("relaxed_")}
+    skipped |= set(SpeculationOptions.__dataclass_fields__)  # need each other
     skipped |= {"teacache", "first_block_caching", "taylorseer", "crash_dump_folder"}
-    skipped |= {f"speculative_ngram_{end}_match_window_size" for end in ("min", "max")}
     skipped |= {name for name in declared() if name.startswith("ssl_")}
     options = [option for name, option in declared().items() if name not in skipped]
     config = make_config({option.name: data.draw(_values(option)) for option in options})
