@@ -82,6 +82,48 @@ def test_an_answer_is_held_while_speech_is_suspected(browser: Any, tmp_path: Pat
     assert found["next"][1], "the next answer is not held"
 
 
+LOST = """async () => {
+    const { Conversation } = await import("/page/scripts/talk/conversation.js");
+    const { TalkLog } = await import("/page/scripts/talk/log.js");
+    const place = document.getElementById("talk-log");
+    const log = new TalkLog(place);
+    for (let turn = 0; turn < 40; turn += 1) log.add(turn, "user", "Hello");
+    place.scrollTop = 0;
+    log.add("last", "user", "Hello");
+    const isLeft = place.scrollTop === 0;
+    log.clear();
+    const socket = { readyState: 1, bufferedAmount: 0, send() {}, close() {} };
+    const ends = [];
+    const talk = new Conversation(socket, log, {}, (error) => ends.push(error.message));
+    talk.hear(new Float32Array(480));
+    const before = ends.length;
+    socket.bufferedAmount = 1e6; // a connection that takes nothing any more
+    talk.hear(new Float32Array(480));
+    socket.onclose({ reason: "" });
+    const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    navigator.mediaDevices.getUserMedia = async (asked) => (window.stream = await ask(asked));
+    return { isLeft, before, ends, live: place.ariaLive };
+}"""
+
+
+def test_a_stalled_connection_and_a_lost_microphone_end_it(browser: Any, tmp_path: Path) -> None:
+    with panel_of(browser, talk_app(tmp_path, pages=read_pages(FOLDER))) as page:
+        found = page.evaluate(LOST)
+        assert found.pop("ends")[0].startswith("The connection was lost.")
+        assert found == {"isLeft": True, "before": 0, "live": "off"}
+        start(page)
+        page.get_by_role("button", name="Mute").wait_for()
+        page.evaluate("() => stream.getTracks()[0].dispatchEvent(new Event('ended'))")
+        page.get_by_role("alert").get_by_text("The microphone is gone.").wait_for()
+        assert page.get_by_role("button", name="Start talking").is_enabled()
+        page.evaluate(
+            """() => { navigator.mediaDevices.getUserMedia = () =>
+                Promise.reject(new DOMException("busy", "NotReadableError")); }"""
+        )
+        start(page)
+        page.get_by_role("alert").get_by_text("gives no sound").wait_for()
+
+
 def start(page: Any) -> None:
     page.get_by_role("button", name="Start talking").click()
 

@@ -1,6 +1,7 @@
 // DOM helpers. Text is only ever set as text, so that model output cannot become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const NEAR_END_PX = 120;
 
 export const byId = (id) => document.getElementById(id);
 
@@ -38,6 +39,12 @@ export function iconButton(name, label, onclick) {
 /** Show or hide `element`. */
 export function show(element, isShown = true) {
   element.hidden = !isShown;
+}
+
+/** Scroll a log to its end, if its reader is near it. */
+export function followEnd(log) {
+  const { scrollHeight, scrollTop, clientHeight } = log;
+  if (scrollHeight - scrollTop - clientHeight < NEAR_END_PX) log.scrollTop = scrollHeight;
 }
 
 /** Change the icon and the name of a button. */

@@ -2,7 +2,7 @@
 
 import { Advice, errorBox, isAborted } from "../api.js";
 import { showCode } from "../code/dialog.js";
-import { byId, show } from "../dom.js";
+import { byId, followEnd, show } from "../dom.js";
 import { LOOK } from "../examples.js";
 import { chooseModel, seesImages, setModel } from "../models.js";
 import { sayWhileWaiting } from "../server.js";
@@ -18,7 +18,6 @@ import { homeView } from "./home.js";
 import { openDrawer, readSettings } from "./settings.js";
 import { AssistantView, userView } from "./view.js";
 
-const NEAR_END_PX = 120;
 const MAX_SPOKEN_CHARS = 1500;
 const MAX_TITLE_CHARS = 60;
 const NEW_TITLE = "New chat";
@@ -58,7 +57,7 @@ class ChatPanel {
       resend: (turn, text) => this.#resend(turn, text),
       regenerate: (turn) => this.#regenerate(turn),
       proceed: () => this.#answer(),
-      grown: () => this.#follow(),
+      grown: () => followEnd(this.log),
       draw: canDraw ? (prompt) => this.#draw(prompt) : null,
       ask: this.seeing.size ? (picture) => this.askAbout(picture) : null,
       canSpeak,
@@ -307,11 +306,6 @@ class ChatPanel {
   #complain(error) {
     this.log.append(errorBox(error));
     this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  #follow() {
-    const { scrollHeight, scrollTop, clientHeight } = this.log;
-    if (scrollHeight - scrollTop - clientHeight < NEAR_END_PX) this.log.scrollTop = scrollHeight;
   }
 
   #fit() {

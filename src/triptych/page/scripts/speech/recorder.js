@@ -10,6 +10,13 @@ const EXTENSIONS = {
   "audio/ogg": "ogg",
 };
 const BAR_PX = 5;
+const NOT_ALLOWED =
+  "The microphone cannot be used. Allow it for this page in the browser, then try again.";
+const WHY_NOT = {
+  NotFoundError: "There is no microphone. Connect one, then try again.",
+  NotReadableError:
+    "The microphone gives no sound. End other programs that use it, or connect it again, then try again.",
+};
 
 export const canRecord = () =>
   Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
@@ -20,11 +27,7 @@ export const fileNameOf = (blob) => `recording.${EXTENSIONS[blob.type] ?? "webm"
 /** Return the stream of the microphone; `audio` are its constraints. Throws `Advice`. */
 export function askForMicrophone(audio = true) {
   return navigator.mediaDevices.getUserMedia({ audio }).catch((error) => {
-    throw new Advice(
-      error?.name === "NotFoundError"
-        ? "There is no microphone. Connect one, then try again."
-        : "The microphone cannot be used. Allow it for this page in the browser, then try again.",
-    );
+    throw new Advice(WHY_NOT[error?.name] ?? NOT_ALLOWED);
   });
 }
 

@@ -6,6 +6,7 @@ import { SAMPLE_RATE } from "../speech/request.js";
 import { decoded, encoded } from "./socket.js";
 
 const LOST = "The connection was lost. Start again to go on with a new conversation.";
+const STALLED_BYTES = 640_000; // that a connection has not taken: ten seconds of sound
 const BUFFER = "input_audio_buffer";
 const HEARD = "conversation.item.input_audio_transcription";
 
@@ -21,14 +22,9 @@ export class Conversation {
 
   /** `onEnd` is called once if the session ends by itself, with an error that is not in the log. */
   constructor(socket, log, session, onEnd) {
-    Object.assign(this, { socket, log });
+    Object.assign(this, { socket, log, onEnd });
     socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
-    socket.onclose = ({ reason }) => {
-      if (this.#isClosed) return;
-      this.close();
-      const isKnown = reason && reason === this.#lastCode;
-      onEnd(isKnown ? null : new ApiError(LOST));
-    };
+    socket.onclose = ({ reason }) => this.#lose(reason);
     this.#send("session.update", { session });
   }
 
@@ -41,8 +37,9 @@ export class Conversation {
 
   /** Send samples of the user. */
   hear(samples) {
-    if (this.socket.readyState === WebSocket.OPEN)
-      this.#send("input_audio_buffer.append", { audio: encoded(samples) });
+    if (this.socket.readyState !== WebSocket.OPEN) return;
+    this.#send("input_audio_buffer.append", { audio: encoded(samples) });
+    if (this.socket.bufferedAmount > STALLED_BYTES) this.#lose();
   }
 
   close() {
@@ -51,6 +48,14 @@ export class Conversation {
     this.socket.close();
     this.player?.close();
     this.#context.close();
+  }
+
+  /** The session has ended by itself, for a `reason` that may be in the log. */
+  #lose(reason) {
+    if (this.#isClosed) return;
+    this.close();
+    const isKnown = reason && reason === this.#lastCode;
+    this.onEnd(isKnown ? null : new ApiError(LOST));
   }
 
   #send(type, fields) {

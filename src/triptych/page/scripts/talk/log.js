@@ -1,7 +1,7 @@
 // What was heard and what is said, as text.
 
 import { errorBox } from "../api.js";
-import { el } from "../dom.js";
+import { el, followEnd } from "../dom.js";
 
 export class TalkLog {
   #turns = new Map(); // by the id of the item: {turn, text, note}
@@ -18,7 +18,7 @@ export class TalkLog {
   /** Show more of an item's text; `role` is that of its speaker, user or assistant. */
   add(id, role, text) {
     this.#at(id, role).text.append(text);
-    this.place.scrollTo(0, this.place.scrollHeight);
+    followEnd(this.place);
   }
 
   /** Replace the text of an item; without text, the item is removed. */

@@ -6,10 +6,14 @@ import { askForMicrophone } from "../speech/recorder.js";
 const PIECE_S = 0.02; // an interruption is noticed so much later
 const CLEAN = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
 
-/** Call `onPiece` with samples, 20 ms at a time at `rate`. Returns {mute, close}; throws `Advice`. */
-export async function openMicrophone(rate, onPiece) {
+/**
+ * Call `onPiece` with samples, 20 ms at a time at `rate`, and `onLost` if the microphone is taken
+ * away. Returns {mute, close}; throws `Advice`.
+ */
+export async function openMicrophone(rate, onPiece, onLost) {
   const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
   const tracks = stream.getTracks();
+  tracks.forEach((track) => track.addEventListener("ended", onLost)); // not by `stop`
   const source = sourceOf(stream, rate);
   const { context } = source;
   let isOpen = true;

@@ -16,6 +16,7 @@ import { openSocket } from "./socket.js";
 const SHOWN_S = 4; // of the microphone
 const ENDED = "The server has ended the conversation.";
 const NO_SPEECH = "The server has no speech model: answers are written.";
+const UNPLUGGED = "The microphone is gone. Connect it, then start again.";
 const NO_MICROPHONE =
   "Talking requires https or the address 127.0.0.1: browsers allow the microphone only there.";
 
@@ -45,6 +46,7 @@ class TalkPanel {
     byId("talk-mute").addEventListener("click", () => this.mute(!this.isMuted));
     const canHear = Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
     byId("talk-go").disabled = !canHear;
+    byId("talk-log").ariaLive = canSpeak ? "off" : "polite"; // what is spoken is not read out, too
     byId("talk-note").textContent = canHear ? (canSpeak ? "" : NO_SPEECH) : NO_MICROPHONE;
   }
 
@@ -54,8 +56,13 @@ class TalkPanel {
     stopReading();
     this.state.textContent = "Starting";
     try {
-      this.microphone = await openMicrophone(SAMPLE_RATE, (samples) => this.#hear(samples));
+      this.microphone = await openMicrophone(
+        SAMPLE_RATE,
+        (samples) => this.#hear(samples),
+        () => this.#fail(new Advice(UNPLUGGED)),
+      );
       const socket = await openSocket(byId("talk-model").value);
+      if (!this.microphone) return socket.close(); // it is gone meanwhile
       this.log.clear();
       this.conversation = new Conversation(socket, this.log, this.#session(), (error) =>
         error ? this.#fail(error) : this.end(ENDED),
