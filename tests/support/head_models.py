@@ -8,7 +8,7 @@ with transformers' own layers.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from support.decoder_families import LATENT, TINY
+from support.gguf_families import FAMILIES
+from support.gguf_models import write_model
 from support.mixture_families import GROUPED, MIXTURES
 from support.recurrent_models import ALL, RECURRENT
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -30,6 +32,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _IN_LAYER = ("", "enorm", "hnorm", "eh_proj", "shared_head.norm")
 _APART = ("layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 _ERNIE = ("mtp_block.0.", "mtp_emb_norm.0", "mtp_hidden_norm.0", "mtp_linear_proj.0", "")
+_NORMS = ("enorm", "hnorm", "shared_head_norm")
 _MIMO = ("", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 
@@ -187,6 +190,30 @@ def _rename(folder: Path, layout: _Layout, mtp: Mtp) -> None:
     if layout.architecture:
         config["architectures"] = [layout.architecture]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_predicting(name: str, folder: Path) -> tuple[Path, Mtp]:
+    """Write a GGUF file of a model, whose fifth layer predicts a further token."""
+    family, is_qwen = FAMILIES[name], name == "qwen35"
+    fields = {**family.fields, "num_hidden_layers": 5}
+    if is_qwen:
+        fields["layer_types"] = [*fields["layer_types"], _FULL]
+    body = family.build().model
+    size, norm = body.config.hidden_size, body.norm
+    torch.manual_seed(5)
+    norms = [_norm_like(norm, size) for _ in range(3)]
+    projection_OI = torch.randn(size, 2 * size) * (2 * size) ** -0.5
+    values = {
+        **{part: norm.weight.detach() + is_qwen for part, norm in zip(_NORMS, norms, strict=True)},
+        "eh_proj": projection_OI,
+        "shared_head_head": projection_OI,
+    }
+    extra = {f"blk.4.nextn.{part}.weight": value.tolist() for part, value in values.items()}
+    metadata = {**family.metadata, "nextn_predict_layers": 1}
+    changed = replace(family, fields=fields, metadata=metadata, extra=extra)
+    file, model = write_model(changed, name, folder)
+    model.eval().set_attn_implementation("eager")
+    return file, Mtp(model, norms[0], norms[1], projection_OI, norms[2], joins_hidden_first=False)
 
 
 DRAFT = {

@@ -40,6 +40,8 @@ Names: TypeAlias = Mapping[str, str | Place]
 in the file, is mapped to a whole name; another one to a module, whose tensors keep their ending."""
 
 
+NEXTN = "nextn."
+"""The beginning of names that layers have which predict further tokens."""
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -56,7 +58,9 @@ class Architecture:
     """A row: the class of transformers, its configuration and its tensors.
 
     Of several rows for one name the first that `fits` a file is used. Names of `layers` are below
-    `body`. Tensors that are `unused` are left out.
+    `body`. Tensors that are `unused` are left out. The layer after the model's own, which predicts
+    a further token, has `predicting` besides, in itself or apart in `mtp`; without names it is left
+    out.
     """
 
     model: str
@@ -67,6 +71,14 @@ class Architecture:
     body: str = "model"
     fits: Callable[[Metadata], bool] = _always
     unused: Callable[[Metadata, int, str], bool] = _never
+    predicting: Names = field(default_factory=dict)
+    predicts_apart: bool = False
+
+    def prefix_of(self, layer: int, num_layers: int, name: str) -> str:
+        """What stands before a name of `layer` in a model of `num_layers`; `name` is the file's."""
+        if layer < num_layers or not self.predicts_apart:
+            return f"{self.body}.layers.{layer}."
+        return "mtp." if name.startswith(NEXTN) else "mtp.layers.0."
 
 
 def joined_from(*sources: str, into: str, layout: Layout) -> Names:
@@ -116,6 +128,13 @@ LATE_NORMS: Names = {
     "post_attention_norm": "post_attention_layernorm",
 }
 """The same two, as llama.cpp names them in its later architectures."""
+PREDICTING: Names = {
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+"""Without copies of embedding and projection, which are the model's."""
 MLP: Names = {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 MERGED_MLP: Names = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 DENSE: Names = {**NORMS, **PROJECTIONS, **HEAD_NORMS, **MLP}

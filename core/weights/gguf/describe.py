@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.gguf.architecture import Architecture, Place
+from triptych.core.weights.gguf.architecture import NEXTN, Architecture, Place
 from triptych.core.weights.gguf.dense import DENSE_ROWS
 from triptych.core.weights.gguf.fields import NULL
 from triptych.core.weights.gguf.gemma import GEMMA_ROWS
@@ -111,9 +111,10 @@ def _targets(
         match = _LAYER.fullmatch(source)
         layer, name = (int(match[1]), match[2]) if match else (None, source)
         if layer is not None and layer >= metadata.num_layers:
-            if metadata.has("nextn_predict_layers"):
-                continue  # they predict further tokens
-            raise _unknown(metadata, source)
+            if not metadata.has("nextn_predict_layers"):
+                raise _unknown(metadata, source)
+            if layer > metadata.num_layers or not row.predicting:
+                continue  # the first of them drafts
         yield from _targets_of(metadata, row, config, (layer, name))
 
 
@@ -129,21 +130,22 @@ def _targets_of(
     prefix = "" if layer is None else f"blk.{layer}."
     if layer is not None and row.unused(metadata, layer, stem):
         return
+    predicts = layer is not None and layer >= metadata.num_layers
     names = row.globals if layer is None else row.layers
+    names = {**names, **row.predicting} if predicts else names
     entry, suffix = names.get(name), ""
     if entry is None and ending in _ENDINGS:
         entry, suffix = names.get(stem), f".{ending}"
     if entry is None:
+        if predicts and name.startswith(NEXTN):
+            return  # a copy of what the model has
         raise _unknown(metadata, f"{prefix}{name}")
     place = entry if isinstance(entry, Place) else Place(entry)
     if place.sources and stem != place.sources[0]:
         return
     sources = [_tensor(metadata, f"{prefix}{each}{suffix}") for each in place.sources]
-    whole = (
-        f"{place.name}{suffix}"
-        if layer is None
-        else f"{row.body}.layers.{layer}.{place.name}{suffix}"
-    )
+    below = "" if layer is None else row.prefix_of(layer, metadata.num_layers, name)
+    whole = f"{below}{place.name}{suffix}"
     sources = sources or [metadata.file.tensors[f"{prefix}{name}"]]
     try:
         targets = list(place.layout(whole, sources, config))

@@ -90,6 +90,16 @@ _QWEN_NEXT_LAYERS: Names = {
     "ssm_out": "linear_attn.out_proj",
 }
 _QWEN_GLOBALS: Names = {**GLOBALS, **shifted({"output_norm": "model.norm"})}
+_QWEN_PREDICTING: Names = {
+    "nextn.eh_proj": "fc",
+    **shifted(
+        {
+            "nextn.enorm": "pre_fc_norm_embedding",
+            "nextn.hnorm": "pre_fc_norm_hidden",
+            "nextn.shared_head_norm": "norm",
+        }
+    ),
+}
 
 
 def _interleaved_axes(m: Metadata) -> Rope:
@@ -252,7 +262,15 @@ _CONV_GLOBALS: Names = {
 
 HYBRID_ROWS: Mapping[str, tuple[Architecture, ...]] = {
     "qwen35": (
-        Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", _QWEN35, _QWEN35_LAYERS, _QWEN_GLOBALS),
+        Architecture(
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            _QWEN35,
+            _QWEN35_LAYERS,
+            _QWEN_GLOBALS,
+            predicting=_QWEN_PREDICTING,
+            predicts_apart=True,
+        ),
     ),
     "qwen35moe": (
         Architecture(
@@ -261,6 +279,8 @@ HYBRID_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             {**_QWEN35, **MIXTURE, **SHARED_EXPERT},
             _QWEN35_LAYERS,
             _QWEN_GLOBALS,
+            predicting=_QWEN_PREDICTING,
+            predicts_apart=True,
         ),
     ),
     "qwen3next": (
@@ -277,6 +297,8 @@ HYBRID_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             },
             _QWEN_NEXT_LAYERS,
             _QWEN_GLOBALS,
+            predicting=_QWEN_PREDICTING,
+            predicts_apart=True,
         ),
     ),
     "lfm2": (

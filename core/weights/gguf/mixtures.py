@@ -13,6 +13,7 @@ from triptych.core.weights.gguf.architecture import (
     LATE_NORMS,
     MIXTURE,
     MLP,
+    PREDICTING,
     PROJECTIONS,
     ROTATED,
     SHARED_EXPERT,
@@ -48,7 +49,7 @@ _ROUTED: Fields = {
     "routed_scaling_factor": f.number("expert_weights_scale", 1.0),
     "norm_topk_prob": f.flag("expert_weights_norm", False),
     "first_k_dense_replace": f.count("leading_dense_block_count", 0),
-    "num_nextn_predict_layers": f.always(0),
+    "num_nextn_predict_layers": f.count("nextn_predict_layers", 0),
 }
 _ROUTER: Names = {
     "ffn_gate_inp": "mlp.gate",
@@ -227,6 +228,7 @@ MIXTURE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
                 **shared_mlp("mlp.shared_experts"),
                 **_ROUTER,
             },
+            predicting=PREDICTING,
         ),
     ),
     "granitemoe": (
@@ -277,6 +279,7 @@ MIXTURE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             {**_DEEPSEEK, "scoring_func": f.always("sigmoid")},
             _LATENT,
             fits=_gates_by_sigmoid,
+            predicting=PREDICTING,
         ),
         Architecture(
             "DeepseekV2ForCausalLM",

@@ -198,8 +198,8 @@ class MtpBlueprint:
         names = find_names(checkpoint.tensors, len(target.config.attention))
         if names is None:
             raise ConfigError(
-                f"--speculative-algorithm mtp: {name} has no layer that predicts further tokens, or"
-                " is a GGUF file, where it is not read; write ngram, or name a model that drafts."
+                f"--speculative-algorithm mtp: {name} has no layer that predicts further tokens,"
+                " or one that is not read here; write ngram, or name a model that drafts."
             )
         self.names, self.config = names, _layer_config(target.config, names, checkpoint)
         self.dtype, self._device = target.dtype, target.device

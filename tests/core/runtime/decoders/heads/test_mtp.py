@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from support.gpu_rehearsal import rehearse_gpu
-from support.head_models import LAYOUTS, PAGE, Cells, Mtp, save_mtp
+from support.head_models import LAYOUTS, PAGE, Cells, Mtp, save_mtp, write_predicting
 from triptych.core.errors import ConfigError
 from triptych.core.runtime.decoders.heads.mtp import MtpBlueprint, MtpHead
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.weights.gguf.convert import convert_gguf
+from triptych.core.weights.progress import SilentProgress
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 11
@@ -150,6 +152,19 @@ def test_a_step_holds_the_scores_of_its_index(tmp_path: Path, native: NativeKern
     assert blueprint.config.key_index is not None
     joined_bytes = 100 * 4 * mtp.model.config.hidden_size * torch.float32.itemsize
     assert blueprint.activation_bytes(100, 1) == target.activation_bytes(100, 1) + joined_bytes
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek2", "qwen35"])
+def test_the_layer_of_a_gguf_file(tmp_path: Path, native: NativeKernels, name: str) -> None:
+    file, mtp = write_predicting(name, tmp_path)
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    convert_gguf(file, folder, SilentProgress())
+    blueprint, head = built(folder, native)
+    ids_T, hidden_TC = inputs(mtp)
+    cells = Cells(blueprint.kv_layout(PAGE, torch.float32), native)
+    found_TC = run(blueprint, head, ids_T, hidden_TC, cells)
+    torch.testing.assert_close(found_TC, mtp(ids_T, hidden_TC), atol=2e-4, rtol=2e-4)
 
 
 def test_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
