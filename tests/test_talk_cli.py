@@ -119,7 +119,7 @@ class Scripted:
             for at, kind, each in ((3200, SpeechStarted, 1600), (4800, SpeechStopped, 3200))
         }
 
-    def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
+    def push(self, pcm_S: Pcm, *, is_answering: bool = False) -> Sequence[TurnEvent]:
         before, self.num = self.num, self.num + len(pcm_S)
         return [event for at, event in self.events.items() if before < at <= self.num]
 
@@ -165,13 +165,13 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 def test_turns_are_cut_out_of_what_is_heard() -> None:
     noted: list[TurnEvent] = []
-    turns = turns_in(NOISE.reshape(-1, 500), Scripted(), noted.append)
+    turns = turns_in(NOISE.reshape(-1, 500), Scripted().push, noted.append)
     (turn,) = turns
     np.testing.assert_array_equal(turn, NOISE[1600:3200])
     assert noted == [SpeechStarted(100), SpeechStopped(200)]
     late = turns_in(
         np.concatenate([np.zeros_like(NOISE)] * 3 + [NOISE]).reshape(-1, 500),
-        Scripted(offset=3 * HEARING_RATE),
+        Scripted(offset=3 * HEARING_RATE).push,
         noted.append,
     )
     np.testing.assert_array_equal(next(late), NOISE[1600:3200])
@@ -250,7 +250,7 @@ def test_a_microphone_that_is_gone_suspects_nothing(devices: Devices) -> None:
         raise OSError("unplugged")
 
     devices.blocks = blocks()
-    detector: Any = SimpleNamespace(push=lambda pcm_S: [SpeechSuspected(0)])
+    detector: Any = SimpleNamespace(push=lambda pcm_S, **_: [SpeechSuspected(0)])
     microphone = Microphone(lambda: detector, stays_open=True)
     with closing(microphone.turns()) as turns, pytest.raises(ConfigError, match="unplugged"):
         next(turns)

@@ -82,8 +82,11 @@ class TurnDetector(Protocol):
     event loop for pieces of up to 100 ms, and belongs on a thread for longer ones.
     """
 
-    def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
-        """Take the next samples at `HEARING_RATE`, any number, and return what they end."""
+    def push(self, pcm_S: Pcm, *, is_answering: bool = False) -> Sequence[TurnEvent]:
+        """Take the next samples at `HEARING_RATE`, any number, and return what they end.
+
+        `is_answering`: an answer is being played, whose echo should begin no turn.
+        """
         ...
 
     def rest(self) -> None:

@@ -257,10 +257,12 @@ def non_speech(sounds: Path, echo_S: Pcm, seconds: float) -> dict[str, Pcm]:
 def react(network: VoiceNetwork, pcm_S: Pcm, first: int = PIECE) -> Reaction:
     """The reaction to sound in pieces, of which the first has `first` samples."""
     detector = VoiceTurnDetector(network, TurnOptions(reports_suspicion=True))
+    detector._tracker._echo.hear(LEVEL)  # the question before the answer
+    detector._tracker._echo.end_turn()
     found, held_from = Reaction([], [], 0.0), 0
     held_s = 0.0
     for end in range(first, len(pcm_S) + PIECE, PIECE):
-        for event in detector.push(pcm_S[max(0, end - PIECE) : end]):
+        for event in detector.push(pcm_S[max(0, end - PIECE) : end], is_answering=True):
             match event:
                 case SpeechSuspected():
                     found.holds.append(held_from := end)

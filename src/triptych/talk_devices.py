@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -118,7 +118,7 @@ class Microphone:
         self._stays_open = stays_open
         self._is_over = threading.Event()
         self._num_begun = self._num_taken = 0
-        self._is_suspecting = False
+        self._is_suspecting = self._is_answering = False
 
     def is_suspecting(self) -> bool:
         """Whether a turn may have begun: this is soon followed by one, or dismissed."""
@@ -135,7 +135,9 @@ class Microphone:
         with closing(self._heard_ahead() if self._stays_open else self._heard()) as turns:
             for turn in turns:
                 self._num_taken += 1
+                self._is_answering = True
                 yield turn
+                self._is_answering = False
                 if not self._stays_open:
                     console.print(f"[dim]{_HINT}[/]")
 
@@ -181,9 +183,13 @@ class Microphone:
             ) as stream,
         ):
             try:
-                yield from turns_in(self._blocks(stream), self._open_detector(), self._note)
+                yield from turns_in(self._blocks(stream), self._detect(), self._note)
             finally:
                 self._is_suspecting = False  # no one would dismiss it
+
+    def _detect(self) -> Callable[[Pcm], Sequence[TurnEvent]]:
+        detector = self._open_detector()
+        return lambda pcm_S: detector.push(pcm_S, is_answering=self._is_answering)
 
     def _blocks(self, stream: Any) -> Iterator[Pcm]:
         while not self._is_over.is_set():
@@ -203,7 +209,9 @@ def open_microphone(*, stays_open: bool) -> Microphone:
 
 
 def turns_in(
-    blocks: Iterable[Pcm], detector: TurnDetector, note: Callable[[TurnEvent], None]
+    blocks: Iterable[Pcm],
+    detect: Callable[[Pcm], Sequence[TurnEvent]],
+    note: Callable[[TurnEvent], None],
 ) -> Generator[Pcm, None, None]:
     """Yield the samples of each turn in a stream of sound; calls `note` with each event first."""
     heard: list[Pcm] = []
@@ -212,7 +220,7 @@ def turns_in(
     for block in blocks:
         heard.append(block)
         num_heard += len(block)
-        for event in detector.push(block):
+        for event in detect(block):
             note(event)
             if isinstance(event, SpeechStarted):
                 start, is_speaking = event.at_ms * HEARING_RATE // 1000, True

@@ -48,8 +48,10 @@ class LoudnessDetector:
     def __init__(self) -> None:
         self._num_heard = 0
         self._is_loud = False
+        self.was_answering: list[bool] = []
 
-    def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
+    def push(self, pcm_S: Pcm, *, is_answering: bool = False) -> Sequence[TurnEvent]:
+        self.was_answering.append(is_answering)
         events: list[TurnEvent] = []
         for value in np.abs(pcm_S[::160]) > 0.1:
             if bool(value) != self._is_loud:
@@ -103,10 +105,12 @@ class FakeEars:
 
     words: str = "Hello there"
     opened: list[KnowingTranscriber] = field(default_factory=list)
+    detectors: list[LoudnessDetector] = field(default_factory=list)
     calls: list[TranscribeCall] = field(default_factory=list)
 
     def open_detector(self, options: TurnOptions) -> LoudnessDetector:
-        return LoudnessDetector()
+        self.detectors.append(LoudnessDetector())
+        return self.detectors[-1]
 
     def open_transcriber(self, call: TranscribeCall) -> KnowingTranscriber:
         self.calls.append(call)

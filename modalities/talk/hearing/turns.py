@@ -7,11 +7,13 @@ sound itself, in frames. Knows neither models of speech nor events of a wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import TypeAlias
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.talk.hearing.echo import EchoGate
 from triptych.modalities.talk.hearing.suspicion import Suspicion
 from triptych.modalities.talk.hearing.voice_activity import (
     FRAME,
@@ -35,8 +37,8 @@ MIN_SPEECH_FRAMES = 2
 HYSTERESIS = 0.15
 """Speech goes on down to this much below the threshold, as in Silero's own iterator."""
 MAX_MS = 60_000
-Frame: TypeAlias = tuple[Callable[[float], TurnEvent | None], float]
-"""The method that takes a frame, and its probability of speech."""
+Frame: TypeAlias = Callable[[], TurnEvent | None]
+"""The tracker's method that takes a frame, with that frame."""
 
 
 def check_options(options: TurnOptions) -> None:
@@ -62,12 +64,18 @@ class TurnTracker:
         self._suspicion = Suspicion(options.threshold) if options.reports_suspicion else None
         self._quiet_from_ms: int | None = None
         self._rested_ms: int | None = None
+        self._echo = EchoGate()
 
-    def take(self, probability: float) -> TurnEvent | None:
-        """Take the next frame; returns the event that it causes."""
+    def take(
+        self, probability: float, level: float = 1.0, *, is_answering: bool = False
+    ) -> TurnEvent | None:
+        """Take the next frame and its `level`; returns the event that it causes."""
         self._now_ms += FRAME_MS
-        take = self._during_speech if self._is_speaking else self._before_speech
-        event = take(probability)
+        if self._is_speaking:
+            event = self._during_speech(probability, level)
+        else:
+            is_echo = is_answering and self._echo.may_be_echo(level)
+            event = self._before_speech(0.0 if is_echo else probability)
         suspected = self._suspect(probability, self._now_ms)
         return event or suspected
 
@@ -110,15 +118,17 @@ class TurnTracker:
         self._rested_ms = None
         return IdleTimedOut(rested_ms, self._now_ms)
 
-    def _during_speech(self, probability: float) -> TurnEvent | None:
+    def _during_speech(self, probability: float, level: float) -> TurnEvent | None:
         if probability >= self._options.threshold:
             self._quiet_from_ms = None
+            self._echo.hear(level)
         elif probability < self._leave and self._quiet_from_ms is None:
             self._quiet_from_ms = self._now_ms - FRAME_MS
         quiet_from_ms = self._quiet_from_ms
         silence_ms = self._options.silence_duration_ms
         if quiet_from_ms is None or self._now_ms - quiet_from_ms < silence_ms:
             return None
+        self._echo.end_turn()
         self.reset()
         return SpeechStopped(quiet_from_ms)
 
@@ -136,16 +146,19 @@ class VoiceTurnDetector:
         self._is_between_next = True
         self._tracker = TurnTracker(options)
 
-    def push(self, pcm_S: Pcm) -> Sequence[TurnEvent]:
+    def push(self, pcm_S: Pcm, *, is_answering: bool = False) -> Sequence[TurnEvent]:
         """Take the next samples, and return the events of the frames that they complete."""
-        whole: list[Frame] = [(self._tracker.take, each) for each in self._voice.push(pcm_S)]
-        frames = whole if self._between is None else self._merged(whole, self._between.push(pcm_S))
-        events = [take(probability) for take, probability in frames]
+        take = partial(self._tracker.take, is_answering=is_answering)
+        heard = zip(*self._voice.listen(pcm_S), strict=True)
+        frames: list[Frame] = [partial(take, *each) for each in heard]
+        if self._between is not None:
+            frames = self._merged(frames, self._between.push(pcm_S))
+        events = [take_frame() for take_frame in frames]
         return [event for event in events if event is not None]
 
     def _merged(self, whole: list[Frame], between: Floats) -> list[Frame]:
         """Put the frames of both streams in the order of their ends, which alternate."""
-        others: list[Frame] = [(self._tracker.take_between, each) for each in between]
+        others: list[Frame] = [partial(self._tracker.take_between, each) for each in between]
         pair = (others, whole) if self._is_between_next else (whole, others)
         merged = [each for both in zip_longest(*pair) for each in both if each is not None]
         self._is_between_next ^= len(merged) % 2 == 1

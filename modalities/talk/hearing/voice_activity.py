@@ -124,12 +124,17 @@ class VoiceStream:
 
     def push(self, pcm_S: Pcm) -> Floats:
         """The probabilities [N] of speech in the frames that these samples complete."""
+        return self.listen(pcm_S)[0]
+
+    def listen(self, pcm_S: Pcm) -> tuple[Floats, Floats]:
+        """As `push`, and the levels [N] of the frames: their root mean squares."""
         joined_S = np.concatenate([self._rest_S, pcm_S])
         whole_S, self._rest_S = np.split(joined_S, [len(joined_S) // FRAME * FRAME])
         blocks = range(0, len(whole_S), _MAX_FRAMES * FRAME)
         pieces = [whole_S[at : at + _MAX_FRAMES * FRAME] for at in blocks]
         found = [self._network.probabilities(self._state, piece_S) for piece_S in pieces]
-        return np.concatenate([np.zeros(0, np.float32), *found])
+        levels: Floats = np.sqrt(np.square(whole_S.reshape(-1, FRAME)).mean(1))
+        return np.concatenate([np.zeros(0, np.float32), *found]), levels
 
 
 def _split_gates(weight: Floats) -> Floats:

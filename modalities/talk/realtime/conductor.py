@@ -183,10 +183,9 @@ class Conductor:
         for at in range(0, len(pcm_S), size):  # a turn hears nothing of the next one
             piece_S = pcm_S[at : at + size]
             self._ear.push(piece_S)
-            if is_long:
-                events = await asyncio.to_thread(self._ear.detect, piece_S)
-            else:
-                events = self._ear.detect(piece_S)
+            is_answering = self._session.playback.remaining_ms(_now_ms()) > 0
+            detect = partial(self._ear.detect, piece_S, is_answering=is_answering)
+            events = await asyncio.to_thread(detect) if is_long else detect()
             for event in events:
                 self._apply(self._session.learn(event, _now_ms()))
             self._ear.forget()

@@ -61,9 +61,11 @@ class Ear:
         """Whether turns are detected."""
         return self._detector is not None
 
-    def detect(self, pcm_S: Pcm) -> list[TurnEvent]:
+    def detect(self, pcm_S: Pcm, *, is_answering: bool) -> list[TurnEvent]:
         """Return what samples that were pushed begin and end. It may run on a thread."""
-        events = () if self._detector is None else self._detector.push(pcm_S)
+        if self._detector is None:
+            return []
+        events = self._detector.push(pcm_S, is_answering=is_answering)
         return [_later(event, self._detector_start_ms) for event in events]
 
     def forget(self) -> None:

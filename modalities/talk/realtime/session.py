@@ -91,7 +91,7 @@ class Session:
         self._new_id = new_id
         self._conversation_id = new_id("conv")
         self._items = Items(held)
-        self._playback = SpeechPlayback()
+        self.playback = SpeechPlayback()
         self._responses: dict[str, Responding] = {}
         self._turn_id: str | None = None  # of the item that the present speech will be
         self._answered: set[str] = set()  # items whose transcript an answer waits for
@@ -209,8 +209,8 @@ class Session:
     def _truncate_by_client(self, event: client.TruncateItem, now_ms: float) -> list[Out]:
         entry = self._items.find(event.item_id)
         entry.check_cut(event.content_index, event.audio_end_ms)
-        if entry is self._playback.entry:  # the client has stopped playing it
-            self._playback.interrupt(now_ms)
+        if entry is self.playback.entry:  # the client has stopped playing it
+            self.playback.interrupt(now_ms)
         return [entry.truncate(event.audio_end_ms)]
 
     # -- turns of the user -----------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Session:
         return [*dismissed, *forgotten, buffer_event("cleared"), *self._answer_if_owed()]
 
     def _begin_speech(self, at_ms: int, now_ms: float) -> list[Out]:
-        self._playback.resume(now_ms)
+        self.playback.resume(now_ms)
         self._turn_id = self._new_id("item")
         self._buffered_ms = 0.0
         started = buffer_event("speech_started", audio_start_ms=at_ms, item_id=self._turn_id)
@@ -266,15 +266,15 @@ class Session:
 
     def _suspect(self, at_ms: int, now_ms: float) -> list[Out]:
         """Speech may have begun: a client that asked for this holds the answer's sound."""
-        self._playback.hold(now_ms)
+        self.playback.hold(now_ms)
         return [buffer_event("speech_suspected", audio_start_ms=at_ms)]
 
     def _dismiss(self, at_ms: float, now_ms: float) -> list[Out]:
         """End a suspicion, if there is one: the client goes on playing."""
-        if not self._playback.resume(now_ms):
+        if not self.playback.resume(now_ms):
             return []
         dismissed = buffer_event("speech_dismissed", audio_end_ms=int(at_ms))
-        is_last = not self.is_answering and self._playback.remaining_ms(now_ms) > 0
+        is_last = self.playback.remaining_ms(now_ms) > 0 and not self.is_answering
         return [dismissed, *(self._rest(now_ms) if is_last else [])]
 
     def _end_speech(self, at_ms: int) -> list[Out]:
@@ -334,8 +334,8 @@ class Session:
         return [*outs, *self._cut_playback(now_ms)]
 
     def _cut_playback(self, now_ms: float) -> list[Out]:
-        heard_ms = self._playback.interrupt(now_ms)
-        entry = self._playback.entry
+        heard_ms = self.playback.interrupt(now_ms)
+        entry = self.playback.entry
         if heard_ms is None or entry is None:
             return []
         return [entry.truncate(heard_ms)]
@@ -399,7 +399,7 @@ class Session:
 
     def _clear_output(self, now_ms: float) -> list[Out]:
         cut = self._cut_playback(now_ms)
-        cleared = {"type": "output_audio_buffer.cleared", "response_id": self._playback.response_id}
+        cleared = {"type": "output_audio_buffer.cleared", "response_id": self.playback.response_id}
         return [*cut, cleared]
 
     def _end(self, response: Responding, ending: Ending) -> list[Out]:
@@ -407,7 +407,7 @@ class Session:
         return [*response.end(ending), CancelAnswer(response.id)]
 
     def _rest(self, now_ms: float) -> list[Out]:
-        return [RestDetector(self._playback.remaining_ms(now_ms))]
+        return [RestDetector(self.playback.remaining_ms(now_ms))]
 
     # -- the parts -------------------------------------------------------------------------------
 
@@ -484,7 +484,7 @@ class Session:
                 events = response.sound(text, data, sound_ms)
                 entry = response.spoken_item
                 if entry is not None and response.items is not None:
-                    self._playback.add(response.id, entry, now_ms, sound_ms)
+                    self.playback.add(response.id, entry, now_ms, sound_ms)
                 return [*events]
             case AnswerCall(name=name, arguments=arguments):
                 return [*response.call(name), *response.arguments(arguments)]

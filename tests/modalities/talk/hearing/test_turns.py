@@ -100,6 +100,25 @@ def test_speech_is_suspected_in_the_frame_between_two_others(size: int) -> None:
     assert found == [SpeechSuspected(begin_ms - HALF_MS), SpeechStarted(begin_ms - 300)]
 
 
+def begins(tracker: TurnTracker, level: float, *, is_answering: bool) -> bool:
+    """Whether speech of this level begins a turn, which is then over."""
+    found = [tracker.take(HIGH, level, is_answering=is_answering) for _ in range(9)]
+    for _ in range(20):
+        tracker.take(LOW)
+    return any(isinstance(each, SpeechStarted) for each in found)
+
+
+def test_an_answer_is_not_interrupted_by_its_echo() -> None:
+    """Speech 20 dB below the user's turns is one while an answer is played, 9 dB below is not."""
+    tracker = TurnTracker(TurnOptions())
+    assert begins(tracker, 0.001, is_answering=True), "the user has not been heard yet"
+    assert begins(tracker, 0.2, is_answering=False)
+    assert not begins(tracker, 0.02, is_answering=True)
+    assert begins(tracker, 0.07, is_answering=True)
+    assert begins(tracker, 0.02, is_answering=False), "a soft turn of the user"
+    assert begins(tracker, 0.02, is_answering=True), "the user speaks more softly now"
+
+
 def test_a_suspicion_ends_with_what_is_forgotten() -> None:
     tracker = TurnTracker(TurnOptions(reports_suspicion=True))
     for probability in [CALM] * NUM_CALM + [SUSPICIOUS]:

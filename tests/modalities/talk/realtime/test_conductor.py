@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from triptych.modalities.asr.api.service import TranscribeCall
 from triptych.modalities.talk.hearing import sound_input
 from triptych.modalities.talk.realtime.conductor import MAX_WHOLE, Conductor
 from triptych.modalities.talk.realtime.inputs import AnswerText, StartAnswer
+from triptych.modalities.talk.realtime.items import ConversationItem
 from triptych.modalities.talk.realtime.routes import new_id
 from triptych.modalities.talk.realtime.session import Session
 from triptych.modalities.talk.realtime.settings import Conversation
@@ -128,6 +130,20 @@ async def test_a_turn_that_is_cut_off_before_its_task_began_is_closed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await session
     assert [each.is_closed for each in ears.hearing.opened] == [True]
+
+
+@pytest.mark.parametrize("sound_ms", [0.0, 60_000.0])
+async def test_the_detector_knows_whether_an_answer_is_played(sound_ms: float) -> None:
+    ears = Ears()
+    session = Session(Conversation(model="tiny"), new_id)
+    entry = ConversationItem(id="answer", type="message", role="assistant")
+    session.playback.add("resp", entry, time.monotonic() * 1000, sound_ms)
+    with pytest.raises(EOFError):
+        await Conductor(Scripted(append(480)), session, NoAnswers(), ears, new_id).run(
+            asyncio.Event()
+        )
+    (detector,) = ears.hearing.detectors
+    assert detector.was_answering == [sound_ms > 0]
 
 
 async def test_turns_in_one_piece_of_sound_are_heard_apart() -> None:
