@@ -75,7 +75,7 @@ class Architecture:
     predicts_apart: bool = False
 
     def prefix_of(self, layer: int, num_layers: int, name: str) -> str:
-        """What stands before a name of `layer` in a model of `num_layers`; `name` is the file's."""
+        """The beginning of a name of `layer` in a model of `num_layers`; `name` is the file's."""
         if layer < num_layers or not self.predicts_apart:
             return f"{self.body}.layers.{layer}."
         return "mtp." if name.startswith(NEXTN) else "mtp.layers.0."
