@@ -18,6 +18,8 @@ from triptych.schedulers.tokens.draft_pace import DraftPace, Price, no_price
 
 _NUM_PLACES = 16
 """Occurrences of an n-gram that are compared, the latest ones."""
+_MAX_INDEXED = 4096
+"""Tokens that are indexed at once, which takes a few milliseconds: all requests wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class PromptLookup:
         self._rule = rule
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}
+        self._num_indexed = 0
         self._pace = DraftPace()
 
     @property
@@ -44,18 +47,22 @@ class PromptLookup:
         return len(self._tokens)
 
     def take(self, token_ids: Iterable[int]) -> None:
-        """Extend the text."""
-        tokens, size = self._tokens, self._rule.min_match
-        num_before = len(tokens)
-        for token_id in token_ids:
-            tokens.append(token_id)
-            if len(tokens) >= size:
-                places = self._places.setdefault(tuple(tokens[-size:]), [])
-                places.append(len(tokens))
-                if len(places) > _NUM_PLACES + 1:  # the last one is the end itself
-                    del places[0]
+        """Extend the text. A long one is indexed during several steps, without drafts."""
+        num_before = len(self._tokens)
+        self._tokens += token_ids
+        self._index(min(len(self._tokens), self._num_indexed + _MAX_INDEXED))
         if num_before:
-            self._pace.go_on(len(tokens) - num_before)
+            self._pace.go_on(len(self._tokens) - num_before)
+
+    def _index(self, end: int) -> None:
+        """Note the places of all n-grams up to `end`."""
+        tokens, size = self._tokens, self._rule.min_match
+        for place in range(max(self._num_indexed + 1, size), end + 1):
+            places = self._places.setdefault(tuple(tokens[place - size : place]), [])
+            places.append(place)
+            if len(places) > _NUM_PLACES + 1:  # the last one is the end itself
+                del places[0]
+        self._num_indexed = end
 
     def find(
         self, most: int, num_rows: int = 1, price: Price = no_price, room: float = math.inf
@@ -66,7 +73,9 @@ class PromptLookup:
         and then the latest. One that reaches the end of the text goes on with itself: it repeats.
         """
         most = min(most, self._rule.max_drafts)
-        place, match = self._longest_match() if most > 0 else (0, 0)
+        if most <= 0 or self._num_indexed < len(self._tokens):
+            return ()
+        place, match = self._longest_match()
         if not place:
             return ()
         tokens, drafts = self._tokens, list[int]()

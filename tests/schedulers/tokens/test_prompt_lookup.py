@@ -43,6 +43,13 @@ def test_without_room_there_are_no_drafts(most: int) -> None:
     assert lookup(1, 2, 3, 1, 2).find(most) == ()
 
 
+def test_a_long_text_is_indexed_during_several_steps() -> None:
+    found = lookup(*range(5000), *range(3))
+    assert found.find(2) == ()
+    found.take((3,))
+    assert found.find(2) == (4, 5)
+
+
 def test_drafts_are_as_long_as_they_are_worth() -> None:
     found = lookup(*range(20), *range(3))
     assert len(found.find(99)) == RULE.max_drafts
