@@ -135,8 +135,10 @@ class DraftModel:
         if drafted.is_unpaid:  # no step had room for them, or the row gave way
             drafted.pace.settle(0, 0)
             drafted.is_unpaid = False
-        most = min(most, shape.max_drafts, shape.max_length - row.num_known)
-        num_drafts = 0
+        num_left = shape.max_length - row.num_known
+        if num_left <= 0:  # its pages are of use to others
+            self.release(row)
+        most, num_drafts = min(most, shape.max_drafts, num_left), 0
         if most > 0 and self.costs.is_known:
             num_drafts = drafted.pace.choose(most, 0, num_rows, self.costs.model_price, room)
         drafted.is_due = bool(num_drafts and row.num_unknown)

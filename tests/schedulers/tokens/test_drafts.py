@@ -1,6 +1,7 @@
 """Drafts in steps: what they may take, and what of them counts."""
 
 import random
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -76,6 +77,20 @@ def test_a_text_is_followed_only_if_the_credit_pays_for_it() -> None:
     world.submit("a", token_request(prompt(9), max_tokens=30))
     world.finish_all()
     assert world.scheduler.stats().counters["draft_tokens_total"] == 0
+
+
+def test_a_text_that_outgrows_the_drafting_model_gives_its_pages_back() -> None:
+    world = World(draft_pages=20)
+    drafter = world.scheduler.tokens.drafting.drafter
+    drafter._shape = replace(drafter._shape, max_length=20)
+    world.submit("a", token_request(prompt(9), max_tokens=30))
+    row, held = world.scheduler.row_of("a"), []
+    while row.num_known < 30:
+        step(world)
+        held.append(drafter.pool.num_leased)
+    assert max(held) > held[-1] == 0
+    world.finish_all()
+    assert world.output_ids("a") == expected_answer(row.request, 48)[0]
 
 
 def test_a_row_goes_on_alone_where_the_drafting_model_finds_nothing_finite() -> None:
