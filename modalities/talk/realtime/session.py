@@ -13,7 +13,6 @@ from triptych.core.errors import (
     Conflict,
     EmptyBuffer,
     InvalidRequest,
-    NotFound,
     TriptychError,
     UnsupportedOption,
 )
@@ -45,7 +44,6 @@ from triptych.modalities.talk.realtime.inputs import (
     Listen,
     PrepareAnswer,
     RestDetector,
-    StartAnswer,
     TranscribeItem,
     TranscriptEnded,
     TranscriptFailed,
@@ -55,6 +53,7 @@ from triptych.modalities.talk.realtime.inputs import (
 from triptych.modalities.talk.realtime.items import ConversationItem, Items, Part, messages_of
 from triptych.modalities.talk.realtime.playback import SpeechPlayback
 from triptych.modalities.talk.realtime.responding import Ending, Event, NewId, Responding
+from triptych.modalities.talk.realtime.responses import Responses
 from triptych.modalities.talk.realtime.settings import (
     CheckSettings,
     Conversation,
@@ -67,8 +66,6 @@ from triptych.modalities.talk.realtime.settings import (
 
 MIN_COMMIT_MS = 100
 MAX_TURN_MS = 600_000
-MAX_RESPONSES = 8
-"""Responses at once, of which one is part of the conversation."""
 Out: TypeAlias = Event | Effect
 
 
@@ -92,7 +89,7 @@ class Session:
         self._conversation_id = new_id("conv")
         self._items = Items(held)
         self.playback = SpeechPlayback()
-        self._responses: dict[str, Responding] = {}
+        self._responses = Responses()
         self._turn_id: str | None = None  # of the item that the present speech will be
         self._answered: set[str] = set()  # items whose transcript an answer waits for
         self._unsettled: dict[str, ConversationItem] = {}  # items without their transcript
@@ -327,11 +324,10 @@ class Session:
 
     def _interrupt(self, now_ms: float) -> list[Out]:
         """The user speaks: end the answer, and keep of it what was heard."""
-        outs: list[Out] = []
-        for response in list(self._responses.values()):
-            if response.items is not None:
-                outs += self._end(response, Ending(status="cancelled", reason="turn_detected"))
-        return [*outs, *self._cut_playback(now_ms)]
+        response, ended = self._responses.of_conversation, list[Out]()
+        if response is not None:
+            ended = self._end(response, Ending(status="cancelled", reason="turn_detected"))
+        return [*ended, *self._cut_playback(now_ms)]
 
     def _cut_playback(self, now_ms: float) -> list[Out]:
         heard_ms = self.playback.interrupt(now_ms)
@@ -346,10 +342,7 @@ class Session:
         if not isinstance(self.settings, Conversation):
             raise InvalidRequest("A transcription session has no responses.", param="type")
         is_part = given.conversation == "auto"
-        if is_part and any(each.items is not None for each in self._responses.values()):
-            raise Conflict("A response is in progress: cancel it, or wait for response.done.")
-        if len(self._responses) >= MAX_RESPONSES:
-            raise Conflict(f"There are {MAX_RESPONSES} responses in progress; wait for one.")
+        self._responses.check_room(in_conversation=is_part)
         if is_part:
             self._items.check_room()
         settings = self._check(with_overrides(self.settings, given.overrides()))
@@ -362,9 +355,9 @@ class Session:
         )
         if given.input is not None:
             response.input = [self._input_entry(item) for item in given.input]
-        self._responses[response.id] = response
+        self._responses.add(response)
         self._owes_answer &= not is_part
-        return [*response.created(), *self._start_ready()]
+        return [*response.created(), *self._responses.start_ready(self._items)]
 
     def _input_entry(self, item: Any) -> ConversationItem:
         if isinstance(item, client.InputReference):
@@ -377,23 +370,8 @@ class Session:
             )
         return entry
 
-    def _start_ready(self) -> list[Out]:
-        """Start the responses whose conversation has all its transcripts."""
-        outs: list[Out] = []
-        for response in self._responses.values():
-            entries = list(self._items if response.input is None else response.input)
-            if response.is_started or any(entry.is_pending for entry in entries):
-                continue
-            response.is_started = True
-            messages = messages_of(entries, response.settings.instructions)
-            outs.append(StartAnswer(response.id, response.settings, messages))
-        return outs
-
     def _cancel_by_client(self, response_id: str | None, now_ms: float) -> list[Out]:
-        mine = [each for each in self._responses.values() if each.items is not None]
-        found = self._responses.get(response_id) if response_id else next(iter(mine), None)
-        if found is None:
-            raise NotFound("No response is in progress.", param="response_id")
+        found = self._responses.to_cancel(response_id)
         outs = self._end(found, Ending(status="cancelled", reason="client_cancelled"))
         return outs if found.items is None else [*outs, *self._rest(now_ms)]
 
@@ -403,7 +381,7 @@ class Session:
         return [*cut, cleared]
 
     def _end(self, response: Responding, ending: Ending) -> list[Out]:
-        del self._responses[response.id]
+        self._responses.remove(response)
         return [*response.end(ending), CancelAnswer(response.id)]
 
     def _rest(self, now_ms: float) -> list[Out]:
@@ -454,7 +432,7 @@ class Session:
         for part in entry.parts if entry is not None else ():
             if part.is_pending:
                 part.text, part.is_pending = text, False
-        outs = self._start_ready()
+        outs: list[Out] = [*self._responses.start_ready(self._items)]
         if item_id in self._answered:
             self._answered.discard(item_id)
             self._owes_answer |= bool(text.strip())
@@ -467,13 +445,13 @@ class Session:
         self._owes_answer = False
         if full := self._full():
             return full
-        if any(each.items is not None for each in self._responses.values()):
+        if self._responses.of_conversation is not None:
             message = "A response is in progress, so that none was created for this turn."
             return [client.error_event(client.error_fields(Conflict(message)))]
         return self._create_response(client.ResponseFields())
 
     def _learn_answer(self, news: LearnedAnswer, now_ms: float) -> list[Out]:
-        response = self._responses.get(news.response_id)
+        response = self._responses.find(news.response_id)
         if response is None:  # it was cancelled
             return []
         match news:
@@ -496,5 +474,5 @@ class Session:
                     reason="max_output_tokens" if is_cut else None,
                     usage=usage,
                 )
-        del self._responses[response.id]
+        self._responses.remove(response)
         return [*response.end(ending), *self._rest(now_ms)]
