@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
+from support.decoder_rig import RoundedReference, decoder_rig, load_decoder
 from support.kernel_levels import LEVELS
 from support.weight_files import plain_copy
 from triptych.core.options.config import ModelOptions
@@ -56,6 +56,11 @@ def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return model.from_pretrained(plain, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module")
+def rounded(reference: Any) -> RoundedReference:
+    return RoundedReference(reference)
+
+
 def encode_prompts(folder: Path) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return [
@@ -96,11 +101,11 @@ def test_greedy_tokens_equal_transformers(
 
 @pytest.mark.embedded
 def test_bfloat16_errs_no_more_than_transformers(
-    folder: Path, reference: Any, kernels: NativeKernels
+    folder: Path, rounded: RoundedReference, kernels: NativeKernels
 ) -> None:
     decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
     rig = decoder_rig(decoder, native=kernels, max_length=64)
     rows = [rig.open(prompt) for prompt in encode_prompts(folder)[::8]]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=4)
-    assert_errs_no_more_than_in_bfloat16(rows, reference)
+    rounded.assert_errs_no_more(rows)

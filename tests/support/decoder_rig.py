@@ -232,26 +232,43 @@ class Rig:
         return row if sequence.is_bound else self._bound(sequence, row)
 
 
-def assert_errs_no_more_than_in_bfloat16(rows: Sequence[Row], reference: Any) -> None:
-    """The error of the rows' logits is at most 1.5 times that of `reference` run in bfloat16.
+class RoundedReference:
+    """A reference with its weights rounded to bfloat16: in float32 arithmetic, and in bfloat16.
 
-    Both against float32 arithmetic on the same, rounded, weights, relative to all logits.
+    Keeps what it computed: decoders that gave the same tokens are held to the same logits.
     """
-    exact, rounded = copy.deepcopy(reference), copy.deepcopy(reference)
-    for kept, cast in zip(exact.parameters(), rounded.parameters(), strict=True):
-        cast.data = cast.data.bfloat16()  # of what a model keeps, parameters alone have its type
-        kept.data = cast.data.float()
-    wanted_NV, theirs_NV = (_logits_of(model, rows) for model in (exact, rounded))
-    ours_NV = torch.stack([logits_V for row in rows for logits_V in row.logits.values()])
-    ours, theirs = (float((x_NV - wanted_NV).norm()) for x_NV in (ours_NV, theirs_NV))
-    assert ours <= 1.5 * theirs, f"relative: {ours / float(wanted_NV.norm()):.2g}"
+
+    def __init__(self, reference: Any) -> None:
+        self._exact, self._rounded = copy.deepcopy(reference), copy.deepcopy(reference)
+        parameters = zip(self._exact.parameters(), self._rounded.parameters(), strict=True)
+        for kept, cast in parameters:
+            cast.data = cast.data.bfloat16()  # parameters alone have the type of a model
+            kept.data = cast.data.float()
+        self._logits: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def assert_errs_no_more(self, rows: Sequence[Row]) -> None:
+        """The error of the rows' logits is at most 1.5 times that of bfloat16 arithmetic.
+
+        Both against float32 arithmetic, relative to all logits.
+        """
+        both = [self._both(row) for row in rows]
+        wanted_NV, theirs_NV = (torch.cat(each) for each in zip(*both, strict=True))
+        ours_NV = torch.stack([logits_V for row in rows for logits_V in row.logits.values()])
+        ours, theirs = (float((x_NV - wanted_NV).norm()) for x_NV in (ours_NV, theirs_NV))
+        assert ours <= 1.5 * theirs, f"relative: {ours / float(wanted_NV.norm()):.2g}"
+
+    def _both(self, row: Row) -> tuple[torch.Tensor, ...]:
+        """Exact and rounded, of every position that the row was given logits for: `[N, V]`."""
+        ids = tuple(row.tokens[:-1])
+        if ids not in self._logits:
+            with torch.inference_mode():
+                tokens_1T = torch.tensor([ids])
+                exact_TV = self._exact(tokens_1T).logits[0].float()
+                self._logits[ids] = exact_TV, self._rounded(tokens_1T).logits[0].float()
+        places = [position - 1 for position in row.logits]
+        return tuple(logits_TV[places] for logits_TV in self._logits[ids])
 
 
-def _logits_of(model: Any, rows: Sequence[Row]) -> torch.Tensor:
-    """Of every position that the rows were given logits for, row after row: `[N, V]`."""
-    found = []
-    for row in rows:
-        with torch.inference_mode():
-            logits_TV = model(torch.tensor([row.tokens[:-1]])).logits[0].float()
-        found.append(logits_TV[[position - 1 for position in row.logits]])
-    return torch.cat(found)
+def assert_errs_no_more_than_in_bfloat16(rows: Sequence[Row], reference: Any) -> None:
+    """The error of the rows' logits is at most 1.5 times that of `reference` run in bfloat16."""
+    RoundedReference(reference).assert_errs_no_more(rows)
