@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -120,15 +121,20 @@ def _mapped(value: Any, of_tensor: Callable[[Any], Any]) -> Any:
 
 
 def _mend_interpreter() -> None:
-    """Triton's interpreter takes arrays of one number for numbers, and numpy 2.4 refuses that."""
+    """Mend what Triton's interpreter does wrong with numpy 2.4, and what it does too often."""
     try:
         release = tuple(map(int, version("triton").split(".")[:2]))
     except PackageNotFoundError:
         return
-    if release >= (3, 8):
-        return
     from triton.runtime import interpreter
 
+    if release < (3, 8):
+        _take_numbers_of_arrays(interpreter)
+    _patch_language_once(interpreter)
+
+
+def _take_numbers_of_arrays(interpreter: Any) -> None:
+    """It takes arrays of one number for numbers, and numpy 2.4 refuses that."""
     patch = interpreter._patch_lang_tensor
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
@@ -136,3 +142,22 @@ def _mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_lang_tensor
+
+
+def _patch_language_once(interpreter: Any) -> None:
+    """It exchanges all of `triton.language` at each call of a function: a third of its time.
+
+    Nothing is compiled in a process that interprets, so what is exchanged may stay.
+    """
+    patch = interpreter._patch_lang
+
+    @cache
+    def patch_all() -> None:
+        modules = {"tl": interpreter.tl, "core": interpreter.tl.core}
+        patch(SimpleNamespace(__globals__=modules))
+
+    def patch_lang(fn: object) -> Any:
+        patch_all()
+        return interpreter._LangPatchScope()  # of no changes
+
+    interpreter._patch_lang = patch_lang
