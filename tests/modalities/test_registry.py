@@ -104,9 +104,14 @@ def test_a_smaller_model_drafts_for_the_text_models_of_its_vocabulary(
     assert "small drafts for big; other models have no drafts" in caplog.text
 
 
-def test_a_head_drafts_for_the_text_models_of_its_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_head_drafts_for_the_models_of_its_size(tmp_path: Path, sees: bool) -> None:
     folders = {name: write_model(tmp_path / name) for name in ("big", "other")}
-    size = read_json(folders["big"] / "config.json")["hidden_size"]
+    own = read_json(folders["big"] / "config.json")
+    size = own["hidden_size"]
+    if sees:
+        whole = {"model_type": "llava", "text_config": own, "vision_config": {"hidden_size": 8}}
+        (folders["big"] / "config.json").write_text(json.dumps(whole))
     wider = read_json(folders["other"] / "config.json") | {"hidden_size": 2 * size}
     (folders["other"] / "config.json").write_text(json.dumps(wider))
     save_head(tmp_path / "head", target_hidden_size=size)

@@ -6,6 +6,7 @@ of a checkpoint is ever executed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any
@@ -17,6 +18,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import MAX_NAMED
 from triptych.core.runtime.tensors.quiet import transformers_loading
 
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 Reader = Callable[[Checkpoint], Tensor]
 """Reads one tensor of a class, from one tensor of a checkpoint or from several."""
 
@@ -66,10 +68,20 @@ class _LazyTensor:
         return self._read(self._checkpoint)
 
 
-def check_complete(info: Mapping[str, Any], source: TensorSource) -> None:
-    """Raise `WeightsError` naming tensors that are missing, left over or of another shape."""
+def check_complete(info: Mapping[str, Any], source: TensorSource, num_layers: int = 0) -> None:
+    """Raise `WeightsError` naming tensors that are missing, left over or of another shape.
+
+    Layers after `num_layers`, if given, predict further tokens, and may be left over.
+    """
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[problem]:
-            named = ", ".join(sorted(map(str, info[problem]))[:MAX_NAMED])
+        keys = [key for key in map(str, info[problem]) if not _is_after(key, num_layers)]
+        if keys:
+            named = ", ".join(sorted(keys)[:MAX_NAMED])
             files = ", ".join(sorted({t.file for t in source.tensors.values()})[:MAX_NAMED])
             raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
+
+
+def _is_after(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer after so many; false for 0."""
+    found = _LAYER.search(name)
+    return bool(num_layers and found and int(found[1]) >= num_layers)

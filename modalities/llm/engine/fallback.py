@@ -201,7 +201,8 @@ class FallbackBlueprint:
             )
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
-        check_complete(info, checkpoint)
+        predicts = bool(checkpoint.config.get("num_nextn_predict_layers"))
+        check_complete(info, checkpoint, self._config.num_hidden_layers if predicts else 0)
         pin_rope(model, self.max_length)
         with absorbed(model, plan, self._native):
             built = FallbackModel(model.eval(), self.vocab_size, plan)

@@ -16,6 +16,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import ModelOptions
 from triptych.core.options.speculation import SpeculationOptions
 from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
@@ -96,6 +97,16 @@ def test_a_dflash_draft_changes_no_token(tmp_path: Path, agrees: bool) -> None:
     num_drafted, num_accepted = drafted(tmp_path, "dflash")
     assert num_drafted > 20
     assert num_accepted == num_drafted if agrees else num_accepted < num_drafted
+
+
+def test_transformers_classes_leave_the_layer_out(tmp_path: Path) -> None:
+    save_mtp(tmp_path / "target", "deepseek-v3")
+    resolved = ResolvedModel(
+        name="tiny", reference="x", folder=str(tmp_path / "target"), digest="00"
+    )
+    given = config(models=ModelOptions(model_impl="transformers"))
+    loaded = LlmLoader(resolved, given, Device.open("cpu"), Ledger(256 * MIB)).load(lambda _: None)
+    loaded.close()
 
 
 def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:

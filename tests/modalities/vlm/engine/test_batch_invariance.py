@@ -21,7 +21,9 @@ SUN, MOON = pixels(40, 60, 1), pixels(20, 24, 2)
 
 # Features that enter once, that enter again in later layers, that see each other, whole prompts.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "paligemma"])
+@pytest.mark.parametrize(
+    "family", ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "paligemma"]
+)
 def test_logits_are_the_same_alone_and_batched(
     kernels: NativeKernels,
     set_threads: Callable[[int], None],
