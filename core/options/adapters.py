@@ -46,7 +46,7 @@ class _SglangPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AdapterOptions:
     """LoRA adapters that requests may use."""
 
-    ROLES: ClassVar[tuple[Role, ...]] = ("chat", "image")
+    ROLES: ClassVar[tuple[Role, ...]] = ("chat", "vision", "image")
 
     enable_lora: bool | None = option(
         None,
@@ -80,20 +80,20 @@ class AdapterOptions:
         "Maximum number of adapters that a text model offers, those loaded at run time included;"
         " 0: any. At least --max-num-loras.",
         within=BOUND,
-        roles=("chat",),
+        roles=("chat", "vision"),
     )
     lora_target_modules: tuple[str, ...] = option(
         (),
         "Module of a text model that adapters may change, such as q_proj; repeat for several."
         " Default, and `all`: every module that this server can change.",
-        roles=("chat",),
+        roles=("chat", "vision"),
     )
     lora_eviction_policy: str = option(
         "lru",
         "Which adapter without requests makes room for another: the one unused for longest, or the"
         " one loaded first.",
         choices=("lru", "fifo"),
-        roles=("chat",),
+        roles=("chat", "vision"),
     )
 
     def places(self) -> list[AdapterPlace]:

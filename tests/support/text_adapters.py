@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,21 @@ def adapted_decoder(
         blueprint = NativeBlueprint(
             checkpoint.config, max_length=max_length, dtype=dtype, device=device, native=native
         )
-        blueprint.adapter_room = AdapterRoom(num_slots=len(adapters), stacked_rank=12)
-        modules = blueprint.adaptable
+        blueprint.adapter_room = room_for(adapters)
         decoder = blueprint.build(checkpoint, lambda share: None)
+    put_adapters(blueprint, adapters)
+    return decoder
+
+
+def room_for(adapters: Sequence[Path]) -> AdapterRoom:
+    return AdapterRoom(num_slots=len(adapters), stacked_rank=12)
+
+
+def put_adapters(blueprint: NativeBlueprint, adapters: Sequence[Path]) -> None:
+    """Put an adapter into each slot of a model that is built."""
     assert blueprint.adapters is not None
     for slot, place in enumerate(adapters):
         adapter = TextAdapter.read(str(place), ModelOptions())
-        modules.check(adapter, blueprint.adapter_room)
+        blueprint.adapters.modules.check(adapter, blueprint.adapters.room)
         with Checkpoint.open_file(adapter.file, {}) as file:
             blueprint.adapters.put(slot, adapter, file.read)
-    return decoder

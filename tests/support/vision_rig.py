@@ -92,6 +92,7 @@ class VisionRig(Rig):
         dtype: torch.dtype = torch.float32,
         native: NativeKernels | None = None,
         ranks: PlanQueue | None = None,
+        adapters: Sequence[Path] = (),
         **options: Any,
     ) -> None:
         with Checkpoint.open(folder) as checkpoint:
@@ -103,7 +104,13 @@ class VisionRig(Rig):
             if ranks is not None:
                 blueprint.text.join(ranks.group)
                 assert blueprint.share_encoder(ranks.group)
+            if adapters:
+                from support.text_adapters import put_adapters, room_for  # imports peft
+
+                blueprint.text.adapter_room = room_for(adapters)
             decoder, encoder = blueprint.build(lambda _: None)
+        if adapters:
+            put_adapters(blueprint.text, adapters)
         self.limits = VisionLimits(
             max_step_patches=64,
             whole_spans=blueprint.traits.whole_spans,
@@ -115,15 +122,17 @@ class VisionRig(Rig):
             self.processor = _child_of(folder)
         else:
             self.processor = ImageProcessor.open(folder, model="test")
-        self.head_type = lambda model, sampler, **given: VisionHead(
-            model,
-            sampler if ranks is None else LeadingSampler(sampler, ranks.group),
-            CachedFeatures(self.features, dtype)
-            if ranks is None
-            else LeadingFeatures(self.features, dtype, ranks.group),
-            blueprint.traits,
-            **given,
-        )
+
+        def head_of(model: Any, sampler: Any, **given: Any) -> VisionHead:
+            source: Any = CachedFeatures(self.features, dtype)
+            if ranks is not None:
+                sampler = LeadingSampler(sampler, ranks.group)
+                source = LeadingFeatures(self.features, dtype, ranks.group)
+            head = VisionHead(model, sampler, source, blueprint.traits, **given)
+            head.adapter_rows = decoder.decoder.adapter_rows if adapters else None
+            return head
+
+        self.head_type = head_of
         layout = blueprint.text.kv_layout(4, dtype)
         self.encode = encode
         options |= {"recorder": VisionRecorder, "max_length": 256, "native": native}

@@ -88,7 +88,8 @@ class TextHead:
         self._sampler = sampler
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        self._adapter_rows = adapter_rows
+        self.adapter_rows = adapter_rows
+        """The rows' adapters, if the model takes any; set before the first step."""
         self._adapters_S = np.full(max_batch_size, -1, dtype=np.int64)
         self._prompts: dict[int, TokenRow] = {}  # slots that need prompt log-probabilities
         self._stateful: dict[int, tuple[int, ...]] = {}
@@ -108,9 +109,20 @@ class TextHead:
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """The prompt ids and, if the model takes adapters, the slot of each token's adapter."""
-        if self._adapter_rows is None:
-            return (step.token_ids_T,)
-        return step.token_ids_T, self._adapters_S[step.slots_B][step.row_T]
+        return (step.token_ids_T, *self._lay_out_adapters(step))
+
+    def _lay_out_adapters(self, step: StepLayout) -> tuple[Int64s, ...]:
+        """The last part of a step's layout, if the model takes adapters."""
+        if self.adapter_rows is None:
+            return ()
+        return (self._adapters_S[step.slots_B][step.row_T],)
+
+    def _select_adapters(self, extras: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Choose the rows' adapters for the step; returns the other parts of its layout."""
+        if self.adapter_rows is None:
+            return extras
+        self.adapter_rows.select(extras[-1])
+        return extras[:-1]
 
     def places(self, step: StepLayout) -> Int64s:
         """The positions of a step's tokens as the model has them: [T], or [A, T] on axes."""
@@ -118,9 +130,7 @@ class TextHead:
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """Compute `hidden_TC`; the input of a decode row is its last sample."""
-        token_ids_T, *adapters = step.extras
-        if self._adapter_rows is not None:
-            self._adapter_rows.select(adapters[0])
+        token_ids_T = self._select_adapters(step.extras)[0]
         self._feed_back(token_ids_T, step)
         paged = PagedStep(kv, step.batch, step.states)
         return self._model.forward(token_ids_T, step.positions_T, paged)
@@ -184,8 +194,8 @@ class TextHead:
 
     def _logits(self, hidden_RC: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
         """The logits of rows in these slots."""
-        if self._adapter_rows is not None:
-            self._adapter_rows.select(self._numbers(self._adapters_S[slots].tolist()))
+        if self.adapter_rows is not None:
+            self.adapter_rows.select(self._numbers(self._adapters_S[slots].tolist()))
         return self._model.logits(hidden_RC)
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:

@@ -51,7 +51,8 @@ class NamedAdapter:
 class AdapterNames:
     """The adapters of some text models.
 
-    `models` returns the names of those that may have adapters now.
+    `models` returns the names of those that may have adapters now; those of `seeing` take images,
+    and get adapters without a base model only where no other model may.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class AdapterNames:
         config: Config,
         *,
         aliases: Mapping[str, str] = MappingProxyType({}),
+        seeing: Collection[str] = (),
     ) -> None:
         self._client, self._models, self._config = client, models, config
-        self._aliases = aliases
+        self._aliases, self._seeing = aliases, seeing
         self._adapters: dict[str, NamedAdapter] = {}
 
     @classmethod
@@ -74,6 +76,7 @@ class AdapterNames:
         config: Config,
         *,
         aliases: Mapping[str, str] = MappingProxyType({}),
+        seeing: Collection[str] = (),
         taken: Collection[str] = (),
     ) -> AdapterNames:
         """The names of `--lora-paths`. `taken` are those of all models.
@@ -87,7 +90,7 @@ class AdapterNames:
                 f"--max-loaded-loras {options.max_loaded_loras}: it is less than --max-num-loras"
                 f" {options.max_num_loras}; raise it, or lower that."
             )
-        names = cls(client, models, config, aliases=aliases)
+        names = cls(client, models, config, aliases=aliases, seeing=seeing)
         for each in config.adapters.places():
             with prefix_errors(f"adapter {each.name}"):
                 file = locate_adapter(each.path, config.models)
@@ -229,6 +232,7 @@ class AdapterNames:
             if own not in models:
                 raise NotFound(f"No text model {name[:80]!a} takes adapters here; models: {known}.")
             return own
+        models = [model for model in models if model not in self._seeing] or models
         if len(models) != 1:
             raise InvalidRequest(
                 f"Set base_model_name: text models that take adapters here are {known}.",

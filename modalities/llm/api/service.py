@@ -100,7 +100,10 @@ class LlmService(ModelService[TextModel]):
         service._runs_low_first = config.schedule.schedule_low_priority_values_first
         aliases = client.aliases if isinstance(client, AliasClient) else {}
         service.adapters = AdapterNames.open(
-            client, service.adaptable, config, aliases=aliases, taken={*taken, *service.models}
+            *(client, service.adaptable, config),
+            aliases=aliases,
+            seeing=encoders,
+            taken={*taken, *service.models},
         )
         service.start()
         return service
@@ -130,8 +133,8 @@ class LlmService(ModelService[TextModel]):
             self.adapters.forget(name)
 
     def adaptable(self) -> list[str]:
-        """The models that may have adapters: those that read text alone."""
-        return [name for name in self.models if name not in self._encoders]
+        """The models that may have adapters."""
+        return list(self.models)
 
     def urgency(self, priority: int | None, *, is_of_batch: bool = False) -> int:
         """The `priority` of a request as the engine takes it: higher ones run first.

@@ -20,19 +20,22 @@ from triptych.core.weights.pipeline_index import prefix_errors
 _USUAL_RANK = 16  # of adapters that are loaded later, where memory is taken for them now
 
 
-def make_room(blueprint: Any, config: Config, device: Device, name: str) -> None:
+def make_room(
+    blueprint: Any, config: Config, device: Device, name: str, *, sees: bool = False
+) -> None:
     """Make room for adapters in the model called `name`, unless they are off.
 
+    One that `sees` gets adapters without a base model only where it is the only model.
     Raises `ConfigError` where the operator names adapters for a model that takes none, and
     `WeightsError` for an adapter that it cannot take.
     """
     options = config.adapters
-    named = list(_named(config, name))
+    named = list(_named(config, name, sees=sees))
     is_wanted = bool(named) or options.enable_lora is True
     if options.enable_lora is False or not (is_wanted or device.is_cpu):
         return
     if reason := _refusal(blueprint, config):
-        if is_wanted:
+        if named or (is_wanted and not sees):
             raise ConfigError(f"--enable-lora, --lora-paths: {name} {reason}")
         return
     rank = max([adapter.max_rank for _, adapter in named], default=_USUAL_RANK)
@@ -64,9 +67,10 @@ def _refusal(blueprint: Any, config: Config) -> str:
     return ""
 
 
-def _named(config: Config, name: str) -> Iterator[tuple[str, TextAdapter]]:
+def _named(config: Config, name: str, *, sees: bool) -> Iterator[tuple[str, TextAdapter]]:
     """The adapters of `--lora-paths` that are certainly of this model, by name."""
-    is_only, is_chosen = len(config.models.model) <= 1, len(config.models.model) == 1
+    is_chosen = len(config.models.model) == 1
+    is_only = is_chosen or not (config.models.model or sees)
     for each in config.adapters.places():
         if not (each.base_model_name == name or (is_only and not each.base_model_name)):
             continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from msgspec import structs
 
-from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
+from triptych.core.engine_api.plan import Runner
 from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.parts import PartKind
@@ -38,7 +37,6 @@ from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.page_memory import part_memories
 from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
-from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.kernels.attention_backends import TRITON, choose_backend
 from triptych.core.runtime.kernels.library_attention import gathered_bytes
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -53,6 +51,7 @@ from triptych.core.weights.text_alone import missing_package, text_alone
 from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.modalities.llm.engine.draft_loader import DraftLoader, NoDraftLoader
 from triptych.modalities.llm.engine.drafting import open_draft_loader
+from triptych.modalities.llm.engine.follower import Follower, ignore_progress
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
@@ -69,21 +68,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
-
-
-def _itself(runner: TokenRunner) -> Runner:
-    return runner
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A rank other than 0: its part of the model, its loading, and its plan runner."""
-
-    blueprint: NativeBlueprint
-    reserve: Callable[[], KvLayout]
-    build: Callable[[], TextHead]
-    runner: Callable[[TokenRunner], Runner] = _itself
-    plans: type[Plan] = TokenPlan
 
 
 class LlmLoader(TokenLoader):
@@ -263,9 +247,7 @@ class LlmLoader(TokenLoader):
         """Reserve memory for weights and steps; returns the shape of the cache."""
         num_rows = self._config.schedule.max_batch_size
         num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
-        memory.reserve("weights", blueprint.weight_bytes())
-        if isinstance(blueprint, NativeBlueprint) and (room_bytes := blueprint.stacked_bytes):
-            memory.reserve("adapters", room_bytes)
+        self._reserve_weights(memory, blueprint)
         layout = blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
         self._attention_backend = self._choose_backend(blueprint, layout)
         num_bytes = blueprint.activation_bytes(num_tokens, num_rows)
@@ -281,6 +263,12 @@ class LlmLoader(TokenLoader):
     def _drafts(self) -> bool:
         """Whether answers may have drafts."""
         return self.generates and self._config.speculation.speculative_algorithm != "none"
+
+    def _reserve_weights(self, memory: ModelMemory, blueprint: Blueprint) -> None:
+        """Reserve memory for weights, and for adapters that take none of their own."""
+        memory.reserve("weights", blueprint.weight_bytes())
+        if isinstance(blueprint, NativeBlueprint) and (room_bytes := blueprint.stacked_bytes):
+            memory.reserve("adapters", room_bytes)
 
     def _reserve_tiers(
         self, memory: ModelMemory, layout: KvLayout, size: CacheSize, *, shares: bool = True
@@ -476,7 +464,3 @@ def _connect(scheduler: TokenScheduler, ranks: Ranks | None, post: Post) -> None
     scheduler.connect(post)
     if ranks is not None:
         ranks.watch(lambda error: post(partial(crash, error)))
-
-
-def ignore_progress(share: float) -> None:
-    """Ignore the progress of a rank: rank 0 reports it for all."""

@@ -98,6 +98,9 @@ class VisionHead(TextHead):
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Ids, positions if they are not plain, and the indices of tokens that images fill."""
+        return (*self._lay_out_images(step), *self._lay_out_adapters(step))
+
+    def _lay_out_images(self, step: StepLayout) -> Sequence[Int64s]:
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.input_id
         has_axes = self._traits.places is not None
@@ -119,7 +122,7 @@ class VisionHead(TextHead):
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """Run the step's layers: `hidden_TC`."""
-        token_ids_T, flat_places, *filled = step.extras
+        token_ids_T, flat_places, *filled = self._select_adapters(step.extras)
         self._feed_back(token_ids_T, step)
         places, paged = step.positions_T, PagedStep(kv, step.batch, step.states)
         if self._traits.places is not None:

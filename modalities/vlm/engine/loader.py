@@ -23,7 +23,9 @@ from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.runtime.tensors.whole import is_quantized
-from triptych.modalities.llm.engine.loader import Follower, LlmLoader, ignore_progress
+from triptych.modalities.llm.engine.adapter_room import make_room
+from triptych.modalities.llm.engine.follower import Follower, ignore_progress
+from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
@@ -37,7 +39,7 @@ from triptych.modalities.vlm.engine.step_features import (
     LeadingFeatures,
     StepFeatures,
 )
-from triptych.modalities.vlm.engine.vision_model import VisionTextModel
+from triptych.modalities.vlm.engine.vision_model import SeeingDecoder, VisionTextModel
 from triptych.modalities.vlm.plan import SharedPlan
 from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
 from triptych.modalities.vlm.scheduling.prompts import (
@@ -76,6 +78,7 @@ class VisionLoader(LlmLoader):
             checkpoint.native = native = memory.native_kernels()
             blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
             memory.num_ranks = self._num_ranks
+            make_room(blueprint.text, self._config, self._device, self.name, sees=True)
             ranks = self._start_ranks(blueprint.text, stack)
             if ranks is not None:
                 assert isinstance(blueprint, VisionBlueprint), "other models are not divided"
@@ -117,6 +120,7 @@ class VisionLoader(LlmLoader):
                 **self._schedule(layout, size, max_length, shares=shares),
                 vision=VisionResources(features, _limits(blueprint)),
             )
+            scheduler.tokens.adapters = self._adapters(blueprint.text, stack)
             device, stream = self._device.torch, tokens.stream
             see = partial(
                 VisionRunner, encoder=encoder, features=features, device=device, stream=stream
@@ -199,7 +203,7 @@ class VisionLoader(LlmLoader):
         sampler: TokenSampler,
         features: StepFeatures,
     ) -> VisionHead:
-        return VisionHead(
+        head = VisionHead(
             decoder,
             sampler,
             features,
@@ -207,6 +211,9 @@ class VisionLoader(LlmLoader):
             max_batch_size=self._config.schedule.max_batch_size,
             device=self._device.torch,
         )
+        if isinstance(decoder, SeeingDecoder):
+            head.adapter_rows = decoder.decoder.adapter_rows
+        return head
 
     def _reserve_model(
         self, memory: ModelMemory, blueprint: Blueprint, *, encodes: bool = True
@@ -216,7 +223,7 @@ class VisionLoader(LlmLoader):
         num_tokens = options.max_batch_input_tokens + num_rows
         if blueprint.family.whole_prompts:
             num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
-        memory.reserve("weights", blueprint.text.weight_bytes())
+        self._reserve_weights(memory, blueprint.text)
         activation_bytes = blueprint.text.activation_bytes(num_tokens, num_rows)
         if encodes:
             encoder_bytes = blueprint.encoder_bytes()
