@@ -10,7 +10,7 @@ would do, and booking does exactly that. The rules, in the order they are applie
 2. Every row that is being answered takes one token, oldest first, or the tokens that its grammar
    forces (jump-forward decoding). Rows with grammars wait for each other's masks, so that they
    share steps; rows without do not wait. A row with drafts also takes these; as they follow its
-   last token, all rows then wait for the step in flight (`add_decodes`, `_can_decode`).
+   last token, all rows then wait for the step in flight (`decodes`).
 3. Where the pool has no page for such a row, rows of slow readers and then the newest row are
    preempted: they are computed again later. A row never preempts an older one, and waits instead. A
    row with a step in flight frees its pages only when that step is over, so it sits this step out;
@@ -37,10 +37,11 @@ from collections.abc import Iterable
 from itertools import islice
 
 from triptych.core.options.config import LONGEST_PREFIX
-from triptych.schedulers.shares import none_running, round_robin
+from triptych.schedulers.shares import none_running
 from triptych.schedulers.tokens.budget import StepBudget
 from triptych.schedulers.tokens.client_usage import ClientUsage
 from triptych.schedulers.tokens.coming_pages import ComingPages
+from triptych.schedulers.tokens.decodes import Decodes
 from triptych.schedulers.tokens.preemption import Preemption
 from triptych.schedulers.tokens.prefix_order import MAX_OVERTAKEN, by_prefix, overtaken_by
 from triptych.schedulers.tokens.prompt_order import split_by_work
@@ -94,17 +95,6 @@ class _TokenPolicy:
         self._budget = StepBudget(state)
         self._excluded = self._budget.excluded
         self._coming = ComingPages(state, self._budget, limits.names)
-        self._answering: list[SequenceState] = []
-        self._begun: list[SequenceState] = []
-        self._waits_for_masks = self._waits_for_tokens = False
-        for row in state.running:
-            # Most rows decode: only the others need the property.
-            (self._answering if row.is_decoding or row.is_answering else self._begun).append(row)
-            if row.grammar is not None and row.is_awaited:
-                self._waits_for_masks = True
-            if row.is_drafting and not row.is_paused:
-                self._waits_for_tokens = True
-        self._has_held_back = bool(limits.names or limits.clients)
         self._may_begin = not state.retries.restarts
         self._prioritized: list[SequenceState] = []
         self._blocked: list[SequenceState] = []
@@ -116,6 +106,7 @@ class _TokenPolicy:
         self._passed: dict[SequenceState, list[SequenceState]] = {}
         self._preemption = Preemption(state, self._budget)
         self.step.victims = self._preemption.victims
+        self._decodes = Decodes(state, limits, self._budget, self._preemption)
 
     def restart(self) -> bool:
         """Add a part of the first row that begins again; if it has to wait, only others may run."""
@@ -170,59 +161,12 @@ class _TokenPolicy:
     def fill(self) -> None:
         """Add rows to the step, in the order of the options."""
         if self._options.enable_in_flight_batching:
-            self.add_decodes()
+            self.step.rows += self._decodes.choose()
             self.add_prompts()
         else:
             self.add_prompts()
             if not self.step.rows:
-                self.add_decodes()
-
-    def add_decodes(self) -> None:
-        """Add a token, or the forced tokens, of every row being answered, as far as pages go."""
-        budget, rows = self._budget, self._decoding()
-        page_size, has_limit = self._pool.page_size, self._options.max_batch_total_tokens > 0
-        num_spare = max(0, budget.num_tokens - len(rows))
-        has_windows = self._pool.windows is not None
-        decodes, forced = self.step.rows, list[ScheduledRow]()
-        for row in rows:
-            if not self._can_decode(row):
-                continue
-            start, num_tokens, is_sampled = row.num_booked, 1, True
-            if not row.is_decoding:
-                num_tokens = min(row.num_remaining, 1 + num_spare)
-                is_sampled = num_tokens == row.num_remaining
-            assert row.lease is not None, "a running row holds a lease"
-            num_held = len(row.lease.page_ids) * page_size - start
-            drafts = row.drafts
-            if drafts:  # beyond the page of its token only where others lack none
-                num_free = num_held or page_size
-                num_free += page_size * max(0, budget.num_pages - len(rows))
-                num_left = min(num_spare + 1, num_free) - num_tokens if is_sampled else 0
-                drafts = drafts[: max(0, num_left)]
-                num_tokens += len(drafts)
-            num_windows = budget.num_windows_for(row, start, num_tokens) if has_windows else 0
-            if num_windows > budget.num_windows:
-                continue  # until chunks in flight end
-            if num_tokens <= num_held or self._preemption.find_pages(row, num_tokens):
-                budget.num_windows -= num_windows
-                piece = ScheduledRow(row, start, num_tokens, is_sampled, drafts)
-                (decodes if piece.is_decode else forced).append(piece)
-                num_spare -= num_tokens - 1
-                budget.num_tokens -= num_tokens
-                if has_limit:
-                    budget.context_tokens += budget.rounded_context(row)
-        decodes += forced
-
-    def _decoding(self) -> list[SequenceState]:
-        """The rows that decode in this step: where not all may, those that waited longest."""
-        answering = self._answering
-        most = self._limits.max_answering
-        if len(answering) <= most:
-            return answering
-        able = [row for row in answering if self._can_decode(row)]
-        able.sort(key=lambda row: (row.rank[0], row.num_in_flight, row.last_token_s))
-        chosen = set(round_robin(able, most))
-        return [row for row in answering if row in chosen]
+                self.step.rows += self._decodes.choose()
 
     def add_prompts(self) -> None:
         """Add chunks of prompts: those begun, then, if no row lacks a page, waiting ones."""
@@ -234,12 +178,12 @@ class _TokenPolicy:
             return
         budget.num_tokens = min(budget.num_tokens, limits.max_prompt_tokens)
         self._half = budget.num_tokens // 2
-        self._num_partial = sum(row not in self.step.victims for row in self._begun)
+        self._num_partial = sum(row not in self.step.victims for row in self._decodes.begun)
         for row in self._prioritized:
             if not self._add(row, self._blocked):
                 break
         blocked: list[SequenceState] = []
-        if not self._add_in_turn(self._state.shares.in_turn(self._begun), blocked):
+        if not self._add_in_turn(self._state.shares.in_turn(self._decodes.begun), blocked):
             return
         if self._state.waiting and self._may_begin and not budget.is_short and self._has_rows():
             waiting = self._state.shares.in_turn(self._waiting())
@@ -333,24 +277,11 @@ class _TokenPolicy:
         """Add a chunk of a prompt that was begun, or begin it; false if the step is full."""
         if row.lease is None:
             return self._begin(row, blocked)
-        if self._can_step(row):
+        if self._decodes.can_step(row):
             if not self._has_tokens(row.num_remaining) or not self._has_context(row):
                 return False
             self._add_chunk(row, row.num_booked)
         return True
-
-    def _can_step(self, row: SequenceState) -> bool:
-        """Whether the running `row` may take part."""
-        is_held = row in self._excluded or (self._has_held_back and self._limits.excludes(row))
-        return row.can_step and not is_held
-
-    def _can_decode(self, row: SequenceState) -> bool:
-        """Whether `row`, which is being answered, may take part."""
-        if self._waits_for_masks and row.grammar is not None:
-            return False
-        if self._waits_for_tokens and row.num_unknown:
-            return False
-        return self._can_step(row)
 
     def _begin(self, row: SequenceState, blocked: list[SequenceState]) -> bool:
         """Begin a waiting prompt if it can; false if no other may begin after it."""
