@@ -32,15 +32,34 @@ _UNTRACED = {"property", "dryrun", "parity", "engine", "kernels"}
 them thrice as long, and shows nothing new."""
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """A machine with a device may lack pytest-asyncio, of which no test of a device needs more."""
+    if not pluginmanager.hasplugin("asyncio"):
+        for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
+            parser.addini(name, "an option of pytest-asyncio")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Kernels run on a device with `-m gpu`, and only then: else they are interpreted.
 
     On a device, warnings are no errors: those of its libraries are not ours.
     """
-    is_on_device = config.option.markexpr == "gpu"
-    choose_kernels(on_device=is_on_device)
-    if is_on_device:
+    choose_kernels(on_device=_is_on_device(config))
+    if _is_on_device(config):
         config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """On a device, files without tests for it are not imported: what they need may be missing."""
+    if not _is_on_device(config):
+        return None
+    is_folder = collection_path.is_dir()
+    files = collection_path.rglob("test_*.py") if is_folder else [collection_path]
+    return None if any("pytest.mark.gpu" in each.read_text("utf-8") for each in files) else True
+
+
+def _is_on_device(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "gpu")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from support.kernel_device import on_device
 from triptych.core.runtime.kernels.gelu_rows import quantize_gelu_rows
 from triptych.core.runtime.kernels.triton import gelu_rows
 
+pytestmark = pytest.mark.gpu
+
 launch = on_device(gelu_rows.launch)
 
 

@@ -5,11 +5,12 @@ import torch
 
 from support.kernel_device import each_type, on_device
 from support.kernel_products import assert_near, random_rows, tolerance_of
-from triptych.core.runtime.kernels.triton import linear
+from triptych.core.runtime.kernels.triton import head_linear, linear
 from triptych.core.runtime.kernels.triton.linear import reference
 
 pytestmark = pytest.mark.gpu
 launch_linear = on_device(linear.launch_linear)
+launch_heads = on_device(head_linear.launch)
 
 
 def random_operands(
@@ -59,3 +60,17 @@ def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch(num_outputs: i
     for rows in (slice(0, 1), slice(33, 36), slice(69, 70)):
         some = launch_linear(x_TI[rows], weight_OI, torch.float32, deterministic=True)
         assert torch.equal(some, together[rows])
+
+
+@pytest.mark.usefixtures("rows_alike")
+@pytest.mark.parametrize("dtype", each_type())
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(50, 7), (32, 66)])
+def test_heads_have_products_of_their_own(
+    num_inputs: int, num_outputs: int, dtype: torch.dtype
+) -> None:
+    x_THI = random_rows(67 * 3, num_inputs + 8, dtype).unflatten(0, (67, 3))[..., 8:]
+    weight_HOI = random_rows(3 * num_outputs, num_inputs, dtype).unflatten(0, (3, -1))
+    found_THO = launch_heads(x_THI, weight_HOI)
+    expected_THO = torch.einsum("thi,hoi->tho", x_THI.float(), weight_HOI.float())
+    assert_near(found_THO.float(), expected_THO, tolerance_of(dtype))
+    assert torch.equal(launch_heads(x_THI[40:41], weight_HOI), found_THO[40:41])

@@ -1,4 +1,4 @@
-"""Norm and rotation in one pass, under the interpreter, against one after the other."""
+"""Norm and rotation in one pass, against one after the other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import pytest
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
+from support.kernel_device import on_device
 from triptych.core.runtime.kernels.norm_rotary import norm_rotary
-from triptych.core.runtime.kernels.triton.norm_rotary import launch
+from triptych.core.runtime.kernels.triton import norm_rotary as kernel
 
+pytestmark = pytest.mark.gpu
+
+launch = on_device(kernel.launch)
 EPS = 1e-6
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
