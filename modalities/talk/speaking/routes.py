@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar, get_args
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from triptych.core.errors import InvalidRequest, TriptychError, UpgradeRequired
 from triptych.core.http.context import Context
 from triptych.core.http.fields import Strict, Text, type_of
+from triptych.core.http.metrics import AudioClock
 from triptych.core.http.models import with_model
 from triptych.core.http.validation import invalid_body
 from triptych.core.http.websocket import WebSocket, WebSocketResponse
@@ -99,6 +101,7 @@ class _WrittenSpeech:
         self._speaker = speaker
         self._request = request
         self._num_stretches = 0
+        self._asked_s: float | None = None  # when the first text came: listeners wait from there
         self._encoder: AudioEncoder | None = None
 
     async def run(self) -> None:
@@ -109,10 +112,12 @@ class _WrittenSpeech:
         front, _ = self._service.check(call)
         await self._service.check_clip(call)
         context.record.model = config.model
-        clock = context.metrics.audio_clock(config.model, context.arrived_s)
+        clock: AudioClock | None = None
         ignored = {"ignored": ["voice"]} if front.replaces(call.voice) else {}
         async with aclosing(self._speaker.speak(self._texts(context), call)) as chunks:
             async for chunk in chunks:
+                assert self._asked_s is not None, "sound is of a text"
+                clock = clock or context.metrics.audio_clock(config.model, self._asked_s)
                 clock.tick(len(chunk.pcm_S) / chunk.sample_rate)
                 if len(chunk.pcm_S):
                     await self._send_sound(chunk, config, ignored)
@@ -129,6 +134,7 @@ class _WrittenSpeech:
         most = self._service.max_characters
         while _check_type(value := await self._message(), WrittenText, WrittenEnd) is WrittenText:
             text = _validated(WrittenText, value).text
+            self._asked_s = self._asked_s or time.monotonic()
             if len(text) > most:
                 raise InvalidRequest(f"A message has at most {most} characters.", param="text")
             if context.options.log_prompts:

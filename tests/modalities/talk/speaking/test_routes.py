@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -118,6 +120,20 @@ async def test_the_text_is_logged_only_where_that_is_wanted(
             await received(socket)
     texts = [str(getattr(record, "fields", "")) for record in caplog.records]
     assert any("My secret." in text for text in texts) == is_wanted
+
+
+async def test_the_wait_for_sound_begins_with_the_text() -> None:
+    with live(app(FakeSpeechEngine())) as server:
+        async with opened(server) as socket:
+            await send(socket, "session.config")
+            await asyncio.sleep(0.5)  # the writer has not begun yet
+            await send(socket, "input.text", text="Hello there.")
+            await send(socket, "input.done")
+            await received(socket)
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            metrics = (await http.get("/metrics")).text
+    (wait,) = re.findall(r'first_audio_seconds_sum\{model="hum"\} (\S+)', metrics)
+    assert 0 < float(wait) < 0.5
 
 
 async def test_leaving_ends_the_jobs_and_the_count() -> None:
