@@ -3,7 +3,6 @@
 Owns where a cue ends. `core.media.captions` writes the files. Knows no models.
 """
 
-# ruff: noqa: RUF001  # typographic signs are the subject here
 from __future__ import annotations
 
 import unicodedata
@@ -12,13 +11,12 @@ from itertools import pairwise
 
 from triptych.core.media.captions import CAPTION_FORMATS, CaptionFormat, Cue
 from triptych.modalities.tts.api.results import SpokenWord
+from triptych.modalities.tts.api.text.chunks import CLOSERS, SENTENCE_ENDS
 
 MAX_CUE_LETTERS = 84
 """Two lines of 42, the limit of the Timed Text Style Guide of Netflix."""
 MAX_CUE_S = 7.0
 _PAUSE_S = 0.6
-_ENDS = tuple(".!?…。！？")
-_CLOSERS = "\"')”’»"
 
 
 def caption_file(words: Iterable[SpokenWord], kind: CaptionFormat) -> str:
@@ -43,7 +41,7 @@ def _fits(held: list[SpokenWord], word: SpokenWord) -> bool:
     last = held[-1]
     is_near = word.start_s - last.end_s <= _PAUSE_S and word.end_s - held[0].start_s <= MAX_CUE_S
     is_short = len(_text([*held, word])) <= MAX_CUE_LETTERS
-    return is_near and is_short and not last.text.rstrip(_CLOSERS).endswith(_ENDS)
+    return is_near and is_short and not last.text.rstrip(CLOSERS).endswith(SENTENCE_ENDS)
 
 
 def _cue(words: list[SpokenWord]) -> Cue:

@@ -18,14 +18,12 @@ from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.modalities.tts.api.ssml.say_as import spoken_as
 from triptych.modalities.tts.api.ssml.script import Delivery, DocumentPlace, Passage, Script
 from triptych.modalities.tts.api.ssml.values import MAX_PAUSES_S, emphasis, pause_s, rate
-from triptych.modalities.tts.api.text.chunks import CLAUSE_ENDS
+from triptych.modalities.tts.api.text.chunks import CLAUSE_ENDS, CLOSERS, SENTENCE_ENDS
 from triptych.modalities.tts.api.text.spoken import Boundary, Span
 
 MAX_DEPTH = 32
 MAX_ELEMENTS = 1000
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]{2,8}){0,4}\Z")
-_SENTENCE_ENDS = tuple(".!?…。！？।॥؟۔")  # noqa: RUF001  # also of Chinese, Hindi and Arabic
-_CLOSERS = " \n\"')”’»›」』）"  # noqa: RUF001  # that may follow the mark of a sentence
 _HEAD = ("version", "xmlns", "xml:lang", "xsi:schemaLocation", "xmlns:*")
 _NAMESPACES = ("http://www.w3.org/2001/10/synthesis", "https://www.w3.org/2001/10/synthesis")
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -224,8 +222,10 @@ class _SsmlReader:
         text = [] if self._open is None else self._open.text
         if self._open is None or not any(not char.isspace() for char in reversed(text)):
             return
-        last = next((char for char in reversed(text) if char.strip(_CLOSERS)), "")
-        is_ended = last in _SENTENCE_ENDS
+        last = next(
+            (char for char in reversed(text) if not char.isspace() and char not in CLOSERS), ""
+        )
+        is_ended = last in SENTENCE_ENDS
         at = self._open.sources[-1].end
         marks = "\n\n" if name == "p" else " " if is_ended else ". "
         self._open.add(marks, [Span(at, at)] * len(marks))
@@ -308,7 +308,7 @@ def _boundary(text: str) -> Boundary:
     words = text.rstrip()
     if "\n\n" in text[len(words) :]:
         return Boundary.PARAGRAPH
-    end = words.rstrip(_CLOSERS)
-    if end.endswith(_SENTENCE_ENDS):
+    end = words.rstrip(CLOSERS + " ")
+    if end.endswith(SENTENCE_ENDS):
         return Boundary.SENTENCE
     return Boundary.CLAUSE if end.endswith(CLAUSE_ENDS) else Boundary.WORD

@@ -17,7 +17,10 @@ from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
 _TOKEN = re.compile(r"[^\s、，；：。！？]*[、，；：。！？]*\s*")
 CLAUSE_ENDS = (",", ";", ":", "—", "…", ")", "、", "，", "；", "：")
 """Marks after which speech may be cut inside a sentence."""
-_CLOSERS = " \"')"
+SENTENCE_ENDS = tuple(".!?…。！？।॥؟۔")
+"""Marks that end a sentence of a text as it is written, also in Hindi and Arabic."""
+CLOSERS = " \"')”’»›」』）"
+"""Signs that may follow such a mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def _cuts(spoken: SpokenText) -> list[tuple[int, Boundary]]:
         boundary = Boundary.WORD
         if end in inside:
             boundary = Boundary.INSIDE
-        elif match[0].rstrip(_CLOSERS).endswith(CLAUSE_ENDS) or match[0].rstrip().endswith(")"):
+        elif match[0].rstrip(CLOSERS).endswith(CLAUSE_ENDS) or match[0].rstrip().endswith(")"):
             boundary = Boundary.CLAUSE
         cuts.append((end, breaks.get(end, boundary)))
     if cuts:
