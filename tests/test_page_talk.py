@@ -1,4 +1,4 @@
-"""The talk panel in front of made-up ears and voices: keys, refusals, and a server that leaves.
+"""Talk and dictation in front of made-up ears and voices: keys, refusals, a server that leaves.
 
 The microphone is Chromium's own, which beeps. A conversation on real models is in
 `live/test_page_talk.py`.
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from support.browser import barriers, chromium, opened
-from support.http import live
-from support.talk import TalkApp, talk_app
+from support.http import live, until
+from support.talk import KnowingTranscriber, TalkApp, talk_app
 from support.web_page import FOLDER
 from triptych.core.http.page import read_pages
+from triptych.core.media.audio.resampling import Pcm
 
 REFUSALS = "Failed to load resource|WebSocket connection"
 """In the browser's words. This app has no route for voices either."""
@@ -196,3 +197,34 @@ def test_a_missing_model_is_explained(browser: Any, tmp_path: Path, missing: str
         if is_offered:
             page.get_by_role("link", name="Talk").click()
             page.get_by_text("The server has no speech model: answers are written.").wait_for()
+
+
+def hear_early(self: KnowingTranscriber, pcm_S: Pcm) -> None:
+    """Tell the words with the first sound of a turn."""
+    if self.num_heard == 0:
+        self.pieces.put_nowait("hello their")
+    self.num_heard += len(pcm_S)
+
+
+def test_dictation_writes_at_the_cursor_while_it_is_spoken(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KnowingTranscriber, "push", hear_early)
+    talk = talk_app(tmp_path, pages=read_pages(FOLDER))
+    with live(talk.app) as running, opened(browser, running.url, allowed=REFUSALS) as page:
+        message = page.get_by_label("Message", exact=True)
+        message.fill("Say: now")
+        message.evaluate("input => input.setSelectionRange(4, 4)")
+        for words, expected in (
+            ("Hello there", "Say: Hello there now"),
+            ("fail", "Say: Hello there hello their now"),  # the words so far are kept
+        ):
+            talk.ears.words = words
+            page.get_by_role("button", name="Dictate").click()
+            until(lambda: "hello their" in message.input_value())
+            assert not message.is_editable()
+            page.get_by_role("button", name="Stop dictation").click()
+            page.get_by_role("button", name="Dictate").and_(page.locator(":enabled")).wait_for()
+            assert message.input_value() == expected
+            assert message.is_editable()
+        assert "gone" in page.get_by_role("alert").inner_text()

@@ -65,6 +65,16 @@ def test_a_question_is_heard_answered_and_the_answer_interrupted(page: Any) -> N
     assert page.locator("#talk-go").evaluate("(button) => button === document.activeElement")
 
 
+def test_dictation_writes_words_before_it_is_ended(page: Any) -> None:
+    page.get_by_role("link", name="Chat").click()
+    message = page.get_by_label("Message", exact=True)
+    page.get_by_role("button", name="Dictate").click()
+    until(lambda: "ship" in message.input_value().lower(), timeout_s=60)
+    page.get_by_role("button", name="Stop dictation").click()
+    page.get_by_role("button", name="Dictate").and_(page.locator(":enabled")).wait_for()
+    assert "story" in message.input_value().lower()
+
+
 def test_a_missing_microphone_is_a_sentence(page: Any) -> None:
     page.evaluate(
         """() => { navigator.mediaDevices.getUserMedia = () =>

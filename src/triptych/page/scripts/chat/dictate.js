@@ -1,13 +1,19 @@
-// Dictation: a recording, or a file where there is no microphone, becomes text at the cursor.
+// Dictation: speech becomes text at the cursor while it is spoken. Without a microphone, a file does.
 
 import { byId, onFilePick, relabel, show } from "../dom.js";
 import { sayWhileWaiting } from "../server.js";
-import { canRecord, fileNameOf, record } from "../speech/recorder.js";
+import { showLevel } from "../speech/recorder.js";
 import { transcribe } from "../speech/request.js";
+import { listen } from "../talk/live_text.js";
+import { canListen } from "../talk/microphone.js";
+
+const WAITING = "Transcribing …";
 
 export class Dictation {
-  #recording = null;
-  #canRecord = canRecord();
+  #live = null; // while there is one
+  #canListen = canListen();
+  #from = 0; // where the text begins
+  #shown = "";
 
   /** `input` receives the text; `complain` shows an error. */
   constructor(input, complain) {
@@ -18,62 +24,83 @@ export class Dictation {
     this.hints = [...this.hint.childNodes];
     show(this.button);
     this.button.addEventListener("click", () => this.#press());
-    onFilePick(byId("chat-sound"), ([file]) => this.#write(file, file.name));
+    onFilePick(byId("chat-sound"), ([file]) => this.#read(file));
   }
 
-  async #press() {
-    if (!this.#canRecord) byId("chat-sound").click();
-    else if (this.#recording) await this.#end();
-    else await this.#begin();
+  #press() {
+    if (this.#live) this.#stop();
+    else if (this.#canListen) this.#dictate();
+    else byId("chat-sound").click();
   }
 
-  async #begin() {
+  async #dictate() {
+    this.#begin("Starting");
+    let meter;
     try {
+      this.#live = await listen(byId("hear-model").value, (text) => this.#write(text));
       show(this.level);
-      this.#recording = await record(this.level);
+      meter = showLevel(this.#live.stream, this.level);
       relabel(this.button, "stop", "Stop dictation");
+      this.button.disabled = false;
       this.#say("Listening: press again when you are done");
+      this.#write(await this.#live.text);
     } catch (error) {
-      this.#canRecord = false; // the next press opens a file
-      show(this.level, false);
-      error.message += " Or press again to choose a recording.";
+      if (!this.#live) {
+        this.#canListen = false; // the next press opens a file
+        error.message += " Or press again to choose a recording.";
+      }
       this.complain(error);
     }
-  }
-
-  async #end() {
-    const { stop } = this.#recording;
-    this.#recording = null;
+    meter?.stop();
     show(this.level, false);
     relabel(this.button, "mic", "Dictate");
-    const blob = await stop();
-    await this.#write(blob, fileNameOf(blob));
+    this.#live = null;
+    this.#end();
   }
 
-  async #write(blob, name) {
+  #stop() {
     this.button.disabled = true;
-    this.#say("Transcribing …");
+    this.#say(WAITING);
+    this.#live.stop();
+  }
+
+  async #read(file) {
+    this.#begin(WAITING);
     const stopWaiting = sayWhileWaiting(byId("hear-model").value, (text) =>
-      this.#say(text || "Transcribing …"),
+      this.#say(text || WAITING),
     );
     try {
-      const { text } = await transcribe(blob, name);
-      this.#insert(text.trim());
+      this.#write((await transcribe(file, file.name)).text);
     } catch (error) {
       this.complain(error);
     }
     stopWaiting();
-    this.button.disabled = false;
-    this.hint.replaceChildren(...this.hints);
+    this.#end();
   }
 
-  #insert(text) {
+  /** The text is written where the cursor is now, and nothing else meanwhile. */
+  #begin(hint) {
+    this.button.disabled = this.input.readOnly = true;
+    this.#from = this.input.selectionEnd;
+    this.#shown = "";
+    this.#say(hint);
+  }
+
+  #end() {
+    this.button.disabled = this.input.readOnly = false;
+    this.hint.replaceChildren(...this.hints);
+    this.input.focus();
+  }
+
+  /** Write `text` in place of the text before. */
+  #write(text) {
     const { input } = this;
-    const before = input.value.slice(0, input.selectionStart);
+    const before = input.value.slice(0, this.#from);
     const gap = before && !/\s$/.test(before) ? " " : "";
-    input.setRangeText(gap + text, input.selectionStart, input.selectionEnd, "end");
+    const spaced = text.trim() && gap + text.trim();
+    input.setRangeText(spaced, this.#from, this.#from + this.#shown.length, "end");
+    this.#shown = spaced;
     input.dispatchEvent(new Event("input", { bubbles: true }));
-    input.focus();
   }
 
   #say(text) {

@@ -53,7 +53,8 @@ export async function record(canvas) {
   };
 }
 
-function showLevel(stream, canvas) {
+/** Draw the level of a stream until `stop` of the result is called. */
+export function showLevel(stream, canvas) {
   const context = new AudioContext();
   const analyser = new AnalyserNode(context, { fftSize: 1024 });
   context.createMediaStreamSource(stream).connect(analyser);

@@ -3,12 +3,11 @@
 import { ApiError } from "../api.js";
 import { PcmPlayer } from "../speech/player.js";
 import { SAMPLE_RATE } from "../speech/request.js";
-import { decoded, encoded } from "./socket.js";
+import { decoded, encoded, HEARD } from "./socket.js";
 
 const LOST = "The connection was lost. Start again to go on with a new conversation.";
 const STALLED_BYTES = 640_000; // that a connection has not taken: ten seconds of sound
 const BUFFER = "input_audio_buffer";
-const HEARD = "conversation.item.input_audio_transcription";
 
 export class Conversation {
   player = null; // of the answer that is or was spoken

@@ -6,9 +6,13 @@ import { askForMicrophone } from "../speech/recorder.js";
 const PIECE_S = 0.02; // an interruption is noticed so much later
 const CLEAN = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
 
+/** Whether the browser may pass on the microphone's samples. */
+export const canListen = () =>
+  Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
+
 /**
  * Call `onPiece` with samples, 20 ms at a time at `rate`, and `onLost` if the microphone is taken
- * away. Returns {mute, close}; throws `Advice`.
+ * away. Returns {stream, mute, close}; throws `Advice`.
  */
 export async function openMicrophone(rate, onPiece, onLost) {
   const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
@@ -18,6 +22,7 @@ export async function openMicrophone(rate, onPiece, onLost) {
   const { context } = source;
   let isOpen = true;
   const close = () => {
+    if (!isOpen) return;
     isOpen = false;
     tracks.forEach((track) => track.stop());
     context.close();
@@ -29,7 +34,7 @@ export async function openMicrophone(rate, onPiece, onLost) {
     throw error;
   }
   const mute = (isMuted) => tracks.forEach((track) => (track.enabled = !isMuted));
-  return { mute, close };
+  return { stream, mute, close };
 }
 
 async function capture(source, rate, onPiece) {

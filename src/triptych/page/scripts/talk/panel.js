@@ -10,7 +10,7 @@ import { fillVoices } from "../speech/voices.js";
 import { drawWave } from "../speech/wave.js";
 import { Conversation } from "./conversation.js";
 import { TalkLog } from "./log.js";
-import { openMicrophone } from "./microphone.js";
+import { canListen, openMicrophone } from "./microphone.js";
 import { openSocket } from "./socket.js";
 
 const SHOWN_S = 4; // of the microphone
@@ -44,7 +44,7 @@ class TalkPanel {
     byId("talk-go").addEventListener("click", () => this.start());
     byId("talk-end").addEventListener("click", () => this.end("The conversation has ended."));
     byId("talk-mute").addEventListener("click", () => this.mute(!this.isMuted));
-    const canHear = Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
+    const canHear = canListen();
     byId("talk-go").disabled = !canHear;
     byId("talk-log").ariaLive = canSpeak ? "off" : "polite"; // what is spoken is not read out, too
     byId("talk-note").textContent = canHear ? (canSpeak ? "" : NO_SPEECH) : NO_MICROPHONE;
@@ -61,7 +61,7 @@ class TalkPanel {
         (samples) => this.#hear(samples),
         () => this.#fail(new Advice(UNPLUGGED)),
       );
-      const socket = await openSocket(byId("talk-model").value);
+      const socket = await openSocket({ model: byId("talk-model").value });
       if (!this.microphone) return socket.close(); // it is gone meanwhile
       this.log.clear();
       this.conversation = new Conversation(socket, this.log, this.#session(), (error) =>

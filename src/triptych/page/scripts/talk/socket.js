@@ -7,9 +7,12 @@ const ROUTE = "/v1/realtime";
 const REFUSED = "The server did not open a session. Check that it can be reached, then try again.";
 const UPGRADE_REQUIRED = 426;
 
-/** Open a session with a chat model. Prompts for a key if one is needed; throws `Advice`. */
-export async function openSocket(model) {
-  const path = `${ROUTE}?model=${encodeURIComponent(model)}`;
+/** The events of transcripts begin with this. */
+export const HEARD = "conversation.item.input_audio_transcription";
+
+/** Open a session of `query`. Prompts for a key if one is needed; throws `Advice`. */
+export async function openSocket(query) {
+  const path = `${ROUTE}?${new URLSearchParams(query)}`;
   for (;;) {
     const sent = key();
     const socket = await connect(path, sent);
