@@ -222,9 +222,7 @@ class _SsmlReader:
         text = [] if self._open is None else self._open.text
         if self._open is None or not any(not char.isspace() for char in reversed(text)):
             return
-        last = next(
-            (char for char in reversed(text) if not char.isspace() and char not in CLOSERS), ""
-        )
+        last = next((char for char in reversed(text) if char.strip(CLOSERS).strip()), "")
         is_ended = last in SENTENCE_ENDS
         at = self._open.sources[-1].end
         marks = "\n\n" if name == "p" else " " if is_ended else ". "
@@ -308,7 +306,7 @@ def _boundary(text: str) -> Boundary:
     words = text.rstrip()
     if "\n\n" in text[len(words) :]:
         return Boundary.PARAGRAPH
-    end = words.rstrip(CLOSERS + " ")
+    end = words.rstrip(CLOSERS)
     if end.endswith(SENTENCE_ENDS):
         return Boundary.SENTENCE
     return Boundary.CLAUSE if end.endswith(CLAUSE_ENDS) else Boundary.WORD

@@ -32,6 +32,7 @@ def test_a_cue_is_a_sentence() -> None:
         (words("one two three", step_s=3.0), ["one two", "three"]),
         (words("x" * 60 + " " + "y" * 30), ["x" * 60, "y" * 30]),
         (words("今日 は 晴れ ok です"), ["今日は晴れ ok です"]),
+        (words("नमस्ते। हाँ"), ["नमस्ते।", "हाँ"]),
         (words('He said "no." Then'), ['He said "no."', "Then"]),
     ],
 )
