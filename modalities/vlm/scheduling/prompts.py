@@ -244,8 +244,11 @@ class VisionScheduler(TokenScheduler):
                 yield image
 
     def _next_prompts(self) -> Iterator[ImagedPrompt]:
-        """Prompts whose images may be needed next: running ones, and the first waiting ones."""
-        yield from (prompt for prompt in self._prompts.values() if prompt.row.lease is not None)
+        """Prompts whose images may be needed next: those begun, and the first waiting ones."""
+        for prompt in self._prompts.values():
+            row = prompt.row
+            if row.lease is not None and row.num_booked < row.num_prompt_tokens:
+                yield prompt
         waiting = (self._prompts.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
         yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
@@ -362,6 +365,8 @@ class VisionScheduler(TokenScheduler):
     def _update_references(self) -> None:
         """Release references that are not needed any more, and take those that are available."""
         for prompt in self._prompts.values():
+            if not prompt.refs:  # as of most rows that are being answered
+                continue
             num_committed = prompt.row.num_committed
             needed = {p.span.digest for p in prompt.images if p.span.end > num_committed}
             self._release(prompt.refs - needed)

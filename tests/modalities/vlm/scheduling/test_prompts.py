@@ -63,6 +63,19 @@ def test_an_image_is_encoded_once_for_all_requests_with_it() -> None:
     assert names(world) == 1
 
 
+def test_images_of_prompts_that_are_answered_are_looked_at_no_more() -> None:
+    world = VisionWorld(num_pages=40)
+    world.submit("a", see(2, ("x", 4), 2, max_tokens=9))
+    while not world.scheduler.row_of("a").is_decoding:
+        world.turn()
+    world.turn()
+    tokens, seen = world.scheduler.tokens, list[str]()
+    num_covered = tokens.num_covered
+    tokens.num_covered = lambda row: seen.append(row.name) or num_covered(row)  # type: ignore
+    check_answers(world)
+    assert not seen
+
+
 def test_an_image_in_the_cache_is_not_encoded_again() -> None:
     world = VisionWorld(num_pages=40)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=2))
