@@ -69,8 +69,8 @@ class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     last of the job also carries `finish_reason`. Counts are cumulative for the job.
 
     `id_ends_s` are the ends of the next of the segment's `prompt_ids`, in order, in seconds from
-    the start of its sound; those that have none when the segment ends, end with it. Models that do
-    not know them send none.
+    the start of its sound, by the model's alignment: they may lie in silence that was cut. Those
+    that have none when the segment ends, end with it. Models that do not know them send none.
     """
 
     segment: int = 0

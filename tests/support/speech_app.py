@@ -56,6 +56,7 @@ class SpellingFrontEnd:
     takes_instructions: bool = False
     takes_speed: bool = False
     has_word_times: bool = True
+    word_lag_s: float = 0.0
     tags: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.7))
     most: int = 60

@@ -26,12 +26,21 @@ _SILENCE = 0.01
 class SpeechProgress:
     """Progress of one call whose sound has `sample_rate` (Hz) and `speed`.
 
-    The sound is then played `rate` times as fast, which the times of words follow.
+    The sound is then played `rate` times as fast, which the times of words follow. `word_lag_s`:
+    see `FrontEnd`.
     """
 
-    def __init__(self, text: str, sample_rate: int, speed: float, rate: float = 1.0) -> None:
+    def __init__(
+        self,
+        text: str,
+        sample_rate: int,
+        speed: float,
+        rate: float = 1.0,
+        *,
+        word_lag_s: float = 0.0,
+    ) -> None:
         self.finish_reason: SpeechFinish = "stop"
-        self._clock, self._rate = WordClock(text), rate
+        self._clock, self._rate = WordClock(text, word_lag_s), rate
         self._words: list[SpokenWord] = []
         self._num_before, self._is_begun = 0, False
         self._sample_rate = sample_rate

@@ -162,7 +162,9 @@ class SpeechService(ModelService[FrontEnd]):
         self, call: SpeechCall, front: FrontEnd, voice: str, planner: SpeechPlanner
     ) -> AsyncGenerator[SpeechPiece, None]:
         speed, rate = (call.speed, 1.0) if front.takes_speed else (1.0, call.speed)
-        progress = SpeechProgress(call.text, front.sample_rate, speed, rate)
+        progress = SpeechProgress(
+            call.text, front.sample_rate, speed, rate, word_lag_s=front.word_lag_s
+        )
         fade = FadeIn(front.sample_rate)
         stretch = TimeStretch(rate, front.sample_rate) if rate != 1.0 else None
         with self._admit(call, estimate_seconds(call.text)):

@@ -193,6 +193,7 @@ class SpeechTokenLoader(TokenLoader):
             voices=traits.voices,
             num_context_steps=traits.num_context_steps,
             context_end_ids=traits.context_end_ids,
+            ids_per_step=traits.ids_per_step,
             can_clone=codec.encode is not None,
         )
         return SpeechScheduler(

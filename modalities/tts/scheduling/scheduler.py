@@ -231,7 +231,13 @@ class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
             return
         least_tokens = max(2, math.ceil(_LEAST_LOOP_S * (1.0 / self._speech.clock.step_s)))
         loops = LoopDetector(least_tokens=least_tokens)
-        segment = SpokenSegment(index=index, spec=spec, loops=loops, row=row)
+        segment = SpokenSegment(
+            index=index,
+            spec=spec,
+            loops=loops,
+            row=row,
+            ids_per_step=self._speech.ids_per_step,
+        )
         self._tokens.add(row)
         stream.segments.append(segment)
 

@@ -30,8 +30,8 @@ class SpeechModel:
 
     `stop_ids` end a segment. A segment's prompt is the voice's, the context and its own. The
     context is the last `num_context_steps` steps of the segment before, with that segment's words
-    if all of its sound is included; `context_end_ids` mark its end. A model that `can_clone` also
-    speaks in the voices of clips.
+    if all of its sound is included; `context_end_ids` mark its end. At most `ids_per_step` ids of a
+    prompt end in a step. A model that `can_clone` also speaks in the voices of clips.
     """
 
     name: str
@@ -41,6 +41,7 @@ class SpeechModel:
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
     context_end_ids: tuple[int, ...] = ()
+    ids_per_step: int = 1
     can_clone: bool = False
 
 
@@ -116,7 +117,7 @@ class SpokenSegment:
     Of the sampled `codes`, `num_pushed` are decoded or being decoded; they gave `num_given`
     samples. `end` is the reason why no more codes follow. A decoder that has to restart yields
     `num_repeated` samples that were sent before. `id_ends` are the steps at which ids of the prompt
-    end, of which the first `num_sent_ends` were sent.
+    end, at most `ids_per_step` in each, of which the first `num_sent_ends` were sent.
     """
 
     index: int
@@ -131,7 +132,8 @@ class SpokenSegment:
     num_given: int = 0
     num_repeated: int = 0
     is_begun: bool = False
-    id_ends: list[int] = field(default_factory=list)
+    ids_per_step: int = 1
+    id_ends: list[float] = field(default_factory=list)
     num_sent_ends: int = 0
 
     def push_code(self, token_id: int, codes: StepCodes, place: int = -1) -> bool:
@@ -140,7 +142,7 @@ class SpokenSegment:
         `place` ids of the prompt are spoken before it. Repeats that are not decoded yet are
         dropped, except the first cycle.
         """
-        self.id_ends += [len(self.ids)] * (place - len(self.id_ends))
+        self._end_ids(max(0, place - len(self.id_ends)))
         self.ids.append(token_id)
         self.codes.append(codes)
         loop = self.loops.push(token_id)
@@ -151,7 +153,17 @@ class SpokenSegment:
         del self.ids[num_kept:], self.codes[num_kept:]
         return True
 
-    def new_ends(self) -> list[int]:
+    def _end_ids(self, num_ended: int) -> None:
+        """End the next ids within the last step.
+
+        `ids_per_step` places in a step are possible, of which the last is its end: the ids have the
+        means of as many different places in order. The step's end for all would be late on average.
+        """
+        places, start = self.ids_per_step, len(self.ids) - 1
+        spacing = (places + 1) / ((num_ended + 1) * places)
+        self.id_ends += (start + number * spacing for number in range(1, num_ended + 1))
+
+    def new_ends(self) -> list[float]:
         """The steps at which further ids end, each returned once."""
         ends = self.id_ends[self.num_sent_ends :]
         self.num_sent_ends = len(self.id_ends)

@@ -81,6 +81,8 @@ class FrontEnd(ABC):
     """Whether the model applies `speed` itself; else its sound is stretched."""
     has_word_times: bool = False
     """Whether the model knows when it speaks each word."""
+    word_lag_s: float = 0.0
+    """How much later than a word's sound the model's ids of it begin and end."""
     tags: tuple[str, ...] = ()
     """Words that are commands to the model in angle brackets, such as "laugh"."""
     aliases: Mapping[str, str] = field(default_factory=dict)

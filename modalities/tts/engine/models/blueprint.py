@@ -45,7 +45,8 @@ class SpeechTraits(FramePattern):
 
     Without `causal_prompts`, positions of a prompt depend on later ones, so prompts with equal
     beginnings cannot share pages. Each segment's prompt includes the last `num_context_steps` of
-    the previous segment, and `context_end_ids` after them.
+    the previous segment, and `context_end_ids` after them. At most `ids_per_step` ids of a prompt
+    end in a step of a model that knows which it speaks.
     """
 
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
@@ -53,6 +54,7 @@ class SpeechTraits(FramePattern):
     num_context_steps: int = 0
     context_end_ids: tuple[int, ...] = ()
     causal_prompts: bool = True
+    ids_per_step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

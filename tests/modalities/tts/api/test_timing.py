@@ -52,6 +52,15 @@ def test_words_of_one_source_are_one_word() -> None:
     ]
 
 
+def test_words_are_heard_before_their_ids_and_share_a_space() -> None:
+    """As in `kokoro.KPipeline.join_timestamps`; after a mark, a word has no part of the space."""
+    clock = WordClock("ab cd, e", lag_s=0.05)
+    first = WordIds(Span(0, 2), 0, 3, shares_space=True)
+    clock.begin([first, WordIds(Span(3, 6), 3, 5), WordIds(Span(7, 8), 7, 8)], 10.0)
+    found = [*clock.take([0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]), *clock.end(0.8)]
+    assert times(found) == [("ab", 10.0, 10.1), ("cd,", 10.1, 10.35), ("e", 10.55, 10.8)]
+
+
 def test_ids_without_ends_end_with_the_segment() -> None:
     clock = WordClock("a b c")
     words = [WordIds(Span(2 * at, 2 * at + 1), at, at + 1) for at in range(3)]

@@ -93,12 +93,15 @@ def test_a_segment_that_loops_keeps_its_speech_one_cycle_and_decoded_codes(num_p
 
 
 def test_ids_end_where_the_model_goes_on() -> None:
-    """A step that skips an id ends it, too; each end is returned once."""
-    spoken = replace(stream().segments[0], ids=[], codes=[])
+    """A step that skips an id ends it, too; each end is returned once.
+
+    One of two ends in a step is in the middle of its last half, two are at half of it and its end.
+    """
+    spoken = replace(stream().segments[0], ids=[], codes=[], ids_per_step=2)
     for place in (0, 0, 1, 3):
         spoken.push_code(5, (5,), place)
-    assert spoken.new_ends() == [2, 3, 3]
+    assert spoken.new_ends() == [1.75, 2.5, 3.0]
     spoken.push_code(5, (5,), 4)
-    assert spoken.new_ends() == [4]
+    assert spoken.new_ends() == [3.75]
     spoken.push_code(5, (5,))  # of a model without places
     assert spoken.new_ends() == []

@@ -154,10 +154,9 @@ class StagedKokoro:
         )
 
     def _ends_s(self, plan: ProsodyPlan, kept: slice) -> tuple[float, ...]:
-        """The end of each phoneme in the samples that are kept, in seconds."""
+        """The end of each phoneme, in seconds from the first sample that is kept."""
         rate, frame = self._kokoro.sample_rate, self._kokoro.config.generator.samples_per_frame
-        ends_T = np.cumsum(plan.durations)[1:-1] * frame
-        ends_T = (ends_T.clip(kept.start, kept.stop) - kept.start) / rate
+        ends_T = (np.cumsum(plan.durations)[1:-1] * frame - kept.start) / rate
         return tuple(ends_T.tolist())
 
 

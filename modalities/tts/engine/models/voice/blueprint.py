@@ -42,14 +42,15 @@ MAX_LENGTH = 1024
 class VoiceBlueprint(FrameBlueprint[AcousticModel]):
     """A folder with our own config.json and `model.safetensors`."""
 
-    traits = SpeechTraits(causal_prompts=False)
-
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
         options = setup.options
         if options.audio_decoder or options.audio_decoder_weights or options.audio_decoder_config:
             raise ConfigError("The embedded voice has its own audio decoder, which has no options.")
         refuse_window_options(options)
         self.config = VoiceConfig.read(config)
+        self.traits = SpeechTraits(
+            causal_prompts=False, ids_per_step=self.config.acoustic.max_advance
+        )
         codec, max_length = self.config.codec, min(setup.max_length or MAX_LENGTH, MAX_LENGTH)
         super().__init__(
             setup,

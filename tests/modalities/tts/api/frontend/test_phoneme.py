@@ -127,6 +127,17 @@ def test_long_words_are_not_cut(own: PhonemeFrontEnd) -> None:
     assert len(planned) == 2
 
 
+def test_words_have_their_letters_and_share_the_space_between_them(own: PhonemeFrontEnd) -> None:
+    front = replace(own, prompt_prefix=(0,))
+    (planned,) = plan(front, "Go on, now.")
+    symbols = {token: symbol for symbol, token in VOCABULARY.items()}
+    said = "".join(symbols.get(token, "") for token in planned.segment.prompt_ids)
+    starts = [word.start - 1 for word in planned.words]
+    assert [said[at - 1 : at] for at in starts] == ["", " ", " "]
+    assert [said[word.stop - 2] == " " for word in planned.words] == [True, False, False]
+    assert [word.shares_space for word in planned.words] == [True, False, False]
+
+
 def test_pauses_come_between_paragraphs_alone(own: PhonemeFrontEnd) -> None:
     planned = plan(own, LONG_TEXT)
     pauses = [p.segment.pause_s for p in planned if p.utterance.text.endswith('go!"')]

@@ -90,9 +90,7 @@ def test_stages_give_the_samples_of_one_go(kokoro: Kokoro, slice_gmacs: float) -
     frames = np.cumsum(finish(kokoro.model.plan(sentence)).durations)[1:-1]
     start_s = kept_sound(whole.numpy()).start / kokoro.sample_rate
     frame_s = kokoro.config.generator.samples_per_frame / kokoro.sample_rate
-    length_s = len(samples(delta)) / kokoro.sample_rate
-    ends_s = (frames * frame_s - start_s).clip(0, length_s)
-    assert delta.id_ends_s == pytest.approx(ends_s.tolist())
+    assert delta.id_ends_s == pytest.approx((frames * frame_s - start_s).tolist())
     assert num_stages == 1 if slice_gmacs == 1e9 else num_stages > 3
     assert runner.num_works == 0
 
