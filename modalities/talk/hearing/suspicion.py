@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triptych.modalities.talk.ports import SpeechDismissed, SpeechSuspected
 
-SUSPICIOUS_SHARE = 0.2
+SUSPICIOUS_SHARE = 0.15
 """A frame from this share of the threshold on may be the beginning of speech: chosen by
 `samples/benchmarks/barge_in.py`."""
 CALM_MS = 700
