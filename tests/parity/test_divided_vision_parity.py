@@ -71,7 +71,7 @@ def assert_same(found: list[VisionRow], expected: list[VisionRow]) -> None:
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", [name for name in MODELS if not name.startswith("qwen3_5")])
 def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     assert_same(drive_divided(tmp_path, 2), drive(VisionRig(tmp_path)))

@@ -275,6 +275,35 @@ def _qwen3_5_moe() -> tuple[Any, Any]:
     return _qwen3_5("Moe", num_experts=4, num_experts_per_tok=2, **sizes)
 
 
+def _glm_ocr() -> tuple[Any, Any]:
+    config = transformers.GlmOcrConfig(
+        text_config=text(
+            "glm_ocr_text",
+            rope_parameters={**_ROPE, "mrope_section": [1, 1, 2]},
+            head_dim=8,
+            num_nextn_predict_layers=1,
+        ),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 24,
+            "out_hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "patch_size": 7,
+            "image_size": 28,
+        },
+        image_token_id=IMAGE_ID,
+        video_token_id=71,
+        image_start_token_id=72,
+        image_end_token_id=73,
+        video_start_token_id=74,
+        video_end_token_id=75,
+    )
+    area = 14**2
+    size = {"shortest_edge": 4 * area, "longest_edge": 16 * area}
+    return config, transformers.Glm46VImageProcessorPil(size=size, patch_size=7)
+
+
 MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "llava": _llava,
     "pixtral": _pixtral_llava,
@@ -286,6 +315,7 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "mistral3": _mistral3,
     "gemma3": _gemma3,
     "paligemma": _paligemma,
+    "glm_ocr": _glm_ocr,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,

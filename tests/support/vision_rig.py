@@ -180,7 +180,7 @@ def class_inputs(model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part]
     ids_T = torch.tensor(rig.prompt(*parts).prompt_ids)
     is_image_T = ids_T >= FIRST_FRAME_ID
     ids_1T = ids_T.masked_fill(is_image_T, IMAGE_ID)[None]
-    if model.config.model_type.startswith("qwen"):
+    if model.config.model_type.startswith(("qwen", "glm")):
         inputs["mm_token_type_ids"] = is_image_T.int()[None]
     elif family.whole_spans:
         inputs["token_type_ids"] = is_image_T.int()[None]

@@ -57,7 +57,9 @@ class DecoderTensors:
     def find(cls, names: Collection[str]) -> DecoderTensors:
         """Find the one decoder of a checkpoint. Raises `WeightsError` unless it has one."""
         end = f".{_EMBEDDING}"
-        bodies = [name.removesuffix(end) for name in names if name.endswith(end)]
+        found = [name.removesuffix(end) for name in names if name.endswith(end)]
+        # Layers that predict further tokens may have a copy of the embedding.
+        bodies = [body for body in found if not _LAYER.search(f"{body}.")]
         if len(bodies) != 1:
             raise WeightsError(f"The checkpoint holds {len(bodies)} decoders, not one.")
         heads = [name for name in names if name.endswith("lm_head.weight")]

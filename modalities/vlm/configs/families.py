@@ -10,7 +10,7 @@ transformers' own configuration object.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -188,6 +188,8 @@ _QWEN = VisionFamily(
     placeholder="<|image_pad|>", spell=spell_qwen, inputs=("pixel_values", "image_grid_thw")
 )
 
+_GLM = replace(_QWEN, placeholder="<|image|>")
+
 ANY = VisionFamily(placeholder="", spell=spell_none, inputs=(), has_scaling=False, batch_axis=None)
 """The family of all other models: their own processor does everything."""
 
@@ -218,6 +220,7 @@ FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(
             placeholder="<start_of_image>", spell=spell_gemma3, whole_spans=True
         ),
         "paligemma": VisionFamily(placeholder="<image>", spell=spell_paligemma, whole_prompts=True),
+        "glm_ocr": _GLM,
         "qwen2_vl": _QWEN,
         "qwen2_5_vl": _QWEN,
         "qwen3_vl": _QWEN,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",
+    "glm_ocr_text": "GlmOcrTextModel",
     "gemma3_text": "Gemma3TextModel",
     "qwen2_vl_text": "Qwen2VLTextModel",
     "qwen2_5_vl_text": "Qwen2_5_VLTextModel",

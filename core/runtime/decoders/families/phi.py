@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from triptych.core.runtime.decoders.families.qwen import with_axes
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
@@ -66,6 +67,20 @@ def _glm4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return replace(_glm(config, max_length), has_post_norms=True, naming="glm4")
 
 
+def _glm_ocr(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """GLM 4 with positions of three axes, no biases, and whole heads rotated by default."""
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    own = {"head_dim": head_dim, "partial_rotary_factor": 1.0, "attention_bias": False}
+    fields = parse({**own, **config}, _GlmConfig)
+    decoder = with_axes(_glm4({**own, **config}, max_length), fields, (8, 12, 12))
+    return replace(decoder, num_draft_layers=int(config.get("num_nextn_predict_layers") or 0))
+
+
 READERS: Mapping[str, Reader] = MappingProxyType(
-    {"Phi3ForCausalLM": _phi3, "GlmForCausalLM": _glm, "Glm4ForCausalLM": _glm4}
+    {
+        "Phi3ForCausalLM": _phi3,
+        "GlmForCausalLM": _glm,
+        "Glm4ForCausalLM": _glm4,
+        "GlmOcrTextModel": _glm_ocr,
+    }
 )

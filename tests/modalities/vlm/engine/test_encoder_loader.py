@@ -80,10 +80,10 @@ def test_a_model_that_runs_on_transformers_is_refused_by_name(
     assert ledger.by_owner() == {}
 
 
-def test_a_layer_that_predicts_tokens_does_not_draft_for_it(saved: ResolvedModel) -> None:
+def test_a_model_without_a_layer_that_predicts_is_refused_with_it(saved: ResolvedModel) -> None:
     config = Config(speculation=SpeculationOptions(speculative_algorithm="mtp"))
     loader = open_vision_loader(saved, config, Device.open("cpu"), Ledger(256 * MIB))
-    with pytest.raises(ConfigError, match="--speculative-algorithm mtp: tiny takes images"):
+    with pytest.raises(ConfigError, match="--speculative-algorithm mtp: tiny has no layer"):
         loader.load(lambda _: None)
 
 

@@ -26,6 +26,18 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.schedulers.base import LoadedModel
 
+_IN_LAYER = "model.language_model.layers.3"
+LAYERS = {
+    "qwe": (
+        "mtp.layers.0",
+        *("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.fc"),
+    ),
+    "glm": (
+        _IN_LAYER,
+        *(f"{_IN_LAYER}.{part}" for part in ("enorm", "hnorm", "shared_head.norm", "eh_proj")),
+    ),
+}
+"""The names of a layer, three norms and a projection."""
 SUN, MOON = pixels(40, 60, 1), pixels(20, 24, 2)
 PROMPTS = (
     ((1, 5, 9, 12), SUN, (20, 21, 22)),
@@ -40,18 +52,20 @@ def save_with_layer(name: str, folder: Path) -> tuple[Any, torch.Tensor]:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     body = "model.language_model."
+    layer, *names, fc = LAYERS[name[:3]]
     mtp = {
-        f"mtp.layers.0.{key.removeprefix(f'{body}layers.1.')}": tensor.clone()
+        f"{layer}.{key.removeprefix(f'{body}layers.1.')}": tensor.clone()
         for key, tensor in tensors.items()
         if key.startswith(f"{body}layers.1.")
     }
     norm = tensors[f"{body}norm.weight"]
-    for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        mtp[f"mtp.{part}.weight"] = norm.clone()
+    mtp |= {f"{each}.weight": norm.clone() for each in names}
     size = len(norm)
-    mtp["mtp.fc.weight"] = torch.randn(size, 2 * size) * (2 * size) ** -0.5
+    mtp[f"{fc}.weight"] = torch.randn(size, 2 * size) * (2 * size) ** -0.5
+    if name == "glm_ocr":
+        mtp[f"{layer}.embed_tokens.weight"] = tensors[f"{body}embed_tokens.weight"].clone()
     save_file(tensors | mtp, file, metadata={"format": "pt"})
-    return model, mtp["mtp.fc.weight"]
+    return model, mtp[f"{fc}.weight"]
 
 
 def load(folder: Path, ledger: Ledger, algorithm: str = "none") -> LoadedModel:
@@ -114,7 +128,7 @@ def expected_cells(model: Any, fc_OI: torch.Tensor, inputs: dict[str, Any]) -> t
     return cells_TC
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "glm_ocr"])
 def test_cells_of_images_are_those_of_the_class(tmp_path: Path, name: str) -> None:
     model, fc_OI = save_with_layer(name, tmp_path)
     model.set_attn_implementation("eager")

@@ -221,7 +221,9 @@ def test_streams_of_other_kinds_are_refused(fields: dict[str, Any], error: str |
 
 
 def sections_of(architecture: str) -> list[int]:
-    """Qwen3 has heads of 128 dims, the others here of 8."""
+    """Qwen3 has heads of 128 dims, Qwen3.5 of 256, the others here of 8."""
+    if architecture.startswith("Qwen3_5"):
+        return [44, 42, 42]
     return [24, 20, 20] if architecture.startswith("Qwen3") else [2, 1, 1]
 
 
