@@ -77,9 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"logit_bias values lie between {-MAX_ABS_LOGIT_BIAS} and {MAX_ABS_LOGIT_BIAS}.",
                 param="logit_bias",
             )
-        biased = (token for token, _ in self.logit_bias)
-        tokens = (*biased, *self.stop_token_ids, *self.state_token_ids)
-        if any(not 0 <= token < vocab_size for token in tokens):
-            raise InvalidRequest(
-                f"Token ids lie between 0 and {vocab_size - 1}.", param="logit_bias"
-            )
+        biased = [token for token, _ in self.logit_bias]
+        others = (*self.stop_token_ids, *self.state_token_ids)
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", others)):
+            if any(not 0 <= token < vocab_size for token in tokens):
+                raise InvalidRequest(f"Token ids lie between 0 and {vocab_size - 1}.", param=name)
