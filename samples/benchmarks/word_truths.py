@@ -44,7 +44,8 @@ class Aligner:
             margin = _MARGIN + 160 * number
             noise_S = np.random.default_rng(number).normal(0, _NOISE, len(sound_S) + 2 * margin)
             try:
-                return self._align(np.pad(sound_S, margin) + noise_S, words, margin)
+                padded_S = (np.pad(sound_S, margin) + noise_S).astype(np.float32)
+                return self._align(padded_S, words, margin)
             except RuntimeError:
                 continue
         return []
