@@ -2,7 +2,7 @@
 
     apt-get install flite bucklespring-data
     apt-get install asterisk-core-sounds-{en,es,fr}-g722 asterisk-moh-opsound-g722
-    python samples/benchmarks/barge_in.py
+    python samples/benchmarks/barge_in.py  # or with --url: a running server, in real time
 
 Onsets are beginnings of recorded prompts (women, in English, Spanish and French) and of sentences
 of Flite's voices with plosive and soft beginnings, at random places of a frame and of a client's
@@ -17,12 +17,17 @@ holds or ends the answer, and how often a minute that happens without speech.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import base64
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from talk_questions import LEVEL, VOICES, spoken
+from websockets.asyncio.client import ClientConnection, connect
 
 from triptych import SpeechPipeline
 from triptych.core.media.audio.resampling import Pcm, Resampler
@@ -61,6 +66,9 @@ ANSWER = (
     " A ship sailed to a far island, where an old man lived with his dog. Every morning he walked"
     " along the shore and looked for shells. One day he found a bottle with a letter in it."
 )
+STARTED = "input_audio_buffer.speech_started"
+KINDS = (("input_audio_buffer.speech_suspected", STARTED), (STARTED,))
+"""The events that hold an answer, and those that end it."""
 SKIPPED = ("silence", "beep", "tone", "ring", "noise", "conf-")
 Rng = np.random.Generator
 
@@ -300,6 +308,49 @@ def measure(
         yield f"{sum(len(each.ends) for each in found) / minutes:.2f}"
 
 
+async def live_delays(url: str, onset: Onset) -> tuple[float, float]:
+    """The delays with which a client learns to hold and to end an answer, in real time."""
+    resampler = Resampler(RATE, 24_000)
+    pcm_S = np.concatenate([resampler.push(onset.pcm_S), resampler.flush()])
+    data = (np.clip(pcm_S, -1, 1) * 32767).astype("<i2").tobytes()
+    turns = {"hold_response": True}
+    update = {"type": "realtime", "audio": {"input": {"turn_detection": turns}}}
+    moments: list[tuple[str, float]] = []
+
+    async def read(socket: ClientConnection) -> None:
+        while True:
+            event = json.loads(await socket.recv())
+            moments.append((event["type"], time.perf_counter()))
+
+    async with connect(f"{url}/v1/realtime", proxy=None) as socket:
+        await socket.send(json.dumps({"type": "session.update", "session": update}))
+        reading = asyncio.create_task(read(socket))
+        start = time.perf_counter()
+        for at in range(0, len(data), 960):  # 20 ms, sent once they have been spoken
+            await asyncio.sleep(max(0.0, start + (at + 960) / 48_000 - time.perf_counter()))
+            sound = base64.b64encode(data[at : at + 960]).decode()
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": sound}))
+        reading.cancel()
+    begin = start + onset.begin / RATE
+    found = [[when for kind, when in moments if kind in kinds and when > begin] for kinds in KINDS]
+    held, ended = ((times[0] - begin) * 1000 if times else 1000.0 for times in found)
+    return held, ended
+
+
+async def measure_live(url: str, onsets: Sequence[Onset]) -> None:
+    """Print the delays of a running server, four sessions at a time."""
+    places = asyncio.Semaphore(4)
+
+    async def one(onset: Onset) -> tuple[float, float]:
+        async with places:
+            return await live_delays(url, onset)
+
+    for name, delays in zip(
+        ("held", "ended"), zip(*await asyncio.gather(*map(one, onsets)), strict=True), strict=True
+    ):
+        print("{}: {:.0f} / {:.0f} ms".format(name, *np.quantile(delays, (0.5, 0.95))))
+
+
 def answer() -> Pcm:
     """An answer of the embedded voice; level 1."""
     with SpeechPipeline.from_pretrained("triptych-voice") as speak:
@@ -316,10 +367,15 @@ def main() -> None:
     parser.add_argument("--flite", default="flite", help="the program, if it is not on the path")
     parser.add_argument("--num", type=int, default=240, help="number of recorded onsets")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each other sound")
+    parser.add_argument("--url", help="measure a running server instead: ws://HOST:PORT")
     parser.add_argument("--shares", type=float, nargs="*", default=[0.1, 0.2, 0.4, 1.0])
     args = parser.parse_args()
-    echo_S = answer()
     rng = np.random.default_rng(0)
+    if args.url:
+        onsets = [onset(rng, each) for each in recorded(args.sounds, args.num)]
+        asyncio.run(measure_live(args.url, onsets))
+        return
+    echo_S = answer()
     clips = {"recorded": list(recorded(args.sounds, args.num)), "Flite": list(flite(args.flite))}
     sets = {name: [onset(rng, each) for each in found] for name, found in clips.items()}
     sets["over an echo"] = [onset(rng, each, echo_S) for each in clips["recorded"]]
