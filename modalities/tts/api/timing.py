@@ -56,15 +56,16 @@ class WordClock:
     def end(self, end_s: float) -> Iterator[SpokenWord]:
         """End the segment, and with it its last word; `end_s` counts from the segment's start.
 
-        A segment whose model sent no ends has no words.
+        It may sound on after its ids where no mark follows it. A segment whose model sent no ends
+        has no words.
         """
         if self._ends_s:
             last = max([0, *(word.stop for word in self._waiting)])
             yield from self.take([end_s] * (last - len(self._ends_s)))
         self._waiting.clear()
         if self._held is not None:
-            source, start_s, word_end_s = self._held
-            yield self._word(source, start_s, max(start_s, min(word_end_s, self._start_s + end_s)))
+            source, start_s, _ = self._held
+            yield self._word(source, start_s, max(start_s, self._start_s + end_s))
             self._held = None
 
     def _say(self, word: WordIds) -> Iterator[SpokenWord]:

@@ -33,12 +33,13 @@ def times(words: list[SpokenWord]) -> list[tuple[str, float, float]]:
     return [(word.text, round(word.start_s, 3), round(word.end_s, 3)) for word in words]
 
 
-def test_a_word_is_over_with_its_last_id() -> None:
+@pytest.mark.parametrize("end_s", [0.55, 0.7])
+def test_a_word_is_over_with_its_last_id_and_the_last_one_with_the_sound(end_s: float) -> None:
     clock = WordClock("ab, cd")
     clock.begin([WordIds(Span(0, 3), 0, 2), WordIds(Span(4, 6), 4, 6)], 10.0)
     assert times([*clock.take([0.1, 0.2])]) == []  # it waits: the next may have the same source
     assert times([*clock.take([0.3, 0.4, 0.5, 0.6])]) == [("ab,", 10.0, 10.2)]
-    assert times([*clock.end(0.55)]) == [("cd", 10.4, 10.55)]
+    assert times([*clock.end(end_s)]) == [("cd", 10.4, 10.0 + end_s)]
 
 
 def test_words_of_one_source_are_one_word() -> None:
