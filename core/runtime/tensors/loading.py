@@ -35,8 +35,9 @@ class TensorTarget:
         self.into.copy_(source.read(self.name))
 
     def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, with `item_bytes` for each number."""
-        return self.into.numel() * item_bytes
+        """Bytes in memory, with `item_bytes` for each number that is no integer."""
+        is_plain = self.into.is_floating_point()
+        return self.into.numel() * (item_bytes if is_plain else self.into.itemsize)
 
 
 class Target(Protocol):

@@ -88,8 +88,9 @@ class EagleHead:
         self._attention.qkv = new(2 * size, inside.num_outputs, has_bias=inside.has_qkv_bias)
         self.embedding = new(size, layer.vocab_size, has_bias=False)
         self.head = new(size, config.vocab_size, has_bias=False)
-        self.offsets = torch.zeros(config.vocab_size, dtype=torch.int64, device=device)
-        self._ids: torch.Tensor | None = None
+        self._ids: torch.Tensor | None = None  # of its tokens: offsets to them, until it joins
+        if config.is_mapped:
+            self._ids = torch.zeros(config.vocab_size, dtype=torch.int64, device=device)
         self._rotary, self._dtype = Rotary(layer.rope, device), dtype
         self.vocab_size = config.vocab_size
 
@@ -106,8 +107,8 @@ class EagleHead:
             yield TensorTarget(find("embed_tokens.weight"), self.embedding.weight_OI)
         if config.projects:
             yield TensorTarget(find("lm_head.weight"), self.head.weight_OI)
-        if config.is_mapped:
-            yield TensorTarget(find(_OFFSETS), self.offsets)
+        if self._ids is not None:
+            yield TensorTarget(find(_OFFSETS), self._ids)
 
     def join(self, target: Decoder, native: NativeKernels | None) -> None:
         """Prepare the loaded weights, and take those that it lacks from the target.
@@ -118,8 +119,11 @@ class EagleHead:
             norm.prepare()
         self.layer.prepare(native)
         self.fc.prepare(native)
-        if self.config.is_mapped or len(self.offsets) != target.vocab_size:
-            self._ids = self.offsets + torch.arange(len(self.offsets), device=self.offsets.device)
+        if self._ids is None and self.config.vocab_size != target.vocab_size:
+            shape, device = self.config.vocab_size, target.head.device
+            self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
+        if self._ids is not None:
+            self._ids += torch.arange(len(self._ids), device=self._ids.device)
             if self._ids.min() < 0 or self._ids.max() >= target.vocab_size:
                 raise WeightsError(
                     f"Tensor {_OFFSETS!r} of the head names tokens that the model does not have."
