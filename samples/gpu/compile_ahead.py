@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import torch
 from first_light import set_environment
 from place import Place
 
-from triptych.core.runtime.kernels.triton.compile import CompileTarget, compile_all
+from triptych.core.runtime.kernels import triton as kernels
+from triptych.core.runtime.kernels.triton.compile import CompileTarget, compile_all, kernel_modules
 
 NUM_PROCESSORS = 132
 """Of an H100 and an H200; the sizes of some grids follow from it."""
@@ -62,7 +64,7 @@ def main() -> None:
 def launched(
     place: Place, target: CompileTarget
 ) -> tuple[list[tuple[Any, dict[str, Any]]], list[str]]:
-    """Sources and options of the kernels that the cases launch, and the cases that fail."""
+    """Sources and options of the kernels that the cases launch; failed cases, missing kernels."""
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
     failed = []
     with _recording(target, found):
@@ -75,7 +77,24 @@ def launched(
                 for peer in case.peers.values():
                     with suppress(Exception):  # a library may need a real device
                         peer()
+    names = {_name(source.fn) for source, _ in found.values()}
+    failed += sorted(f"{name}: no case launches it" for name in _all_kernels() - names)
     return list(found.values()), failed
+
+
+def _all_kernels() -> set[str]:
+    """The names of all kernels that are compiled ahead for users."""
+    modules = (import_module(f"{kernels.__name__}.{name}") for name in kernel_modules())
+    return {
+        _name(each.kernel)
+        for module in modules
+        if hasattr(module, "variants")
+        for each in module.variants()
+    }
+
+
+def _name(kernel: Any) -> str:
+    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
 @contextmanager

@@ -20,12 +20,12 @@ BACKENDS = {
 
 
 def cases(place: Place) -> Iterator[Case]:
-    """Attention, then the norms of a block, then the distance of two steps."""
+    """Attention, then the norms of a block, then what step caches compute."""
     num_tokens, num_heads, head_dim = (4608, 24, 128) if place.is_gpu else (16, 2, 32)
     yield _attention(place, num_tokens, num_heads, head_dim)
     yield from _norms(place, num_tokens, num_heads * head_dim)
     yield _rotation(place, num_tokens, num_heads, head_dim)
-    yield _distances(place, num_tokens, num_heads * head_dim)
+    yield from _step_caches(place, num_tokens, num_heads * head_dim)
 
 
 def _attention(place: Place, num_tokens: int, num_heads: int, head_dim: int) -> Case:
@@ -87,18 +87,27 @@ def _rotation(place: Place, num_tokens: int, num_heads: int, head_dim: int) -> C
     return Case(name, ours, {"diffusers": theirs}, 4 * x.numel())
 
 
-def _distances(place: Place, num_tokens: int, width: int) -> Case:
+def _step_caches(place: Place, num_tokens: int, width: int) -> Iterator[Case]:
+    """The distance of two steps, and the sum that stands for a step."""
     from triptych.core.runtime.kernels.triton import cache_metrics
 
-    values_RN, cells_MN = (randn(place, 1, num_tokens * width) for _ in range(2))
+    values_RN, cells_MN = (randn(place, rows, num_tokens * width) for rows in (1, 3))
     cells_R = torch.zeros(1, dtype=torch.int64, device=place.device)
 
-    def theirs() -> torch.Tensor:
-        return (values_RN - cells_MN).abs().mean(1) / cells_MN.abs().mean(1)
+    def distances() -> torch.Tensor:
+        return (values_RN - cells_MN[:1]).abs().mean(1) / cells_MN[:1].abs().mean(1)
 
-    return Case(
+    yield Case(
         f"distance of step caches, {num_tokens} x {width}",
         partial(cache_metrics.launch_distances, values_RN, cells_MN, cells_R),
-        {"torch": theirs},
+        {"torch": distances},
         2 * values_RN.nbytes,
+    )
+    cells_K1 = torch.arange(3, device=place.device)[:, None]
+    weights_K1 = torch.tensor([[3.0], [-3.0], [1.0]], device=place.device)
+    yield Case(
+        f"extrapolation of step caches, {num_tokens} x {width}",
+        partial(cache_metrics.launch_weighted, cells_MN, cells_K1, weights_K1),
+        {"torch": lambda: (cells_MN.float() * weights_K1).sum(0, keepdim=True)},
+        cells_MN.nbytes + 4 * num_tokens * width,
     )

@@ -13,6 +13,8 @@ from torch.nn.functional import linear
 
 GROUP = 128
 """Inputs that share a scale in four bits."""
+BLOCKS = {"q4_k": (256, 144), "q8_0": (32, 34)}
+"""Formats of GGUF: the inputs of a block, and its bytes."""
 
 
 def cases(place: Place) -> Iterator[Case]:
@@ -23,7 +25,7 @@ def cases(place: Place) -> Iterator[Case]:
             yield _float8(place, num_rows, (num_inputs, num_outputs), has_squares=has_squares)
     for num_rows in (1, 8, 64) if place.is_gpu else (2,):
         yield _four_bits(place, num_rows, num_inputs, num_outputs)
-        for kind, num_values, num_bytes in (("q4_k", 256, 144), ("q8_0", 32, 34)):
+        for kind, (num_values, num_bytes) in BLOCKS.items():
             row_bytes = num_inputs // num_values * num_bytes
             yield _blocks(place, num_rows, (num_inputs, num_outputs), kind, row_bytes)
     for num_rows in (1, 64, 512) if place.is_gpu else (2,):
@@ -31,6 +33,9 @@ def cases(place: Place) -> Iterator[Case]:
     for num_tokens in (1, 64, 512, 4096) if place.is_gpu else (3,):
         yield _experts(place, num_tokens)
         yield _packed_experts(place, num_tokens)
+    for num_tokens in (1, 64) if place.is_gpu else (1,):
+        for form in ("q4_k" if place.is_gpu else "q8_0", "gptq"):
+            yield _coded_experts(place, num_tokens, form)
     yield _adapters(place, *((64, 4096) if place.is_gpu else (3, 64)))
 
 
@@ -169,6 +174,34 @@ def _packed_experts(place: Place, num_tokens: int) -> Case:
         num_used * num_bytes,
         6 * num_tokens * num_chosen * width * hidden,
         is_float8=True,
+    )
+
+
+def _coded_experts(place: Place, num_tokens: int, form: str) -> Case:
+    """The same experts in four bits: blocks of GGUF, or words of GPTQ."""
+    from triptych.core.runtime.kernels.triton import moe
+
+    num_experts, num_chosen, width, hidden = _expert_sizes(place)
+    width, hidden = (width, hidden) if place.is_gpu else (GROUP, GROUP)
+    x_TI, (*routing, num_used) = randn(place, num_tokens, width), _routing(place, num_tokens)
+
+    def stored(num_outputs: int, num_inputs: int) -> list[torch.Tensor]:
+        if form in BLOCKS:
+            num_values, num_bytes = BLOCKS[form]
+            shape = num_experts, num_outputs, num_inputs // num_values * num_bytes
+            return [torch.randint(40, shape, dtype=torch.uint8, device=place.device)]
+        shape = num_experts, num_inputs // 8, num_outputs
+        words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=place.device)
+        return [words, randn(place, num_experts, num_inputs // GROUP, num_outputs).half() * 0.01]
+
+    gate_up, down = stored(2 * hidden, width), stored(width, hidden)
+    num_bytes = sum(each.nbytes for each in (*gate_up, *down)) / num_experts
+    return Case(
+        f"{num_chosen} of {num_experts} experts in {form}, {num_tokens} tokens",
+        partial(moe.launch_packed_moe_mlp, x_TI, gate_up, form, down, form, *routing, "silu"),
+        {},
+        num_used * num_bytes,
+        6 * num_tokens * num_chosen * width * hidden,
     )
 
 

@@ -1,4 +1,4 @@
-"""Norms, gates, rotation with the write into the cache, routing, and codecs' convolutions."""
+"""Norms, gates, rotation with the write into the cache, routing, streams, codecs' convolutions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def cases(place: Place) -> Iterator[Case]:
         yield _gate(place, num_tokens, 14_336 if place.is_gpu else 32)
         yield _rotation(place, num_tokens)
         yield _routing(place, num_tokens)
+        yield from _streams(place, num_tokens)
+    yield _gelu_rows(place, *((4608, 12_288) if place.is_gpu else (3, 32)))
     for sizes in CONVOLUTIONS if place.is_gpu else ((2, 4, 4, 9, 3),):
         yield _convolution(place, sizes)
+        yield _convolution(place, sizes, is_by_channel=True)
 
 
 def _norm(place: Place, num_tokens: int, width: int) -> Case:
@@ -89,26 +92,65 @@ def _routing(place: Place, num_tokens: int) -> Case:
     )
 
 
-def _convolution(place: Place, sizes: tuple[int, int, int, int, int]) -> Case:
-    """In float32, as codecs are."""
+def _streams(place: Place, num_tokens: int) -> Iterator[Case]:
+    """The maps between the residual streams of Gemma 3n, and its rows by their own means."""
+    from triptych.core.runtime.kernels.altup import Router
+    from triptych.core.runtime.kernels.triton import altup, row_moments
+
+    num_streams, width = (4, 2048) if place.is_gpu else (4, 32)
+    x_TNC, computed_TC = (
+        randn(place, num_tokens, num_streams, width),
+        randn(place, num_tokens, width),
+    )
+    router = Router(randn(place, num_streams, width).float() * width**-0.5, 1e-6)
+    pairs = randn(place, num_streams**2, num_streams)
+    name = f"{num_tokens} x {num_streams} x {width}"
+    predict = partial(altup.launch_predict, x_TNC, *router, pairs)
+    yield Case(f"predicted streams, {name}", predict, {}, 2 * x_TNC.nbytes)
+    correct = partial(altup.launch_correct, x_TNC, computed_TC, *router, pairs[:num_streams])
+    yield Case(f"corrected streams, {name}", correct, {}, 2 * x_TNC.nbytes + computed_TC.nbytes)
+    other_TC = randn(place, num_tokens, width)
+    scale = partial(row_moments.launch_as_large_as, computed_TC, other_TC)
+    yield Case(f"rows as large as others, {num_tokens} x {width}", scale, {}, 3 * other_TC.nbytes)
+    keep = partial(row_moments.launch_relu_above, other_TC, 1.6)
+    yield Case(f"values above a limit, {num_tokens} x {width}", keep, {}, 2 * other_TC.nbytes)
+
+
+def _gelu_rows(place: Place, num_tokens: int, width: int) -> Case:
+    """Before a float8 product of FLUX."""
+    from triptych.core.runtime.kernels.triton import gelu_rows
+
+    x_TF = randn(place, num_tokens, width)
+    name = f"GELU in float8 rows, {num_tokens} x {width}"
+    return Case(name, partial(gelu_rows.launch, x_TF), {}, 1.5 * x_TF.nbytes)
+
+
+def _convolution(
+    place: Place, sizes: tuple[int, int, int, int, int], *, is_by_channel: bool = False
+) -> Case:
+    """In float32, as codecs are; of each channel separately or of all."""
     from triptych.core.runtime.kernels.triton.stream_conv import launch
 
     num_rows, num_inputs, num_outputs, num_new, width = sizes
+    num_outputs = num_inputs if is_by_channel else num_outputs
+    num_groups = num_inputs if is_by_channel else 1
     x_BCT, past_SCL, weight_OCW = (
         torch.randn(shape, device=place.device)
         for shape in (
             (num_rows, num_inputs, num_new),
             (num_rows, num_inputs, width - 1),
-            (num_outputs, num_inputs, width),
+            (num_outputs, num_inputs // num_groups, width),
         )
     )
     bias_O = torch.randn(num_outputs, device=place.device)
     slots_B = torch.arange(num_rows, device=place.device)
     whole_BCT = torch.cat((past_SCL, x_BCT), dim=2)
+    reference = partial(conv1d, whole_BCT, weight_OCW, bias_O, groups=num_groups)
+    kind = " by channel" * is_by_channel
     return Case(
-        f"streamed convolution, {num_rows} x {num_inputs} x {num_new} to {num_outputs}",
+        f"streamed convolution{kind}, {num_rows} x {num_inputs} x {num_new} to {num_outputs}",
         partial(launch, x_BCT, past_SCL.clone(), slots_B, None, weight_OCW, bias_O, 1, 1, num_new),
-        {"torch": partial(conv1d, whole_BCT, weight_OCW, bias_O)},
+        {"torch": reference},
         x_BCT.nbytes + num_rows * num_outputs * num_new * 4,
-        2 * num_rows * num_outputs * num_inputs * num_new * width,
+        2 * num_rows * num_outputs * (num_inputs // num_groups) * num_new * width,
     )

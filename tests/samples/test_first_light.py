@@ -134,7 +134,7 @@ def test_stage_can_be_rehearsed(stage: str, tmp_path: Path) -> None:
         check_results(list(import_module(stage).run(here)))
 
 
-def test_all_launches_of_the_timed_kernels_can_be_compiled_ahead(tmp_path: Path) -> None:
+def test_all_kernels_are_timed_and_can_be_compiled_ahead(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = [str(GPU / "compile_ahead.py"), "cuda:90", "--count"]
     ended = subprocess.run(
