@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from support.full_app import MODELS, FullApp, open_full_app
+from triptych.core.http import sleep
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
@@ -34,7 +35,10 @@ def fuzzer(app: FastAPI) -> Any:
 
 
 @pytest.mark.timeout(1800)  # finds a hang; on a quiet machine it is about a minute
-def test_every_route_answers_as_its_document_says(tmp_path: Path) -> None:
+def test_every_route_answers_as_its_document_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sleep, "_MAX_POLLS", 1)  # the made-up engine never reports that it sleeps
     full_app = open_full_app(tmp_path)
     report = fuzz(full_app, NUM_CASES)
     assert report.faults == []
