@@ -20,7 +20,7 @@ from support.decoder_rig import (
     decoder_rig,
     load_decoder,
 )
-from support.kernel_levels import LEVELS
+from support.kernel_levels import FLOAT32_LEVELS
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
@@ -75,11 +75,11 @@ def model(request: pytest.FixtureRequest, build: Build) -> tuple[Path, Any]:
     return build(*FAMILIES[request.param])
 
 
-@pytest.fixture(scope="session", params=["torch", *LEVELS])
+@pytest.fixture(scope="session", params=["torch", *FLOAT32_LEVELS])
 def open_rig(
     request: pytest.FixtureRequest, kernels_of: Callable[[str | None], NativeKernels]
 ) -> OpenRig:
-    """Everything runs by torch, and by the C kernels of each level."""
+    """Everything runs by torch, and by the C kernels of each level, in float32."""
     native = None if request.param == "torch" else kernels_of(request.param)
 
     def open_rig(folder: Path, **options: Any) -> Rig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
+from support.kernel_levels import FLOAT32_LEVELS, LEVELS
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.kv.windows import WindowSize
@@ -254,7 +256,11 @@ def reference(
     return alone(decoder_of(shape, dtype, kernels), layout, kernels, request)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("isa", "dtype"),
+    [*product(LEVELS, ["bfloat16"]), *product(FLOAT32_LEVELS, ["float32"])],
+    scope="session",
+)
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=1, deadline=None, phases=set(Phase) - {Phase.explain})
 @example(schedule=MIXED)

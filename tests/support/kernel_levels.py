@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # The tile code over a model of the tile instructions, beside the highest vectors below them.
 MODELLED_TILES = "modelled_tiles"
 LEVELS: tuple[str, ...] = (*supported_levels(), MODELLED_TILES) if supported_levels() else ()
+FLOAT32_LEVELS = tuple(
+    level for level in LEVELS if level not in ("amx", "avx512_bf16", MODELLED_TILES)
+)
+"""Those that differ in float32: the others add instructions for bfloat16 and bytes alone."""
 FOLDER = Path(tempfile.gettempdir(), f"triptych-test-kernels-{os.getuid()}")
 """Kernels of all runs of a user: the name of each says what it was built from."""
 
