@@ -245,6 +245,23 @@ class DeviceOptions:
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
     )
+    share_weights: bool | None = option(
+        None,
+        "Keep the weights of text and vision models, in the layout of the native CPU kernels, in"
+        " files of the cache folder: later starts pack none, and processes that map a file share"
+        " one copy in memory. `auto`: mapped where huge pages hold files, so that steps are as"
+        " fast as with memory of their own.",
+        devices="cpu",
+        roles=TEXT,
+    )
+    shared_weights_gb: float = option(
+        0.0,
+        "GiB of disk for these files, of which those unused for longest give way; 0: 50, or a"
+        " quarter of the free space if that is less.",
+        devices="cpu",
+        within=BOUND,
+        roles=TEXT,
+    )
     device_graph_capture: bool | None = option(
         None,
         "Capture steps (tokens, audio frames, denoising) once and replay them. `auto`: on GPUs."

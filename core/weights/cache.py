@@ -42,13 +42,14 @@ _log = logging.getLogger(__name__)
 class WeightsCache:
     """Entries under `root`/models. All methods may be called by several processes at once.
 
-    `kernels`, `triton`, `bundles` and `facts` are folders of other modules.
+    `kernels`, `packed`, `triton`, `bundles` and `facts` are folders of other modules.
     """
 
     def __init__(self, root: Path) -> None:
         self.models = root / "models"
         self.locks = root / "locks"
         self.kernels = root / "kernels"
+        self.packed = root / "packed"
         self.triton = root / "triton"
         self.bundles = root / "bundles"
         self.facts = root / "facts"

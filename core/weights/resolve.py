@@ -48,6 +48,7 @@ __all__ = (
     "ResolvedModel",
     "Source",
     "cache_key",
+    "files_stamp",
     "folder_digest",
     "open_resolved",
     "path_of",
@@ -268,8 +269,11 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
 def place_stamp(reference: str) -> str:
     """A digest of names, sizes and times of a local reference's files; empty if not local."""
     path = path_of(place_of(reference))
-    if not path.exists():
-        return ""
+    return files_stamp(path) if path.exists() else ""
+
+
+def files_stamp(path: Path) -> str:
+    """A digest of names, sizes and times of the files in a folder, or of one file."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     stats = ((file.relative_to(path), file.stat()) for file in files if file.is_file())
     lines = [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in stats]

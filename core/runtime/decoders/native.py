@@ -8,6 +8,7 @@ schedulers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.projection_targets import AS_STORED, ProjectionTarget
+from triptych.core.runtime.decoders.shared_packing import SharedPacking
 from triptych.core.runtime.decoders.tensor_names import (
     BARE,
     WHOLE,
@@ -40,6 +42,7 @@ from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.linear import is_packable
+from triptych.core.runtime.layers.rotary import RopeConfig
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import Target, load_tensors
@@ -49,6 +52,7 @@ from triptych.core.weights.encoding import WeightEncoding
 if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
+_ANY_ROPE = RopeConfig(num_rotated_dims=2, max_length=1, trained_length=1)
 _AMONG_OTHERS = "model.language_model."
 """The beginning of the names of a decoder's tensors in a model of more than text."""
 
@@ -100,6 +104,8 @@ class NativeBlueprint:
         self.encoding = encoding
         self._group: RankGroup | None = None
         self.is_deterministic = False
+        self.packing: SharedPacking | None = None
+        """Where packed weights are shared with other processes; set before `build`."""
         self.adapter_room: AdapterRoom | None = None
         self.adapters: DecoderAdapters | None = None
 
@@ -133,11 +139,11 @@ class NativeBlueprint:
         ]
 
     def weight_bytes(self) -> int:
-        """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
+        """Bytes of the parameters; a plain tied embedding counts twice if torch packs the head."""
         sketch = Decoder(self._largest, dtype=self.dtype, device=torch.device("meta"))
         embedding = embedding_target(sketch, encoding=self.encoding)
         targets: list[Target] = list(decoder_targets(sketch, encoding=self.encoding))
-        is_packed = self._native is not None or is_packable(self.dtype, self.device)
+        is_packed = self._kernels is None and is_packable(self.dtype, self.device)
         if self._largest.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
         return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
@@ -164,16 +170,16 @@ class NativeBlueprint:
     @property
     def stacked_bytes(self) -> int:
         """The bytes of the room for adapters, where they take none of their own."""
-        if self.adapter_room is None or self._adapter_kernels is not None:
+        if self.adapter_room is None or self._kernels is not None:
             return 0
         return stacked_bytes(self.adaptable, self.adapter_room, self.dtype)
 
     @property
-    def _adapter_kernels(self) -> NativeKernels | None:
+    def _kernels(self) -> NativeKernels | None:
         return self._native if self.dtype in DTYPES else None
 
     def _adaptable(self, decoder: Decoder) -> AdaptableModules:
-        return AdaptableModules.of(decoder, has_vocabulary=self._adapter_kernels is not None)
+        return AdaptableModules.of(decoder, has_vocabulary=self._kernels is not None)
 
     def build(
         self,
@@ -191,24 +197,35 @@ class NativeBlueprint:
         for linear in decoder.linears():
             linear.is_deterministic = self.is_deterministic and self.device.type == "cuda"
         if self.adapter_room is not None:
-            modules, kernels = self._adaptable(decoder), self._adapter_kernels
+            modules, kernels = self._adaptable(decoder), self._kernels
             self.adapters = DecoderAdapters(decoder, modules, self.adapter_room, kernels)
         names = checkpoint.tensors
         if part is None and any(name.startswith(_AMONG_OTHERS) for name in names):
             part = DecoderTensors.find(names)
         is_bare = embedding_target(decoder).name not in names
-        load_tensors(
-            checkpoint,
-            decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self.encoding),
-            ignored=lambda name: (
-                is_unused(name)
-                or is_surplus(name, self.config)
-                or (part is not None and not part.holds(name))
-            ),
-            report=report,
-        )
-        decoder.prepare(self._native)
+        with self._shared_packing(decoder, part):
+            load_tensors(
+                checkpoint,
+                decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self.encoding),
+                ignored=lambda name: (
+                    is_unused(name)
+                    or is_surplus(name, self.config)
+                    or (part is not None and not part.holds(name))
+                ),
+                report=report,
+            )
+            decoder.prepare(self._native)
         return decoder
+
+    def _shared_packing(
+        self, decoder: Decoder, part: DecoderTensors | None
+    ) -> AbstractContextManager[None]:
+        """The context in which the decoder is loaded."""
+        if self.packing is None:
+            return nullcontext()
+        sizes = replace(self.config, rope=_ANY_ROPE, local_rope=None)  # whatever the context
+        details = repr((sizes, self.dtype, self.encoding.wanted, part))
+        return self.packing.of(list(decoder.linears()), details)
 
 
 def position_values(config: DecoderConfig) -> int:

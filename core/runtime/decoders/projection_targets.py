@@ -72,10 +72,14 @@ class ProjectionTarget:
             )
 
     def fill(self, source: TensorSource) -> None:
-        """Put the tensor into the projection."""
+        """Put the tensor into the projection, unless that has adopted packed weights."""
+        if self.linear.native is not None:
+            return
         form, part = self.format, (self.rows.slice, self._inputs.slice)
         if form is None:
-            self.into.copy_(source.read(self.name)[part])
+            stored_OI = source.read(self.name)[part]
+            if not self.linear.map(stored_OI):
+                self.into.copy_(stored_OI)
             return
         self.check_blocks()
         held = self._read_held(source)

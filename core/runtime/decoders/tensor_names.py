@@ -342,7 +342,7 @@ def _moe_targets(
     layer: str, moe: MoeMlp, encoding: WeightEncoding, names: ExpertNames
 ) -> Iterator[Target]:
     """The destinations of a router, of this rank's experts and of the shared one."""
-    yield TensorTarget(f"{layer}.{names.router}.weight", moe.router.weight_OI)
+    yield _plain_target(f"{layer}.{names.router}", moe.router)
     if moe.router.bias_O is not None:
         yield TensorTarget(f"{layer}.{names.router}.bias", moe.router.bias_O)
     if moe.correction_E is not None:
@@ -361,7 +361,12 @@ def _moe_targets(
         yield from fused_targets(place, moe.shared.gate_up, rows, encoding)
         yield from _down_targets(place, names.shared_down, moe.shared, shard, encoding)
     if moe.shared_gate is not None:
-        yield TensorTarget(f"{layer}.{names.shared_gate}.weight", moe.shared_gate.weight_OI)
+        yield _plain_target(f"{layer}.{names.shared_gate}", moe.shared_gate)
+
+
+def _plain_target(name: str, linear: Linear) -> Target:
+    """The destination of a whole projection that is never quantized."""
+    return ProjectionTarget(f"{name}.weight", linear, 0, Shard.whole(linear.num_outputs), PLAIN)
 
 
 def _down_targets(

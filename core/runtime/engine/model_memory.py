@@ -21,6 +21,7 @@ from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.options.config import Config
 from triptych.core.options.tier_plan import TierPlan
 from triptych.core.process.logs import fields
+from triptych.core.runtime.decoders.shared_packing import SharedPacking
 from triptych.core.runtime.devices.device import Device, free_host_bytes
 from triptych.core.runtime.engine.cache_size import CacheSize, Demand
 from triptych.core.runtime.engine.memory_table import memory_table
@@ -28,9 +29,10 @@ from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.packed_files import PackedFiles
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.encoding import WeightEncoding, plain_type
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.resolve import ResolvedModel, files_stamp
 
 _DTYPES = MappingProxyType(
     {
@@ -89,7 +91,7 @@ class ModelMemory:
         stack: ExitStack,
     ) -> None:
         self._name = model.name
-        self._bundle = model.bundle
+        self._model = model
         self._config = config
         self._device = device
         self._ledger = ledger
@@ -118,7 +120,21 @@ class ModelMemory:
 
     def native_kernels(self) -> NativeKernels | None:
         """The CPU kernels, where the device and the options allow them."""
-        return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
+        return open_kernels(self._config, self._model.bundle) if self._device.is_cpu else None
+
+    def packing(self, kernels: NativeKernels | None) -> SharedPacking | None:
+        """Where the model's packed weights are shared with other processes, if they are."""
+        options = self._config.device
+        if kernels is None or options.share_weights is False:
+            return None
+        folder = WeightsCache.open(self._config.models.cache_dir).packed
+        files = PackedFiles(
+            *(folder, kernels),
+            max_bytes=int(options.shared_weights_gb * 2**30),
+            maps_small_pages=options.share_weights is True,
+        )
+        place = Path(self._model.folder).resolve()
+        return SharedPacking(files, f"{self._model.digest} {place} {files_stamp(place)}")
 
     def reserve(
         self, purpose: str, num_bytes: int, *, is_divided: bool = True, remedy: str | None = None

@@ -120,6 +120,15 @@ class Linear:
             self._weight_OI = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._weight_OI
 
+    def map(self, weight_OI: torch.Tensor) -> bool:
+        """Use a mapped tensor in place; false where it is not the whole weight as it is."""
+        shape, is_new = (self.num_outputs, self.num_inputs), self._weight_OI is None
+        is_alike = weight_OI.dtype is self.dtype and weight_OI.device == self.device
+        if not (is_new and is_alike and weight_OI.shape == shape and weight_OI.is_contiguous()):
+            return False
+        self._weight_OI = weight_OI
+        return True
+
     @property
     def takes_stored(self) -> bool:
         """Whether weights may be held as other programs' checkpoints store them."""
@@ -144,8 +153,14 @@ class Linear:
         numbers = [] if plain is None else [plain]
         return sum(map(_num_bytes, self._parts or [*numbers, *self._blocks.values()]))
 
+    def adopt(self, native: NativeKernels, weights: NativeWeights) -> None:
+        """Take weights that were packed before, in the place of loading and packing them."""
+        assert (weights.num_outputs, weights.num_inputs) == (self.num_outputs, self.num_inputs)
+        self._kernels, self.native = native, weights
+        self._drop_plain()
+
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
-        """Pack the loaded weight; the plain copy is dropped unless it is shared.
+        """Pack the loaded weight; the plain copy is dropped.
 
         With `keeps_rows`, `rows` can be called. A shared projection may be prepared again.
         """
@@ -164,8 +179,11 @@ class Linear:
         else:
             return
         self._blocks = {}
-        if not keeps_rows or self.has_blocks:
-            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+        if self.native is not None or not keeps_rows:
+            self._drop_plain()
+
+    def _drop_plain(self) -> None:
+        self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
 
     def _find_parts(self) -> list[torch.Tensor | HeldWeight]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""
@@ -184,7 +202,7 @@ class Linear:
         """Keep these parts, and release their sources."""
         if self._blocks and self._weight_OI is not None:  # most rows of which are in blocks
             parts = [each.clone() if isinstance(each, torch.Tensor) else each for each in parts]
-            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+            self._drop_plain()
         self._parts, self._blocks, first = parts, {}, 0
         for part in parts:
             if not isinstance(part, torch.Tensor):
@@ -193,7 +211,7 @@ class Linear:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs, `[len(ids), I]`."""
-        if self.native is not None and self.native.has_blocks:
+        if self.native is not None:
             assert self._kernels is not None
             return self._kernels.rows(self.native, ids, self.dtype)
         if self._blocks:

@@ -202,6 +202,7 @@ class LlmLoader(TokenLoader):
         )
         if is_ours:
             blueprint.is_deterministic = self._is_deterministic
+            blueprint.packing = memory.packing(native)
         return blueprint
 
     def _start_ranks(self, blueprint: Any, stack: ExitStack) -> Ranks | None:

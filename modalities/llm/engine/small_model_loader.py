@@ -60,6 +60,7 @@ class SmallModelLoader(DraftLoader):
             encoding=self._memory.encoding(checkpoint),
         )
         blueprint.is_deterministic = self._config.device.enable_deterministic_inference
+        blueprint.packing = self._memory.packing(self._native)
         return blueprint
 
     @override

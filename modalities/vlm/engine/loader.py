@@ -194,7 +194,10 @@ class VisionLoader(LlmLoader):
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
         takes_blocks = kind is VisionBlueprint or is_quantized(checkpoint)
         sizes = self._sizes(memory, checkpoint, native, takes_blocks=takes_blocks)
-        return kind(checkpoint, **sizes)
+        blueprint = kind(checkpoint, **sizes)
+        if kind is VisionBlueprint:
+            blueprint.text.packing = memory.packing(native)
+        return blueprint
 
     def _vision_head(
         self,

@@ -51,11 +51,18 @@ class RowEdits:
 
 
 class PackedWeight(NamedTuple):
-    """Consecutive outputs of a projection in the layout of `linear`."""
+    """Consecutive outputs of a projection in the layout of `linear`; `owner` keeps its memory."""
 
-    data: torch.Tensor
+    address: int
+    num_bytes: int
     num_outputs: int
     format: int
+    owner: object
+
+    @property
+    def content(self) -> memoryview:
+        """Its bytes, valid as long as `owner`."""
+        return memoryview((ctypes.c_char * self.num_bytes).from_address(self.address)).cast("B")
 
 
 class WeightPointers(ctypes.Structure):
@@ -74,27 +81,30 @@ class NativeWeights:
     `dtype` is that of the weights that are not in blocks.
     """
 
-    __slots__ = ("_tensors", "dtype", "has_blocks", "num_inputs", "num_outputs", "pointers")
+    __slots__ = ("dtype", "has_blocks", "num_inputs", "num_outputs", "parts", "pointers")
 
-    def __init__(self, packed: Sequence[PackedWeight], num_inputs: int) -> None:
-        self._tensors = tuple(each.data for each in packed)  # kept for the pointers
+    def __init__(self, parts: Sequence[PackedWeight], num_inputs: int) -> None:
+        self.parts = tuple(parts)
         self.num_inputs = num_inputs
-        self.num_outputs = sum(each.num_outputs for each in packed)
-        self.has_blocks = any(each.format >= FIRST_BLOCKS for each in packed)
-        plain = {each.data.dtype for each in packed if each.format < FIRST_BLOCKS}
+        self.num_outputs = sum(each.num_outputs for each in parts)
+        self.has_blocks = any(each.format >= FIRST_BLOCKS for each in parts)
+        plain = {each.format for each in parts if each.format < FIRST_BLOCKS}
         assert len(plain) <= 1
-        self.dtype = next(iter(plain), None)
-        self.pointers = (WeightPointers * len(packed))(
-            *(
-                WeightPointers(each.data.data_ptr(), each.num_outputs, each.format)
-                for each in packed
-            )
+        self.dtype = next((dtype for dtype, code in DTYPES.items() if code in plain), None)
+        self.pointers = (WeightPointers * len(parts))(
+            *(WeightPointers(each.address, each.num_outputs, each.format) for each in parts)
         )
 
     @property
     def num_bytes(self) -> int:
         """The bytes in memory."""
-        return sum(tensor.nbytes for tensor in self._tensors)
+        return sum(each.num_bytes for each in self.parts)
+
+    def move_to(self, parts: Sequence[PackedWeight]) -> None:
+        """Read equal weights elsewhere, between steps; structures made before follow."""
+        for pointers, part in zip(self.pointers, parts, strict=True):
+            pointers.data = part.address
+        self.parts = tuple(parts)
 
     def projection(
         self,

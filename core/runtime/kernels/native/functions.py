@@ -65,6 +65,16 @@ FUNCTIONS = {
     "packed_block_bytes": (ctypes.c_int64, *(ctypes.c_int64,) * 2, ctypes.c_int32),
     "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
     "quantized_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
+    "read_packed_rows": (
+        None,
+        ctypes.c_void_p,  # packed
+        ctypes.c_int64,  # num_inputs
+        ctypes.c_int32,  # dtype
+        ctypes.c_void_p,  # ids
+        ctypes.c_int64,  # num_rows
+        ctypes.c_void_p,  # rows
+        ctypes.c_int32,  # num_threads
+    ),
     "read_rows": (
         None,
         ctypes.c_void_p,  # packed

@@ -120,9 +120,11 @@ int64_t packed_block_bytes(int64_t num_outputs, int64_t num_inputs, int32_t form
 void pack_blocks(const void *rows, int64_t num_outputs, int64_t num_inputs, int32_t format,
                  void *packed, int32_t num_threads);
 
-/* The weights of some outputs, [num_rows][num_inputs]. */
+/* The weights of some outputs, [num_rows][num_inputs]: of blocks, or of plain numbers as they are. */
 void read_rows(const void *packed, int64_t num_inputs, int32_t format, const int64_t *ids,
                int64_t num_rows, void *rows, int32_t dtype, int32_t num_threads);
+void read_packed_rows(const void *packed, int64_t num_inputs, int32_t dtype, const int64_t *ids,
+                      int64_t num_rows, void *rows, int32_t num_threads);
 
 /* Rows of `length`, one for each channel of each item: normalized over the row, scaled by 1 + gamma
  * and shifted by beta of the row, then through the snake with the channel's alpha. `dtype` is that

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -225,28 +226,35 @@ class NativeKernels:
         assert all(weight.shape[1] == num_inputs for weight in weights_OI)
         return NativeWeights([self._pack(weight) for weight in weights_OI], num_inputs)
 
+    def packed_bytes(self, num_outputs: int, num_inputs: int, code: int) -> int:
+        """The bytes of a packed weight in a format, by its number."""
+        if code >= FIRST_BLOCKS:
+            return int(self._library.packed_block_bytes(num_outputs, num_inputs, code))
+        dtype = next(dtype for dtype, number in DTYPES.items() if number == code)
+        return math.prod(packed_shape(num_outputs, num_inputs, dtype)) * dtype.itemsize
+
+    def copy(self, weights: NativeWeights) -> NativeWeights:
+        """Packed weights in memory of their own."""
+        copies = []
+        for part in weights.parts:
+            data = self._arena.empty((part.num_bytes,), torch.uint8)
+            ctypes.memmove(data.data_ptr(), part.address, part.num_bytes)
+            copies.append(part._replace(address=data.data_ptr(), owner=data))
+        return NativeWeights(copies, weights.num_inputs)
+
     def _pack(self, weight_OI: torch.Tensor | PackedTensor) -> PackedWeight:
         num_outputs, num_inputs = weight_OI.shape
         if isinstance(weight_OI, PackedTensor):
             pack, source = self._library.pack_blocks, weight_OI.blocks_OB.contiguous()
             code = weight_OI.format.native
-            num_bytes = self._library.packed_block_bytes(num_outputs, num_inputs, code)
-            data = self._arena.empty((num_bytes,), torch.uint8)
         else:
             pack, source = self._library.pack_weight, weight_OI.contiguous()
             code = DTYPES[source.dtype]
-            data = self._arena.empty(
-                packed_shape(num_outputs, num_inputs, source.dtype), source.dtype
-            )
-        pack(
-            source.data_ptr(),
-            num_outputs,
-            num_inputs,
-            code,
-            data.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return PackedWeight(data, num_outputs, code)
+        num_bytes = self.packed_bytes(num_outputs, num_inputs, code)
+        data = self._arena.empty((num_bytes,), torch.uint8)
+        sizes = num_outputs, num_inputs, code
+        pack(source.data_ptr(), *sizes, data.data_ptr(), torch.get_num_threads())
+        return PackedWeight(data.data_ptr(), num_bytes, num_outputs, code, data)
 
     def dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
         """Compute `PackedTensor.dequantize`, bit-identical, for matrices that `can_dequantize`."""
@@ -352,21 +360,17 @@ class NativeKernels:
         return y_THO
 
     def rows(self, weights: NativeWeights, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The weights of some outputs, `[len(ids), I]`, of one matrix in blocks."""
+        """The weights of some outputs of one matrix, `[len(ids), I]`; plain ones in their type."""
         (weight,) = weights.pointers
-        assert weight.format >= FIRST_BLOCKS
         rows = torch.empty(len(ids), weights.num_inputs, dtype=dtype)
         ids = ids.to(torch.int64).contiguous()
-        self._library.read_rows(
-            weight.data,
-            weights.num_inputs,
-            weight.format,
-            ids.data_ptr(),
-            len(ids),
-            rows.data_ptr(),
-            DTYPES[dtype],
-            torch.get_num_threads(),
-        )
+        places = weight.data, weights.num_inputs, weight.format, ids.data_ptr(), len(ids)
+        if weights.has_blocks:
+            types = DTYPES[dtype], torch.get_num_threads()
+            self._library.read_rows(*places, rows.data_ptr(), *types)
+        else:
+            assert weights.dtype is dtype
+            self._library.read_packed_rows(*places, rows.data_ptr(), torch.get_num_threads())
         return rows
 
     def sample_rows(

@@ -88,6 +88,32 @@ void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, in
     run_tasks((num_outputs + PANEL - 1) / PANEL, num_threads, pack_panel, &p);
 }
 
+typedef struct {
+    const uint32_t *packed;
+    const int64_t *ids;
+    void *rows;
+    int64_t num_inputs;
+    int32_t dtype;
+} RowReading;
+
+static void read_packed_row(void *context, int64_t index, int worker) {
+    const RowReading *r = context;
+    int64_t row_bytes = r->num_inputs * size_of(r->dtype), id = r->ids[index];
+    int64_t num_words = padded_inputs(r->num_inputs, r->dtype) * size_of(r->dtype) / 4;
+    const uint32_t *from = r->packed + id / PANEL * num_words * PANEL + id % PANEL;
+    char *to = (char *)r->rows + index * row_bytes;
+    (void)worker;
+    for (int64_t at = 0; at < row_bytes; at += 4, from += PANEL)
+        memcpy(to + at, from, row_bytes - at < 4 ? (size_t)(row_bytes - at) : 4);
+}
+
+/* The rows `ids` of a weight as they were before `pack_weight`. */
+void read_packed_rows(const void *packed, int64_t num_inputs, int32_t dtype, const int64_t *ids,
+                      int64_t num_rows, void *rows, int32_t num_threads) {
+    RowReading r = {packed, ids, rows, num_inputs, dtype};
+    run_tasks(num_rows, num_threads, read_packed_row, &r);
+}
+
 /* ---- products: sums[num][PANEL] += x[num][depth] panel[depth][PANEL] -------------------------- */
 
 #if HAS_BF16_DOT && !HAS_TILES

@@ -120,3 +120,9 @@ def test_each_head_has_a_matrix_of_its_own(
     for head in range(num_heads):
         x_TI, weight_OI = x_THI[:, head].contiguous(), weight_HOI[head]
         assert torch.equal(y_THO[:, head], kernels.linear(x_TI, kernels.pack(weight_OI)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_read_back(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    weight_OI, ids = random(70, 33, seed=1, dtype=dtype), torch.tensor([69, 0, 31, 32, 32])
+    assert torch.equal(kernels.rows(kernels.pack(weight_OI), ids, dtype), weight_OI[ids])

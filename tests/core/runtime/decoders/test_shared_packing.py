@@ -1,0 +1,93 @@
+"""Packed weights of a decoder in a file: the second load reads none, and computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.decoder_families import FAMILIES, save_family
+from support.decoder_rig import decoder_rig
+from triptych.core.runtime.decoders import shared_packing
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.decoders.shared_packing import SharedPacking
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.packed_files import PackedFiles
+from triptych.core.weights.encoding import WeightEncoding
+
+CPU = torch.device("cpu")
+
+
+def build(
+    folder: Path,
+    native: NativeKernels,
+    packing: SharedPacking | None,
+    encoding: str = "auto",
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[Decoder, set[str]]:
+    """The decoder, and the tensors that were read for it."""
+    read: set[str] = set()
+    with Checkpoint.open(folder) as checkpoint:
+        reads = checkpoint.read
+        checkpoint.read = lambda name: read.add(name) or reads(name)  # type: ignore[method-assign]
+        blueprint = NativeBlueprint(
+            checkpoint.config,
+            max_length=0,
+            dtype=dtype,
+            device=CPU,
+            native=native,
+            encoding=WeightEncoding.of(encoding, checkpoint.tensors),
+        )
+        blueprint.packing = packing
+        return blueprint.build(checkpoint, lambda share: None), read
+
+
+def logits_of(decoder: Decoder, native: NativeKernels) -> torch.Tensor:
+    rig = decoder_rig(decoder, native=native)
+    row = rig.open(range(3, 12))
+    rig.prefill(row)
+    rig.decode(row, num_steps=2)
+    return torch.stack(list(row.logits.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("llama-biased-tied", "auto"), ("qwen2", "q8_0"), ("qwen3-moe", "auto"), ("youtu", "auto")],
+)
+@torch.inference_mode()
+def test_the_second_load_maps_what_the_first_packed(
+    native: NativeKernels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    encoding: str,
+) -> None:
+    monkeypatch.setattr(shared_packing, "LEAST_VALUES", 0)
+    family, extra = FAMILIES[name]
+    save_family(tmp_path, family, **extra)
+    expected = logits_of(build(tmp_path, native, None, encoding)[0], native)
+    packing = SharedPacking(
+        PackedFiles(tmp_path / "packed", native, maps_small_pages=True), "model"
+    )
+    for is_there in (False, True):
+        decoder, read = build(tmp_path, native, packing, encoding)
+        assert torch.equal(logits_of(decoder, native), expected)
+        projections = {each for each in read if each.endswith("proj.weight")}
+        assert bool(projections - {each for each in read if "kv_b" in each}) is not is_there
+    assert len(list((tmp_path / "packed").glob("*.weights"))) == 1
+    _, read = build(tmp_path, native, packing, encoding, torch.float32)
+    assert projections < read, "weights of another type have a file of their own"
+    assert len(list((tmp_path / "packed").glob("*.weights"))) == 2
+
+
+def test_small_weights_are_not_shared(native: NativeKernels, tmp_path: Path) -> None:
+    save_family(tmp_path, "Llama")
+    build(
+        tmp_path,
+        native,
+        SharedPacking(PackedFiles(tmp_path / "packed", native, maps_small_pages=True), "model"),
+    )
+    assert not (tmp_path / "packed").exists()
