@@ -114,7 +114,8 @@ class LlmLoader(TokenLoader):
                 has_prompts=self._captures_prompts(blueprint, memory),
             )
             draft.reserve(blueprint, layout.page_size)
-            size = memory.reserve_cache(layout, max_length, gives_back=True, drafts=self._drafts)
+            drafts = self._may_draft(draft)
+            size = memory.reserve_cache(layout, max_length, gives_back=True, drafts=drafts)
             layout = size.layout_of(layout)
             self._reserve_tiers(memory, layout, size)
             memory.show()
@@ -260,10 +261,9 @@ class LlmLoader(TokenLoader):
         memory.reserve("activations", num_bytes)
         return layout
 
-    @property
-    def _drafts(self) -> bool:
-        """Whether answers may have drafts."""
-        return self.generates and self._config.speculation.speculative_algorithm != "none"
+    def _may_draft(self, draft: DraftLoader | NoDraftLoader) -> bool:
+        """Whether answers may have drafts: of their own text, or of what `draft` loads."""
+        return self._lookup_rule() is not None or isinstance(draft, DraftLoader)
 
     def _reserve_weights(self, memory: ModelMemory, blueprint: Blueprint) -> None:
         """Reserve memory for weights, and for adapters that take none of their own."""

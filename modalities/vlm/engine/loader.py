@@ -92,7 +92,7 @@ class VisionLoader(LlmLoader):
             draft.reserve(blueprint.text, layout.page_size)
             gives_back = self._has_room(blueprint)
             size = memory.reserve_cache(
-                layout, max_length, gives_back=gives_back, drafts=self._drafts
+                layout, max_length, gives_back=gives_back, drafts=self._may_draft(draft)
             )
             layout = size.layout_of(layout)
             shares = not blueprint.traits.whole_prompts

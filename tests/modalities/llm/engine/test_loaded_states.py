@@ -40,12 +40,16 @@ def test_the_ledger_has_what_is_allocated(
     assert ledger.by_owner() == {}
 
 
-def test_drafts_take_a_second_state_for_each_row(folder: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "draft", "num_kept"), [("ngram", "", 4), ("eagle3", "x", 0)])
+def test_drafts_take_a_second_state_for_each_row(
+    folder: Path, algorithm: str, draft: str, num_kept: int
+) -> None:
+    """Not of a model that the head is not for."""
     ledger = Ledger(256 * MIB)
-    options = config(speculation=SpeculationOptions(speculative_algorithm="ngram"))
-    loaded = loader(folder, ledger, options).load(lambda _: None)
+    speculation = SpeculationOptions(speculative_algorithm=algorithm, draft_model_path=draft)
+    loaded = loader(folder, ledger, config(speculation=speculation)).load(lambda _: None)
     kv = loaded.runner.kv
-    assert kv.states.num_slots == 4 + 4
+    assert kv.states.num_slots == 4 + num_kept
     assert ledger.by_owner()["tiny/states"] == kv.states.num_bytes
     loaded.close()
 
