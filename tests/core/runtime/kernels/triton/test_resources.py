@@ -46,3 +46,11 @@ def test_much_more_is_a_regression() -> None:
 def test_kernels_come_and_go_with_the_record_alone() -> None:
     now = {"a.x": BEFORE["a.x"], "c.z": Resources(1, 0, 0)}
     assert regressions(BEFORE, now) == ["c.z: not recorded", "b.y: recorded, but missing"]
+
+
+def test_paged_attention_keeps_its_values_in_registers() -> None:
+    """Over pages of numbers and float8, on every target; int8's scales take a few more."""
+    paged = {name: each for name, each in load_record().items() if name.startswith("paged_")}
+    assert {name.rpartition(" ")[2] for name in paged} >= {"cuda:80", "cuda:90", "hip:gfx942"}
+    spilled = {name for name, each in paged.items() if each.spill_bytes}
+    assert {name for name in spilled if "_int8 " not in name} == set()
