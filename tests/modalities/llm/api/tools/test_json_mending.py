@@ -17,8 +17,9 @@ values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
 )
-objects = st.dictionaries(st.text(), values)
+objects = st.dictionaries(st.text(), values, max_size=4)
 
 
 def mended(text: str) -> str | None:
