@@ -96,10 +96,10 @@ def pairs(first: Sequence[TimedWord], second: Sequence[TimedWord]) -> Iterator[t
             yield first[block.a + at][1], second[block.b + at][1]
 
 
-def speak_all(model: str, voice: str) -> list[Speech]:
+def speak_all(model: str, voice: str, speed: float) -> list[Speech]:
     """The sentences in a voice."""
     with SpeechPipeline.from_pretrained(model, progress=False) as speak:
-        return [speak(sentence, voice=voice, seed=1) for sentence in SENTENCES]
+        return [speak(sentence, voice=voice, speed=speed, seed=1) for sentence in SENTENCES]
 
 
 def hear_all(recognizer: str, spoken: Sequence[Speech]) -> list[list[TimedWord]]:
@@ -171,9 +171,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="triptych-voice")
     parser.add_argument("--voice", default="")
+    parser.add_argument("--speed", type=float, default=1.0)
     parser.add_argument("--recognizer", action="append", help="by default, both that are built in")
     args = parser.parse_args()
-    spoken = speak_all(args.model, args.voice)
+    spoken = speak_all(args.model, args.voice, args.speed)
     columns = {
         VOICE: [[(word.text, (word.start_s, word.end_s)) for word in each.words] for each in spoken]
     }
