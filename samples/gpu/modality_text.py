@@ -51,6 +51,43 @@ MOE = (
 )
 OLMO2 = ("Olmo2", SHAPE | {"num_attention_heads": 4})
 """A model that transformers runs on our cache."""
+LATENT = {
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "head_dim": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
+INDEXED = (
+    "DeepseekV32",
+    SHAPE | LATENT | {"index_topk": 32, "index_n_heads": 8} | {"index_head_dim": 64},
+)
+"""Prompts are longer than the keys that a token chooses."""
+RECURRENT = (
+    "Qwen3Next",
+    SHAPE
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "tie_word_embeddings": False,
+    },
+)
 FEW_PAGES = MappingProxyType(
     {
         "kv_cache_memory_mb": 1,
@@ -269,6 +306,8 @@ def _forced_cases() -> Sequence[EngineCase]:
         forced_case("chat, llama, float16", llama, in_type(apart_in_logprobs, "float16")),
         forced_case("chat, qwen3-moe, bfloat16", moe, bf16),
         forced_case("chat, olmo2, bfloat16", olmo, bf16),
+        forced_case("chat, deepseek-v3.2, float32", partial(save, INDEXED), float32),
+        forced_case("chat, qwen3-next, float32", partial(save, RECURRENT), float32),
         forced_case("chat, llama, deterministic", llama, bf16, enable_deterministic_inference=True),
     ]
     for encoding in ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0"):

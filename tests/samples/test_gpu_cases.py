@@ -145,6 +145,8 @@ def test_a_case_that_crashes_or_hangs_ends_only_itself(
         ("modality_text", "chat, moe, fp8 in squares, bfloat16", {"packed_moe_mlp", "route"}),
         ("modality_text", "chat, llama, awq, bfloat16", {"gptq_linear"}),
         ("modality_text", "chat, moe, awq, bfloat16", {"packed_moe_mlp", "gptq_linear"}),
+        ("modality_text", "chat, deepseek-v3.2, float32", {"latent_decode", "score_keys"}),
+        ("modality_text", "chat, qwen3-next, float32", {"delta_rule", "short_conv"}),
         ("modality_sight", "vision, gemma3, float32", {"paged_prefill", "gated"}),
         ("modality_sight", "embeddings, bert", set()),
         ("modality_images", "images, Flux 256 wide, bfloat16, q4_k", {"gguf_linear"}),
