@@ -245,6 +245,14 @@ class DeviceOptions:
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
     )
+    cpu_offload_gb: float = option(
+        0.0,
+        "GiB of a text model's last layers that stay in host memory, and are copied to the GPU in"
+        " each step; 0: none.",
+        devices="gpu",
+        within=BOUND,
+        roles=("chat", "embedding"),
+    )
     share_weights: bool | None = option(
         None,
         "Keep the weights of text and vision models, in the layout of the native CPU kernels, in"

@@ -215,6 +215,8 @@ class _Stream:
 
     def wait_stream(self, stream: _Stream) -> None: ...
 
+    def wait_event(self, event: _Event) -> None: ...
+
 
 class _Graph:
     """`torch.cuda.CUDAGraph`: its kernels keep the priority of the stream they are captured on."""

@@ -7,13 +7,14 @@ schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from triptych.core.errors import ConfigError
 from triptych.core.runtime.decoders.adapters import (
     AdaptableModules,
     AdapterRoom,
@@ -24,6 +25,7 @@ from triptych.core.runtime.decoders.causal_model import CausalModel, logits_byte
 from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
+from triptych.core.runtime.decoders.host_plan import HostPlan, after_each_layer
 from triptych.core.runtime.decoders.projection_targets import AS_STORED, ProjectionTarget
 from triptych.core.runtime.decoders.shared_packing import SharedPacking
 from triptych.core.runtime.decoders.tensor_names import (
@@ -41,7 +43,10 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.host_layers import HostLayers
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.linear import is_packable
+from triptych.core.runtime.layers.mixers import parts_of
 from triptych.core.runtime.layers.rotary import RopeConfig
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -106,6 +111,7 @@ class NativeBlueprint:
         self.is_deterministic = False
         self.packing: SharedPacking | None = None
         """Where packed weights are shared with other processes; set before `build`."""
+        self.host_plan: HostPlan | None = None
         self.adapter_room: AdapterRoom | None = None
         self.adapters: DecoderAdapters | None = None
 
@@ -146,7 +152,23 @@ class NativeBlueprint:
         is_packed = self._kernels is None and is_packable(self.dtype, self.device)
         if self._largest.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
-        return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
+        saved_bytes = 0 if self.host_plan is None else self.host_plan.saved_bytes
+        return sum(target.num_bytes(self.dtype.itemsize) for target in targets) - saved_bytes
+
+    def leave_on_host(self, num_bytes: int) -> HostPlan:
+        """Plan so many bytes of the last layers' weights in host memory, for a GPU.
+
+        Raises `ConfigError` where that is not offered.
+        """
+        kinds = {type(part) for layer in self.config.attention for part in parts_of(layer)}
+        if LatentConfig in kinds:
+            raise ConfigError(
+                "--cpu-offload-gb: layers with latent attention stay on the device; leave it out."
+            )
+        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
+        targets = decoder_targets(sketch, encoding=self.encoding)
+        self.host_plan = HostPlan.of(targets, num_bytes, self.dtype.itemsize)
+        return self.host_plan
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most bytes that a step of such a size holds in addition to weights and cache."""
@@ -206,7 +228,7 @@ class NativeBlueprint:
         with self._shared_packing(decoder, part):
             load_tensors(
                 checkpoint,
-                decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self.encoding),
+                self._targets(decoder, part or (BARE if is_bare else WHOLE)),
                 ignored=lambda name: (
                     is_unused(name)
                     or is_surplus(name, self.config)
@@ -216,6 +238,15 @@ class NativeBlueprint:
             )
             decoder.prepare(self._native)
         return decoder
+
+    def _targets(self, decoder: Decoder, part: DecoderTensors) -> Iterator[Target]:
+        """The decoder's destinations; layers that stay in host memory go there when loaded."""
+        targets = decoder_targets(decoder, part, self.encoding)
+        if self.host_plan is None:
+            return targets
+        first = self.host_plan.first
+        decoder.host_layers = host = HostLayers(first, self.device)
+        return after_each_layer(targets, first, lambda layer: host.take(decoder.layers[layer]))
 
     def _shared_packing(
         self, decoder: Decoder, part: DecoderTensors | None

@@ -98,6 +98,7 @@ class ModelMemory:
         self._stack = stack
         self.num_ranks = 1  # ranks that the model is divided over
         self.is_sketch = False
+        self.has_host_layers = False  # whose weights each step copies
 
     def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
         """The type to compute in, for weights `stored` in some type.
@@ -195,6 +196,13 @@ class ModelMemory:
                 raise ConfigError(
                     "--device-graph-capture: steps of a divided model are not captured yet; omit"
                     " it, or put the model on one device."
+                )
+            captures = False
+        if self.has_host_layers:
+            if wanted:
+                raise ConfigError(
+                    "--device-graph-capture: steps that copy layers of host memory are not"
+                    " captured; leave it or --cpu-offload-gb out."
                 )
             captures = False
         if self._config.debug.debug_verify_replay and not captures:

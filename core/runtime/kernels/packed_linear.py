@@ -9,9 +9,9 @@ Shapes: T tokens, I inputs, O outputs, R groups of inputs that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.functional import linear
@@ -177,6 +177,13 @@ def _on_gpu(
         stored = weight.weight_OI, weight.scale
         y_TO = fp8_linear(x_TI, *stored, out_dtype, is_deterministic)
     return y_TO
+
+
+def moved(weight: HeldWeight, move: Callable[[torch.Tensor], torch.Tensor]) -> HeldWeight:
+    """The weight with its tensors replaced, in one order."""
+    values: dict[str, Any] = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    tensors = {n: move(value) for n, value in values.items() if isinstance(value, torch.Tensor)}
+    return type(weight)(**values | tensors)
 
 
 def joined(parts: Sequence[torch.Tensor | HeldWeight]) -> list[torch.Tensor | HeldWeight]:

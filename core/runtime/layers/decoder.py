@@ -9,6 +9,7 @@ Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from triptych.core.runtime.layers.decoder_layer import (
     new_norm,
 )
 from triptych.core.runtime.layers.hidden_rows import HiddenRows, TakenStates
+from triptych.core.runtime.layers.host_layers import HostLayers
 from triptych.core.runtime.layers.layer_inputs import LayerInputs
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_layers import NativeLayers, StackEnds, can_fuse
@@ -75,14 +77,19 @@ class DecoderStack:
         """The rows' adapters, if its projections take any; set before `prepare`."""
         self.hidden_rows: HiddenRows | None = None
         """The rows that its steps keep for a head, if there is one; set before the first step."""
+        self.host_layers: HostLayers | None = None
+        """The last layers, if their weights stay in host memory; filled before `prepare`."""
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses, one at a time.
 
         With `native` kernels that support them, all layers run in one call.
         """
-        for layer in self.layers:
+        num_here = len(self.layers) if self.host_layers is None else self.host_layers.first
+        for layer in self.layers[:num_here]:
             layer.prepare(native)
+        if self.host_layers is not None:
+            self.host_layers.finish()
         self.norm.prepare()
         for part in (self.layer_inputs, self.streams):
             if part is not None:
@@ -150,13 +157,18 @@ class DecoderStack:
             x_TC = self.streams.open(x_TC)
         for index, layer in enumerate(self.layers):
             taken.take(index, x_TC, pending_TC)
-            x_TC, pending_TC = layer(x_TC, pending_TC, places, step, inputs[index])
+            with self._weights_of(index):
+                x_TC, pending_TC = layer(x_TC, pending_TC, places, step, inputs[index])
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         if self.streams is not None:
             x_TC = self.streams.close(x_TC)
         taken.take(len(self.layers), x_TC, pending_TC)
         return self.norm.of_sum(x_TC, pending_TC)[0]
+
+    def _weights_of(self, index: int) -> AbstractContextManager[None]:
+        """A block in which the weights of a layer are on the device."""
+        return nullcontext() if self.host_layers is None else self.host_layers.using(index)
 
 
 class Decoder(DecoderStack):

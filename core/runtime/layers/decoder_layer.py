@@ -7,7 +7,7 @@ Shapes: T tokens, C hidden, F MLP features or positions, L layers, P values of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -268,6 +268,11 @@ class DecoderLayer:
         for part in (self.attention, self.mlp, self.input_gate):
             if part is not None:
                 part.prepare(native)
+
+    def move_weights(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the tensors of all projections, prepared for a GPU, in one order."""
+        for linear in self.linears():
+            linear.move_weight(move)
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""

@@ -9,6 +9,9 @@ Shapes: E experts, O outputs, I inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from triptych.core.errors import WeightsError
@@ -72,6 +75,14 @@ class ExpertWeights:
             self._stacked = stack_experts(in_order, self._device)
             self._parts = []
 
+    def move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the tensors of the loaded weights, in one order."""
+        if self._stacked is None:
+            self._plain_EOI = move(self.plain_EOI)
+        else:
+            tensors = tuple(map(move, self._stacked.tensors))
+            self._stacked = replace(self._stacked, tensors=tensors)
+
     def check(self) -> None:
         """Raise `WeightsError` if some rows are plain and others as they are stored."""
         if any(self._parts):
@@ -104,6 +115,10 @@ class _ExpertLinear(Linear):
 
     def hold(self, first: int, weight: HeldWeight) -> None:
         self._all.hold(self._number, first, weight)
+
+    def move_weight(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if not self._number:  # those of all experts are moved together
+            self._all.move(move)
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         self._all.check()

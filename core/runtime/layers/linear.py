@@ -9,7 +9,7 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import linear
@@ -24,6 +24,7 @@ from triptych.core.runtime.kernels.packed_linear import (
     Float8Weight,
     HeldWeight,
     joined,
+    moved,
     packed_linear,
 )
 from triptych.core.runtime.layers.adapters import ProjectionAdapters
@@ -203,6 +204,21 @@ class Linear:
         if self._blocks and self._weight_OI is not None:  # most rows of which are in blocks
             parts = [each.clone() if isinstance(each, torch.Tensor) else each for each in parts]
             self._drop_plain()
+        self._set_parts(parts)
+
+    def move_weight(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the tensors of a weight that is prepared for a GPU, in one order."""
+        if self._blocks:
+            parts = [
+                move(x) if isinstance(x, torch.Tensor) else moved(x, move) for x in self._parts
+            ]
+            self._set_parts(parts)
+            return
+        self._weight_OI = move(self.weight_OI)
+        if self._parts:
+            self._set_parts([self._weight_OI])
+
+    def _set_parts(self, parts: list[torch.Tensor | HeldWeight]) -> None:
         self._parts, self._blocks, first = parts, {}, 0
         for part in parts:
             if not isinstance(part, torch.Tensor):

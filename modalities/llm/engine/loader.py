@@ -52,6 +52,7 @@ from triptych.modalities.llm.engine.adapter_room import make_room
 from triptych.modalities.llm.engine.draft_loader import DraftLoader, NoDraftLoader
 from triptych.modalities.llm.engine.drafting import open_draft_loader
 from triptych.modalities.llm.engine.follower import Follower, ignore_progress
+from triptych.modalities.llm.engine.host_memory import leave_on_host
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.executors import Post
 from triptych.schedulers.health import crash
@@ -104,6 +105,7 @@ class LlmLoader(TokenLoader):
             blueprint = self._blueprint(checkpoint, memory, native)
             if self.generates:
                 make_room(blueprint, self._config, self._device, self.name)
+            leave_on_host(blueprint, self._config, self._device, memory, self.name)
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
             draft = self._draft(blueprint, stack)
