@@ -19,9 +19,12 @@ from support.talk import KnowingTranscriber, TalkApp, talk_app
 from support.web_page import FOLDER
 from triptych.core.http.page import read_pages
 from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.talk.ports import HEARING_RATE
 
 REFUSALS = "Failed to load resource|WebSocket connection"
 """In the browser's words. This app has no route for voices either."""
+ENOUGH = HEARING_RATE // 5
+"""Samples: twice the least of a turn, since the session's clock lags."""
 
 
 @pytest.fixture(scope="module")
@@ -200,10 +203,11 @@ def test_a_missing_model_is_explained(browser: Any, tmp_path: Path, missing: str
 
 
 def hear_early(self: KnowingTranscriber, pcm_S: Pcm) -> None:
-    """Tell the words with the first sound of a turn."""
-    if self.num_heard == 0:
-        self.pieces.put_nowait("hello their")
+    """Tell the words once there is enough sound for a turn."""
+    had_enough = self.num_heard >= ENOUGH
     self.num_heard += len(pcm_S)
+    if self.num_heard >= ENOUGH and not had_enough:
+        self.pieces.put_nowait("hello their")
 
 
 def test_dictation_writes_at_the_cursor_while_it_is_spoken(

@@ -97,6 +97,13 @@ class _Reference:
         return self._document
 
 
+_HANDLERS: dict[int | type[Exception], Any] = {
+    UnknownModel: handle_unknown_model,
+    HTTPException: handle_http_error,
+    **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
+}
+
+
 def create_app(
     config: Config,
     client: EngineClient,
@@ -132,11 +139,7 @@ def create_app(
             Middleware(FollowClient, options=config.server, in_flight=in_flight),
             Middleware(Paths),
         ],
-        exception_handlers={
-            UnknownModel: handle_unknown_model,
-            HTTPException: handle_http_error,
-            **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
-        },
+        exception_handlers=_HANDLERS,
     )
     app.state.dialects = tuple(dialects)
     app.state.tracing, app.state.metrics = observers.tracing, observers.metrics

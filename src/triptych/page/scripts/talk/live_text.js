@@ -47,7 +47,7 @@ function finalText(socket, onText) {
     const take = ({ type, delta, transcript, error }) => {
       if (type === `${HEARD}.delta`) onText((soFar += delta));
       else if (type === `${HEARD}.completed`) resolve(transcript);
-      else if (error?.code === "input_audio_buffer_commit_empty") resolve("");
+      else if (error?.code === "input_audio_buffer_commit_empty") resolve(soFar);
       else if (error) reject(new ApiError(error.message, { code: error.code }));
     };
     socket.onmessage = ({ data }) => take(JSON.parse(data));
