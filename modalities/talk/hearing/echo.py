@@ -18,7 +18,7 @@ class EchoGate:
 
     def __init__(self) -> None:
         self._user_level = 0.0
-        self._levels: list[float] = []
+        self._power, self._num_frames = 0.0, 0  # of the present turn
 
     def may_be_echo(self, level: float) -> bool:
         """Whether a frame during an answer is too soft for the user; not before the first turn."""
@@ -26,11 +26,12 @@ class EchoGate:
 
     def hear(self, level: float) -> None:
         """Take a frame of the user's speech."""
-        self._levels.append(level)
+        self._power += float(level) ** 2
+        self._num_frames += 1
 
     def end_turn(self) -> None:
         """Learn from the frames since the last turn."""
-        if self._levels:
-            mean = math.sqrt(sum(level**2 for level in self._levels) / len(self._levels))
+        if self._num_frames:
+            mean = math.sqrt(self._power / self._num_frames)
             self._user_level = max(mean, DECAY * self._user_level)
-        self._levels.clear()
+        self._power, self._num_frames = 0.0, 0

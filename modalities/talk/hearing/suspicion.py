@@ -25,6 +25,11 @@ class Suspicion:
         self._calm_from_ms = 0
         self._since_ms: int | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is one that is neither confirmed nor dismissed."""
+        return self._since_ms is not None
+
     def take(
         self, probability: float, begin_ms: int, end_ms: int, *, is_speaking: bool
     ) -> SpeechSuspected | SpeechDismissed | None:

@@ -77,7 +77,7 @@ class TurnTracker:
             is_echo = is_answering and self._echo.may_be_echo(level)
             event = self._before_speech(0.0 if is_echo else probability)
         suspected = self._suspect(probability, self._now_ms)
-        return event or suspected
+        return event or suspected or self._idle()
 
     def take_between(self, probability: float) -> TurnEvent | None:
         """Take the frame that ends half a frame after the last one: it can only be suspicious."""
@@ -109,9 +109,12 @@ class TurnTracker:
             begun_ms = self._now_ms - self._num_loud * FRAME_MS
             padded_ms = begun_ms - self._options.prefix_padding_ms
             return SpeechStarted(max(padded_ms, self._free_from_ms))
-        return self._idle()
+        return None
 
     def _idle(self) -> TurnEvent | None:
+        """The end of a long silence; speech that is suspected may yet end it."""
+        if self._suspicion is not None and self._suspicion.is_open:
+            return None
         rested_ms, timeout_ms = self._rested_ms, self._options.idle_timeout_ms
         if rested_ms is None or timeout_ms is None or self._now_ms - rested_ms < timeout_ms:
             return None

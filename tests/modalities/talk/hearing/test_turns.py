@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -135,6 +136,19 @@ def test_silence_after_an_answer_is_reported_once() -> None:
     assert found == [IdleTimedOut(30 * FRAME_MS, 40 * FRAME_MS)]
     tracker.rest()
     assert not any(isinstance(tracker.take(HIGH), IdleTimedOut) for _ in range(40))
+
+
+@pytest.mark.parametrize("num_before", range(NUM_HELD + 4))
+def test_a_long_silence_ends_no_suspicion_and_waits_for_its_end(num_before: int) -> None:
+    """Whichever frames the two fall on: a client that holds an answer learns that it may go on."""
+    options = TurnOptions(idle_timeout_ms=(NUM_CALM + 2 * NUM_HELD) * FRAME_MS)
+    tracker = TurnTracker(replace(options, reports_suspicion=True))
+    tracker.rest()
+    frames = [CALM] * (NUM_CALM + NUM_HELD - 2 + num_before) + [SUSPICIOUS] + [CALM] * 20
+    kinds = [type(event) for frame in frames if (event := tracker.take(frame))]
+    assert [kind for kind in kinds if kind != IdleTimedOut] == [SpeechSuspected, SpeechDismissed]
+    assert kinds.count(IdleTimedOut) == 1
+    assert kinds[1] != IdleTimedOut
 
 
 PROBABILITIES = st.lists(st.sampled_from([HIGH, MIDDLE, LOW, 0.5, 0.349]), max_size=200)
