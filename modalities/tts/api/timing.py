@@ -30,14 +30,15 @@ class WordIds(NamedTuple):
 class WordClock:
     """The words of the segments of one call, in order, as the ends of their ids become known.
 
-    Words are heard `lag_s` before the ends of their ids.
+    Words are heard `lag_s` before the ends of their ids. They never overlap, also where ids end in
+    sound that was cut.
     """
 
     def __init__(self, text: str, lag_s: float = 0.0) -> None:
         self._text, self._lag_s = text, lag_s
         self._waiting: deque[WordIds] = deque()
         self._ends_s: list[float] = []
-        self._start_s = 0.0
+        self._start_s = self._said_until_s = 0.0
         self._shared_s: float | None = None
         self._held: tuple[Span, float, float] | None = None
 
@@ -65,7 +66,7 @@ class WordClock:
         self._waiting.clear()
         if self._held is not None:
             source, start_s, _ = self._held
-            yield self._word(source, start_s, max(start_s, self._start_s + end_s))
+            yield self._word(source, start_s, self._start_s + end_s)
             self._held = None
 
     def _say(self, word: WordIds) -> Iterator[SpokenWord]:
@@ -96,6 +97,8 @@ class WordClock:
         return max(0.0, end_s - self._lag_s)
 
     def _word(self, source: Span, start_s: float, end_s: float) -> SpokenWord:
+        start_s = max(start_s, self._said_until_s)
+        self._said_until_s = end_s = max(start_s, end_s)
         text = self._text[slice(*source)].strip()
         place = (source.start, source.end)
         return SpokenWord(text=text, start_s=start_s, end_s=end_s, source=place)

@@ -62,6 +62,17 @@ def test_words_are_heard_before_their_ids_and_share_a_space() -> None:
     assert times(found) == [("ab", 10.0, 10.1), ("cd,", 10.1, 10.35), ("e", 10.55, 10.8)]
 
 
+def test_words_do_not_overlap_where_the_end_of_a_segment_was_cut() -> None:
+    """As the repeats of a loop are, in which ids have ended."""
+    clock = WordClock("a b c d")
+    words = [WordIds(Span(2 * at, 2 * at + 1), 2 * at, 2 * at + 1) for at in range(3)]
+    clock.begin(words, 0.0)
+    found = [*clock.take([0.1, 0.3, 0.6]), *clock.end(0.4)]
+    clock.begin([WordIds(Span(6, 7), 0, 1)], 0.4)
+    found += [*clock.take([0.5]), *clock.end(0.5)]
+    assert times(found) == [("a", 0.0, 0.1), ("b", 0.3, 0.6), ("c", 0.6, 0.6), ("d", 0.6, 0.9)]
+
+
 def test_ids_without_ends_end_with_the_segment() -> None:
     clock = WordClock("a b c")
     words = [WordIds(Span(2 * at, 2 * at + 1), at, at + 1) for at in range(3)]
