@@ -203,11 +203,12 @@ class _ScriptSpeaking:
                 is_last = piece.finish_reason is not None
                 if is_last:
                     self._finish_passage(passage, piece)
+                found = tuple(words.take(piece.words, is_last=is_last))
+                whole = self._piece(pcm_S, found, piece.coverage)
                 left_s -= len(piece.pcm_S) / self._sample_rate
                 if following is not None and self._next is None and left_s < AHEAD_S:
                     self._next = self._begin(following, max(0.0, left_s))
-                found = tuple(words.take(piece.words, is_last=is_last))
-                yield self._piece(pcm_S, found, piece.coverage)
+                yield whole
 
     def _pause_s(self, passage: Passage) -> float:
         """The silence before a passage: its own, else the rest of the model's between sentences."""

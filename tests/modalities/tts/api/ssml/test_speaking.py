@@ -162,6 +162,15 @@ async def test_a_passage_begins_near_the_end_of_the_one_before_and_no_sooner() -
     assert engine.submitted["c.passage1.0"].lead_s > num_early / RATE
 
 
+async def test_a_passage_has_the_time_of_the_sound_with_which_it_is_begun() -> None:
+    """Of a model that makes a passage in one piece, nothing else precedes the next."""
+    engine = FakeSpeechEngine(step_samples=10 * RATE)
+    body = f'{"so on " * 9}<voice name="bob">you</voice>'
+    async for _ in make_speech_service(engine).speak(call(body)).pieces:
+        pass
+    assert engine.submitted["c.passage1.0"].lead_s > 0.9 * 36 * SAMPLES_PER_ID / RATE
+
+
 async def test_what_a_document_costs_is_what_is_spoken_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
