@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import msgspec
 import numpy as np
@@ -99,6 +100,11 @@ class PackedFiles:
 
     def find(self, key: str) -> Packed | None:
         """The weights of a key, mapped or copied; `None` if absent or not to be trusted."""
+        found = self._open(key)
+        return found if found is None or self._is_kept_mapped(found) else self._copies(found)
+
+    def _open(self, key: str) -> Packed | None:
+        """The weights of a key, mapped and checked."""
         path = self._path(key)
         try:
             with open_regular(path) as file:
@@ -110,21 +116,32 @@ class PackedFiles:
             return None
         with suppress(OSError):
             os.utime(path)  # the order of use
-        return found if self._is_kept_mapped(found) else self._copies(found)
+        return found
 
     def write(self, key: str, weights: Packed) -> Packed | None:
-        """Write weights and map them; `None`, logged, where they cannot be kept."""
+        """Write weights and map them; `None`, logged, where they cannot be kept or mapped fast.
+
+        The caller has them in memory: they are never copied.
+        """
         num_bytes = sum(each.num_bytes for each in weights.values())
         try:
+            self._check_folder()
             if not self._make_room(num_bytes):
                 _log.info("weights of %s are not shared: the disk has no room", mib(num_bytes))
                 return None
+            _log.info(
+                "%s of packed weights are written to the cache folder, once for all processes"
+                " (--no-share-weights: never)",
+                mib(num_bytes),
+            )
             content = _in_chunks(_content(key, weights))
             write_whole(self._path(key), content, is_durable=False, mode=_PRIVATE_FILE)
-        except OSError as error:
-            _log.info("weights are not shared", extra=fields(reason=error.strerror or str(error)))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            _log.info("weights are not shared", extra=fields(reason=reason))
             return None
-        return self.find(key)
+        found = self._open(key)
+        return found if found is not None and self._is_kept_mapped(found) else None
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -135,7 +152,11 @@ class PackedFiles:
         lock = FileLock(self._path(key).with_suffix(".lock"), mode=_PRIVATE_FILE)
         try:
             self._folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-            lock.acquire(timeout=_WAIT_S)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                _log.info("another process packs these weights; waiting for it")
+                lock.acquire(timeout=_WAIT_S)
         except (OSError, Timeout):
             yield
             return
@@ -160,20 +181,28 @@ class PackedFiles:
     def _path(self, key: str) -> Path:
         return self._folder / (key + _SUFFIX)
 
+    def _check_folder(self) -> None:
+        """Raise `OSError` or `ValueError` where a file that is written now would not be used.
+
+        Some file systems map no files, or have no owners and permissions of their own.
+        """
+        with NamedTemporaryFile(dir=self._folder, prefix=".", suffix=".partial") as file:
+            file.write(bytes(_ALIGNMENT))
+            file.flush()
+            os.fchmod(file.fileno(), _PRIVATE_FILE)
+            _check_private(os.fstat(file.fileno()))
+            _mapped(file.fileno())
+
     def _make_room(self, num_bytes: int) -> bool:
         """Remove files unused for long, and more until so many bytes fit; false if they never do.
 
         A file of another version of the package is never used again.
         """
         now = time.time()
-        for left in self._folder.glob(_PARTIAL):
-            if left.stat().st_mtime < now - _STALE_S:
+        for used_s, _, left in self._files(_PARTIAL):
+            if used_s < now - _STALE_S:
                 left.unlink(missing_ok=True)
-        used = sorted(
-            (status.st_mtime, status.st_size, file)
-            for file in self._folder.glob(f"*{_SUFFIX}")
-            for status in [file.stat()]
-        )
+        used = self._files(f"*{_SUFFIX}")
         kept_bytes = sum(size for _, size, _ in used)
         free_bytes = shutil.disk_usage(self._folder).free + kept_bytes
         most = min(self._max_bytes or min(_MOST_BYTES, int(_FREE_SHARE * free_bytes)), free_bytes)
@@ -187,24 +216,29 @@ class PackedFiles:
             kept_bytes -= size
         return True
 
+    def _files(self, pattern: str) -> list[tuple[float, int, Path]]:
+        """Time of use, size and path of files, those unused for longest first."""
+        found = []
+        for file in self._folder.glob(pattern):
+            with suppress(FileNotFoundError):  # another process renamed or removed it
+                status = file.stat()
+                found.append((status.st_mtime, status.st_size, file))
+        return sorted(found)
+
     def _map(self, file: BufferedReader, key: str) -> Packed:
         """Map a file. Raises `OSError`, or `ValueError` for one that is not whole or not ours."""
-        status = os.fstat(file.fileno())
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            raise ValueError("others may write to the file")
+        _check_private(os.fstat(file.fileno()))
         table, start = _read_table(file)
         if table.key != key:
             raise ValueError("the file is of another model")
-        content = _mapped(file)[start:]
+        content = _mapped(file.fileno())[start:]
         for entry in table.entries:
             self._check(entry, len(content))
         found = {
             entry.number: NativeWeights([_part(x, content) for x in entry.parts], entry.num_inputs)
             for entry in table.entries
         }
-        with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1)) as threads:
-            digests = list(threads.map(_digest, found.values()))
-        if digests != [entry.digest for entry in table.entries]:
+        if _digests(found) != [entry.digest for entry in table.entries]:
             raise ValueError("the file is damaged")
         return found
 
@@ -222,12 +256,12 @@ class PackedFiles:
 def _content(key: str, weights: Packed) -> Iterator[bytes | memoryview]:
     """The bytes of a file."""
     entries, offset = [], 0
-    for number, each in weights.items():
+    for (number, each), digest in zip(weights.items(), _digests(weights), strict=True):
         parts = []
         for part in each.parts:
             parts.append(_PlacedWeight(part.format, part.num_outputs, offset, part.num_bytes))
             offset += _aligned(part.num_bytes)
-        entries.append(_Entry(number, each.num_inputs, tuple(parts), _digest(each)))
+        entries.append(_Entry(number, each.num_inputs, tuple(parts), digest))
     table = msgspec.msgpack.encode(_Table(key, tuple(entries)))
     head = _HEADER.pack(_MAGIC, hashlib.sha256(table).digest(), len(table)) + table
     yield head.ljust(_aligned(len(head)), b"\0")
@@ -264,9 +298,15 @@ def _read_table(file: BufferedReader) -> tuple[_Table, int]:
     return msgspec.msgpack.decode(packed, type=_Table), _aligned(_HEADER.size + num_bytes)
 
 
-def _mapped(file: BufferedReader) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _check_private(status: os.stat_result) -> None:
+    """Raise `ValueError` for a file that is not ours alone."""
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise ValueError("others may write to the file")
+
+
+def _mapped(descriptor: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """The bytes of a file, mapped to be read, in huge pages where the file system has them."""
-    memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -276,6 +316,12 @@ def _mapped(file: BufferedReader) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def _part(part: _PlacedWeight, content: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> PackedWeight:
     own = content[part.offset : part.offset + part.num_bytes]
     return PackedWeight(own.ctypes.data, part.num_bytes, part.num_outputs, part.format, own)
+
+
+def _digests(weights: Packed) -> list[bytes]:
+    """The SHA-256 of each projection's weights."""
+    with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1)) as threads:
+        return list(threads.map(_digest, weights.values()))
 
 
 def _digest(weights: NativeWeights) -> bytes:

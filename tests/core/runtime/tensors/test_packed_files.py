@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
 from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.tensors import packed_files
 from triptych.core.runtime.tensors.packed_files import Packed, PackedFiles
 
 KEY, OTHER, THIRD = ("0" * 64, "1" * 64, "2" * 64)
@@ -87,6 +91,44 @@ def test_the_file_unused_for_longest_gives_way(
     assert bytes(held[0].parts[0].content) == bytes(packed[0].parts[0].content), "it stays mapped"
     small = PackedFiles(tmp_path, native, maps_small_pages=True, max_bytes=size - 1)
     assert small.write(KEY, packed) is None
+
+
+def test_weights_in_memory_are_not_copied_from_their_file(
+    native: NativeKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first load would hold them twice."""
+    monkeypatch.setattr(packed_files, "has_huge_pages", lambda: True)
+    monkeypatch.setattr(packed_files, "is_in_huge_pages", lambda address: False)
+    files, packed = PackedFiles(tmp_path, native), weights_of(native)
+    assert files.write(KEY, packed) is None
+    found = files.find(KEY)
+    assert found is not None
+    assert bytes(found[3].parts[1].content) == bytes(packed[3].parts[1].content)
+
+
+def test_where_files_are_not_mapped_none_is_written(
+    native: NativeKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start would write one."""
+
+    def refuse(*args: object, **options: object) -> NoReturn:
+        raise OSError(errno.ENODEV, "No such device")
+
+    packed = weights_of(native)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert PackedFiles(tmp_path, native, maps_small_pages=True).write(KEY, packed) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_another_process_removes_meanwhile_does_not_matter(
+    native: NativeKernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for name in (f"{OTHER}.weights", ".triptych-00000000.partial"):
+        (tmp_path / name).symlink_to("nowhere")
+    files = PackedFiles(tmp_path, native, maps_small_pages=True)
+    assert files.write(KEY, weights_of(native)) is not None
+    assert "are written to the cache folder" in caplog.text, "it is said"
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(
