@@ -237,6 +237,8 @@ class NativeBlueprint:
                 report=report,
             )
             decoder.prepare(self._native)
+        if self.packing is None:
+            decoder.keep_own_rows()
         return decoder
 
     def _targets(self, decoder: Decoder, part: DecoderTensors) -> Iterator[Target]:

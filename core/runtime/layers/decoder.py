@@ -205,6 +205,12 @@ class Decoder(DecoderStack):
         yield from super().linears()
         yield self.head
 
+    def keep_own_rows(self) -> None:
+        """Copy mapped tables, of which steps read rows; see `Linear.keep_own`."""
+        self.embedding.keep_own()
+        if self.layer_inputs is not None:
+            self.layer_inputs.table.keep_own()
+
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Look up the input of the layers, `x_TC`."""
         x_TC = self.embedding.rows(token_ids_T)

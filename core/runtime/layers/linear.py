@@ -40,6 +40,7 @@ class Linear:
 
     __slots__ = (
         "_blocks",
+        "_is_mapped",
         "_kernels",
         "_packed",
         "_parts",
@@ -72,6 +73,7 @@ class Linear:
         self._kernels: NativeKernels | None = None
         self.dtype, self.device = dtype, device
         self._weight_OI: torch.Tensor | None = None
+        self._is_mapped = False
         self._blocks: dict[int, HeldWeight] = {}
         self._parts: list[torch.Tensor | HeldWeight] = []
         self._packed: torch.Tensor | None = None
@@ -127,8 +129,13 @@ class Linear:
         is_alike = weight_OI.dtype is self.dtype and weight_OI.device == self.device
         if not (is_new and is_alike and weight_OI.shape == shape and weight_OI.is_contiguous()):
             return False
-        self._weight_OI = weight_OI
+        self._weight_OI, self._is_mapped = weight_OI, True
         return True
+
+    def keep_own(self) -> None:
+        """Copy a mapped weight, so that it is in fast memory, whatever becomes of its file."""
+        if self._is_mapped:
+            self._weight_OI, self._is_mapped = self.weight_OI.clone(), False
 
     @property
     def takes_stored(self) -> bool:
@@ -161,7 +168,7 @@ class Linear:
         self._drop_plain()
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
-        """Pack the loaded weight; the plain copy is dropped.
+        """Pack the loaded weight; the plain copy is dropped. One that is not packed is not mapped.
 
         With `keeps_rows`, `rows` can be called. A shared projection may be prepared again.
         """
@@ -178,6 +185,7 @@ class Linear:
         elif is_packable(self.dtype, self.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
         else:
+            self.keep_own()
             return
         self._blocks = {}
         if self.native is not None or not keeps_rows:
@@ -185,6 +193,7 @@ class Linear:
 
     def _drop_plain(self) -> None:
         self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+        self._is_mapped = False
 
     def _find_parts(self) -> list[torch.Tensor | HeldWeight]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""

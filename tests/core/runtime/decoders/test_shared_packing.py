@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 def build(
     folder: Path,
-    native: NativeKernels,
+    native: NativeKernels | None,
     packing: SharedPacking | None,
     encoding: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
@@ -45,7 +45,7 @@ def build(
         return blueprint.build(checkpoint, lambda share: None), read
 
 
-def logits_of(decoder: Decoder, native: NativeKernels) -> torch.Tensor:
+def logits_of(decoder: Decoder, native: NativeKernels | None) -> torch.Tensor:
     rig = decoder_rig(decoder, native=native)
     row = rig.open(range(3, 12))
     rig.prefill(row)
@@ -81,6 +81,22 @@ def test_the_second_load_maps_what_the_first_packed(
     _, read = build(tmp_path, native, packing, encoding, torch.float32)
     assert projections < read, "weights of another type have a file of their own"
     assert len(list((tmp_path / "packed").glob("*.weights"))) == 2
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@torch.inference_mode()
+def test_without_it_no_weight_stays_mapped(
+    native: NativeKernels, tmp_path: Path, *, is_native: bool
+) -> None:
+    """A file may change in place, and what computes is not in its small pages."""
+    save_family(tmp_path, "Llama")
+    kernels = native if is_native else None
+    decoder, _ = build(tmp_path, kernels, None, dtype=torch.float32)
+    expected = logits_of(decoder, kernels)
+    (file,) = tmp_path.glob("*.safetensors")
+    with file.open("r+b") as content:
+        content.write(bytes(file.stat().st_size))
+    assert torch.equal(logits_of(decoder, kernels), expected)
 
 
 def test_small_weights_are_not_shared(native: NativeKernels, tmp_path: Path) -> None:
