@@ -117,8 +117,7 @@ class RequestTracing:
         method, state = scope["method"], scope["state"]
         span = self._tracer.start_span(method, context=parent, kind=SpanKind.SERVER)
         span.set_attribute("http.request.method", method)
-        traced = self._follow(span, method, state["call_id"], state["request_id"])
-        traced.scope = scope
+        traced = self._follow(span, method, state["call_id"], state["request_id"], scope)
         traced.is_prepared = method != "POST"  # a socket has no work before its messages
         return traced
 
@@ -126,10 +125,9 @@ class RequestTracing:
         """Open the span of an answer of a socket, whose call is the part before the dot."""
         socket = self._calls.get(call_of(call_id))
         span = self._tracer.start_span("answer", context=None if socket is None else socket.context)
-        traced = self._follow(span, "answer", call_id, answer_id)
+        scope = None if socket is None else socket.scope
+        traced = self._follow(span, "answer", call_id, answer_id, scope)
         traced.is_answer = True
-        if socket is not None:
-            traced.scope, traced.route = socket.scope, socket.route
         return traced
 
     def rename(self, call_id: str, request_id: str) -> None:
@@ -137,14 +135,18 @@ class RequestTracing:
         if traced := self._calls.get(call_id):
             traced.span.set_attribute("triptych.request_id", request_id)
 
-    def _follow(self, span: Span, name: str, call_id: str, request_id: str) -> _TracedRequest:
+    def _follow(
+        self, span: Span, name: str, call_id: str, request_id: str, scope: Scope | None
+    ) -> _TracedRequest:
+        """Remember a request, in place of the oldest one that has ended."""
         from opentelemetry.trace import set_span_in_context
 
         span.set_attribute("triptych.request_id", request_id)
-        traced = _TracedRequest(name, span, set_span_in_context(span), None, time.monotonic())
+        traced = _TracedRequest(name, span, set_span_in_context(span), scope, time.monotonic())
         self._calls[call_id] = traced
         if len(self._calls) > MAX_CALLS:
-            del self._calls[next(iter(self._calls))]
+            ended = (call for call, each in self._calls.items() if each.scope is None)
+            del self._calls[next(ended, next(iter(self._calls)))]
         return traced
 
     def end(self, traced: _TracedRequest, status: int) -> None:

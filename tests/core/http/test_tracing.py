@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace import TracerProvider
 
 from support.accounts import REPORT, ReportingEngine
 from support.http import chat, in_process, live, make_app, until
@@ -222,6 +224,28 @@ async def test_what_is_remembered_is_bounded(
                 await client.post("/v1/chat/completions", json=chat(max_tokens=2))
         assert len(app.state.tracing._calls) == 2
         await app.state.tracing.close()
+
+
+def test_a_socket_is_remembered_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers are inside its span, however many requests there are meanwhile."""
+    monkeypatch.setattr(tracing, "MAX_CALLS", 3)
+    traces = RequestTracing(TracerProvider())
+
+    def begin(method: str, call_id: str) -> Any:
+        state = {"call_id": call_id, "request_id": "r"}
+        route = SimpleNamespace(path="/v1/x")
+        return traces.begin({"method": method, "state": state, "headers": [], "route": route})
+
+    socket = begin("GET", "socket")
+    for number in range(5):
+        traces.end(begin("POST", f"c{number}"), 200)
+    answer = traces.begin_answer("socket.resp_1", "resp_1")
+    assert answer.span.parent.span_id == socket.span.get_span_context().span_id
+    traces.end(answer, 200)
+    assert answer.span.name == "answer /v1/x"
+    for number in range(5):
+        begin("POST", f"open{number}")
+    assert list(traces._calls) == ["open2", "open3", "open4"], "open ones are bounded, too"
 
 
 def test_the_endpoint_is_a_url_of_http() -> None:
