@@ -16,6 +16,9 @@ from typing import Self
 
 import msgspec
 
+IGNORED_HEADER = "x-triptych-ignored"
+"""Response header that lists the fields of a request that were ignored."""
+
 
 class TriptychError(Exception):
     """Root of the tree. `message` says what to do; it never holds a path, address or traceback."""

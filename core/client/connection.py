@@ -6,6 +6,7 @@ raised, so that a command ends in the same way as with a model in its own proces
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import httpx
 import msgspec
 
 from triptych.core.errors import (
+    IGNORED_HEADER,
     ConfigError,
     EngineDown,
     ErrorInfo,
@@ -25,6 +27,7 @@ from triptych.core.errors import (
     from_info,
 )
 
+_log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 Files = Sequence[tuple[str, tuple[str, bytes]]]
@@ -153,6 +156,8 @@ def _port(url: str) -> int:
 
 def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
+        if ignored := response.headers.get(IGNORED_HEADER):
+            _log.warning("without effect here: %s", ignored)
         return
     content = response.read()
     try:

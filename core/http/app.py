@@ -25,11 +25,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.errors import TriptychError, UnknownModel
+from triptych.core.errors import IGNORED_HEADER, TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.batches.gate import LineGate
-from triptych.core.http.body import IGNORED_HEADER
 from triptych.core.http.browsers import GuardSites
 from triptych.core.http.crash_dump import KeptRequests
 from triptych.core.http.dialects import Dialect

@@ -21,7 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
+from triptych.core.errors import (
+    IGNORED_HEADER,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMedia,
+)
 from triptych.core.http.fields import ignored_in
 from triptych.core.http.models import with_model
 from triptych.core.http.validation import with_near_name
@@ -40,8 +46,6 @@ _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,40
 _LARGE_BYTES = 2**14
 """Larger bodies are parsed on a thread: validating a body of this size, full of empty messages,
 takes milliseconds."""
-IGNORED_HEADER = "x-triptych-ignored"
-"""Response header that lists the fields of a request that were ignored."""
 _JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.tts.wire import SpeechFinish, VoiceClip
 from triptych.schedulers.admission import Admission
 
+_log = logging.getLogger(__name__)
 MAX_CHARACTERS = 1_000_000
 """Maximum length of a call's text: a thick book."""
 
@@ -179,4 +181,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
         self, text: str, options: SpeakOptions, *, is_live: bool
     ) -> AsyncGenerator[SpeechPiece, None]:
         call = SpeechCall(model=self._model, text=text, is_live=is_live, **options)
-        return self._service.speak(call).pieces
+        stream = self._service.speak(call)
+        if stream.ignored:
+            _log.warning("without effect here: %s", ", ".join(stream.ignored))
+        return stream.pieces

@@ -273,6 +273,15 @@ def test_errors_of_a_server_are_those_of_this_process(url: str) -> None:
             connection.get("/metrics")
 
 
+def test_fields_that_a_server_ignores_are_logged(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "id_slot": 1}
+    with Connection(url) as connection:
+        connection.post("/v1/chat/completions", body)
+    assert "without effect here: id_slot" in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("given", "base"),
     [

@@ -92,6 +92,13 @@ def test_leaving_a_stream_early_cancels_it(speak: SpeechPipeline, engine: FakeSp
     until(lambda: len(engine.cancelled) == 3)  # a stream is left at once, and ended soon
 
 
+def test_what_an_ssml_text_asks_in_vain_is_logged(
+    speak: SpeechPipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    speak("<speak><emphasis>Hello</emphasis> there.</speak>", input_format="ssml")
+    assert caplog.messages == ["without effect here: emphasis"]
+
+
 def test_files_are_saved_in_the_format_of_their_name(speak: SpeechPipeline, tmp_path: Path) -> None:
     speech = speak(TEXT)
     for name in ("a.wav", "b.flac", "c.ogg", "d.mp3"):
