@@ -94,7 +94,6 @@ def with_draft(
     models: tuple[ResolvedModel, ...], config: Config, progress: Progress
 ) -> tuple[ResolvedModel, ...]:
     """`models`, some of them with the one that drafts, fetched if there is any."""
-    from triptych.core.options.speculation import STANDALONE
     from triptych.core.weights.resolve import resolve
 
     if not (reference := config.speculation.draft_model_path):
@@ -103,8 +102,8 @@ def with_draft(
         reference, name=None, options=config.models, progress=progress, sources=known_sources()
     )
     algorithm = config.speculation.speculative_algorithm
-    kinds = ("chat",) if algorithm == STANDALONE else ("chat", "vision")
-    drafted = _drafted([model for model in models if kind_of(model) in kinds], found, algorithm)
+    able = [model for model in models if kind_of(model) in ("chat", "vision")]
+    drafted = _drafted(able, found, algorithm)
     return tuple(
         structs.replace(model, draft=found.folder, draft_digest=found.digest)
         if model in drafted
@@ -134,10 +133,12 @@ def _drafted(
 
 
 def _has_vocabulary(model: ResolvedModel, draft: Path) -> bool:
-    """Whether each token of a smaller model is the same text in `model`."""
+    """Whether each token of a smaller model is the same text in `model`, which takes no images."""
     from triptych.core.text.shared_vocabulary import num_different_tokens
 
-    return not num_different_tokens(Path(model.folder), draft, model.name)
+    return kind_of(model) == "chat" and not num_different_tokens(
+        Path(model.folder), draft, model.name
+    )
 
 
 def _reads_states(model: ResolvedModel, head: Path) -> bool:

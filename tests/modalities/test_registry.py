@@ -126,6 +126,26 @@ def test_a_head_drafts_for_the_models_of_its_size(tmp_path: Path, sees: bool) ->
     assert {model.name for model in models if model.draft} == {"big"}
 
 
+def test_a_smaller_model_for_models_that_see_alone_is_refused_when_they_load(
+    tmp_path: Path, folder: str
+) -> None:
+    """It is theirs, so that they name the reason; next to a text model it is that one's."""
+    seeing = write_model(tmp_path / "seeing")
+    whole = {"model_type": "llava", "text_config": {}, "vision_config": {"hidden_size": 8}}
+    (seeing / "config.json").write_text(json.dumps(whole))
+    small = str(write_model(tmp_path / "small"))
+    for models, drafted in (([seeing], {"seeing"}), ([seeing, folder], {"text"})):
+        resolved = resolve_keywords(
+            {
+                "model": tuple(f"{Path(model).name}={model}" for model in models),
+                "speculative_algorithm": "standalone",
+                "draft_model_path": small,
+            }
+        )
+        found = resolve_models(resolved, SilentProgress())
+        assert {model.name for model in found if model.draft} == drafted
+
+
 def test_a_pipeline_has_the_drafts_that_it_is_given(folder: str, tmp_path: Path) -> None:
     options = {"speculative_algorithm": "eagle3", "draft_model_path": folder}
     with pytest.raises(ConfigError, match="text is no EAGLE-3 head"):

@@ -30,6 +30,6 @@ def check_readable(target: Blueprint, algorithm: str, name: str) -> NativeBluepr
     if not isinstance(target, NativeBlueprint) or target.config.altup is not None:
         raise ConfigError(
             f"--speculative-algorithm {algorithm}: {name} does not run on layers whose hidden"
-            " states a head can read; write ngram or standalone."
+            " states a head can read; write ngram, or standalone for a text model."
         )
     return target
