@@ -207,6 +207,7 @@ def rope_of(fields: CausalLmConfig, max_length: int) -> RopeConfig:
     """The rotary frequencies for the context served; 0 means the model's own."""
     rope = fields.rope_parameters or fields.rope_scaling or RopeFields()
     kind = rope.rope_type or rope.type or "default"
+    kind = "default" if kind == "mrope" else kind  # as transformers reads it
     if kind not in ROPE_KINDS:
         supported = ", ".join(sorted(ROPE_KINDS))
         raise NotNativeError(f"config.json: rope_type {kind!r} is not supported: {supported}.")
