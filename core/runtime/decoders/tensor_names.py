@@ -59,15 +59,18 @@ class DecoderTensors:
         end = f".{_EMBEDDING}"
         found = [name.removesuffix(end) for name in names if name.endswith(end)]
         # Layers that predict further tokens may have a copy of the embedding.
-        bodies = [body for body in found if not _LAYER.search(f"{body}.")]
+        bodies = [
+            body for body in found if not (_LAYER.search(f"{body}.") or _PREDICTS.match(f"{body}."))
+        ]
         if len(bodies) != 1:
             raise WeightsError(f"The checkpoint holds {len(bodies)} decoders, not one.")
         heads = [name for name in names if name.endswith("lm_head.weight")]
         return cls(bodies[0], *heads[:1])
 
     def holds(self, name: str) -> bool:
-        """Whether the tensor `name` belongs to the decoder, which has been found."""
-        return name == self.head or name.startswith(f"{self.body}.")
+        """Whether the tensor `name` is the decoder's, which has been found, or predicts for it."""
+        is_own = name == self.head or name.startswith(f"{self.body}.")
+        return is_own or bool(_PREDICTS.match(name))
 
     def body_of(self, decoder: Decoder) -> str:
         """The prefix of a decoder's body."""

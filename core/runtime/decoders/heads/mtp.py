@@ -74,6 +74,16 @@ class MtpNames:
         )
 
 
+def _apart(module: str) -> MtpNames:
+    return MtpNames(
+        layer=f"{module}.layers.0",
+        embedding_norm=f"{module}.pre_fc_norm_embedding",
+        hidden_norm=f"{module}.pre_fc_norm_hidden",
+        projection=f"{module}.fc",
+        final_norm=f"{module}.norm",
+    )
+
+
 _IN_LAYER = "{body}.layers.{last}"
 NAMES = (
     MtpNames(
@@ -83,13 +93,8 @@ NAMES = (
         projection=f"{_IN_LAYER}.eh_proj",
         final_norm=f"{_IN_LAYER}.shared_head.norm",
     ),
-    MtpNames(
-        layer="mtp.layers.0",
-        embedding_norm="mtp.pre_fc_norm_embedding",
-        hidden_norm="mtp.pre_fc_norm_hidden",
-        projection="mtp.fc",
-        final_norm="mtp.norm",
-    ),
+    _apart("mtp"),
+    _apart("model.mtp"),
     MtpNames(
         layer="{body}.mtp_layers.0",
         embedding_norm="{body}.mtp_layers.0.token_layernorm",
@@ -106,8 +111,8 @@ NAMES = (
         final_norm="{body}.norm",
     ),
 )
-"""Those of DeepSeek and GLM; of Qwen and K-EXAONE; of MiMo; of ERNIE 4.5, whose final norm is the
-model's own, as in FastDeploy."""
+"""Those of DeepSeek and GLM; of Qwen and K-EXAONE, with two prefixes; of MiMo; of ERNIE 4.5, whose
+final norm is the model's own, as in FastDeploy."""
 
 
 def find_names(tensors: Collection[str], num_layers: int) -> MtpNames | None:

@@ -46,8 +46,11 @@ PROMPTS = (
 )
 
 
-def save_with_layer(name: str, folder: Path) -> tuple[Any, torch.Tensor]:
-    """Save a model whose second layer, with attention, is also the one that predicts."""
+def save_with_layer(name: str, folder: Path, before: str = "") -> tuple[Any, torch.Tensor]:
+    """Save a model whose second layer, with attention, is also the one that predicts.
+
+    Names of that layer have `before` in front.
+    """
     model = save_model(name, folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -64,7 +67,8 @@ def save_with_layer(name: str, folder: Path) -> tuple[Any, torch.Tensor]:
     mtp[f"{fc}.weight"] = torch.randn(size, 2 * size) * (2 * size) ** -0.5
     if name == "glm_ocr":
         mtp[f"{layer}.embed_tokens.weight"] = tensors[f"{body}embed_tokens.weight"].clone()
-    save_file(tensors | mtp, file, metadata={"format": "pt"})
+    tensors |= {f"{before}{key}": tensor for key, tensor in mtp.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
     return model, mtp[f"{fc}.weight"]
 
 
@@ -128,9 +132,11 @@ def expected_cells(model: Any, fc_OI: torch.Tensor, inputs: dict[str, Any]) -> t
     return cells_TC
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "glm_ocr"])
-def test_cells_of_images_are_those_of_the_class(tmp_path: Path, name: str) -> None:
-    model, fc_OI = save_with_layer(name, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "before"), [("qwen3_5", "model."), ("qwen3_5_moe", ""), ("glm_ocr", "")]
+)
+def test_cells_of_images_are_those_of_the_class(tmp_path: Path, name: str, before: str) -> None:
+    model, fc_OI = save_with_layer(name, tmp_path, before)
     model.set_attn_implementation("eager")
     rig = VisionRig(tmp_path)
     loaded = load(tmp_path, Ledger(256 * MIB), "mtp")
@@ -184,6 +190,6 @@ def test_a_predicting_layer_changes_no_token(tmp_path: Path) -> None:
 def test_a_head_changes_no_token(tmp_path: Path) -> None:
     """It reads the inputs of layers after which features are added again."""
     save_model("qwen3_vl", tmp_path)
-    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    rope = {"type": "mrope", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     save_head(tmp_path / "head", vocab_size=80, rope_scaling=rope)
     check_answers(tmp_path, "eagle3")
