@@ -6,6 +6,7 @@ The microphone is Chromium's own, which beeps. A conversation on real models is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -210,6 +211,33 @@ def hear_early(self: KnowingTranscriber, pcm_S: Pcm) -> None:
         self.pieces.put_nowait("hello their")
 
 
+STOPPED_TWICE = """async () => {
+    const { listen } = await import("/page/scripts/talk/live_text.js");
+    let begin;
+    const begun = new Promise((resolve) => (begin = resolve));
+    const live = await listen(document.getElementById("hear-model").value, begin);
+    await begun;
+    live.stop(); // as where the microphone is taken away
+    live.stop();
+    return live.text;
+}"""
+
+
+def test_a_dictation_that_is_stopped_twice_waits_for_its_final_text(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = KnowingTranscriber.finish
+
+    async def finish_late(self: KnowingTranscriber) -> str:
+        await asyncio.sleep(0.2)
+        return await finish(self)
+
+    monkeypatch.setattr(KnowingTranscriber, "push", hear_early)
+    monkeypatch.setattr(KnowingTranscriber, "finish", finish_late)
+    with panel_of(browser, talk_app(tmp_path, pages=read_pages(FOLDER))) as page:
+        assert page.evaluate(STOPPED_TWICE) == "Hello there"
+
+
 def test_dictation_writes_at_the_cursor_while_it_is_spoken(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +255,7 @@ def test_dictation_writes_at_the_cursor_while_it_is_spoken(
             page.get_by_role("button", name="Dictate").click()
             until(lambda: "hello their" in message.input_value())
             assert not message.is_editable()
+            message.press("Enter")  # sends nothing: more words follow
             page.get_by_role("button", name="Stop dictation").click()
             page.get_by_role("button", name="Dictate").and_(page.locator(":enabled")).wait_for()
             assert message.input_value() == expected

@@ -136,6 +136,7 @@ class ChatPanel {
 
   /** Send an example, with the likeliest words unless the user set a temperature. */
   #sendExample(text) {
+    if (this.input.readOnly) return;
     this.input.value = text;
     this.#send({ temperature: 0 });
   }
@@ -176,7 +177,8 @@ class ChatPanel {
 
   #send(standard = {}) {
     const text = this.input.value.trim();
-    if (this.stopping || (!text && !this.attachments.urls.length)) return;
+    const isTaken = this.stopping || this.input.readOnly; // dictation writes on
+    if (isTaken || (!text && !this.attachments.urls.length)) return;
     if (isWaiting(this.turns.at(-1))) {
       this.#complain(
         new Advice("The model waits for a tool result. Enter it above, or regenerate the answer."),

@@ -37,7 +37,7 @@ export async function listen(model, onText) {
   take = (samples) => send("input_audio_buffer.append", { audio: encoded(samples) });
   waiting.forEach(take);
   const text = finalText(socket, onText).finally(() => (microphone.close(), socket.close()));
-  stop = () => (microphone.close(), send("input_audio_buffer.commit"));
+  stop = () => microphone.close() && send("input_audio_buffer.commit"); // once
   return { stream: microphone.stream, stop, text };
 }
 

@@ -12,7 +12,7 @@ export const canListen = () =>
 
 /**
  * Call `onPiece` with samples, 20 ms at a time at `rate`, and `onLost` if the microphone is taken
- * away. Returns {stream, mute, close}; throws `Advice`.
+ * away. Returns {stream, mute, close}; `close` returns whether it was open. Throws `Advice`.
  */
 export async function openMicrophone(rate, onPiece, onLost) {
   const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
@@ -22,10 +22,11 @@ export async function openMicrophone(rate, onPiece, onLost) {
   const { context } = source;
   let isOpen = true;
   const close = () => {
-    if (!isOpen) return;
+    if (!isOpen) return false;
     isOpen = false;
     tracks.forEach((track) => track.stop());
     context.close();
+    return true;
   };
   try {
     await capture(source, rate, (samples) => isOpen && onPiece(samples));
