@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.decoder_families import FAMILIES, save_family
 from support.dry_run import dry_run
-from support.fake_cuda import FakeCuda
+from support.embedding_models import save
+from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, DeviceOptions
+from triptych.modalities.embedding.engine.loader import open_embedding_loader
+from triptych.modalities.llm.engine.host_memory import _link_rate
 from triptych.modalities.llm.engine.loader import LlmLoader
 
 GIB = 2**30
@@ -66,3 +70,22 @@ def test_what_is_not_offered_is_refused_before_loading(
     save_family(tmp_path, family, **extra)
     with pytest.raises(ConfigError, match=message):
         dry_run(gpu, LlmLoader, tmp_path, replace(config, device=device))
+
+
+def test_the_link_is_timed_on_its_own_device(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event without a stream is recorded on the first device."""
+    streams: list[object] = []
+    monkeypatch.setattr(
+        torch.cuda.Event, "record", lambda event, stream=None: streams.append(stream)
+    )
+    _link_rate(CUDA)
+    assert [stream is None for stream in streams] == [False, False]
+
+
+def test_an_encoder_is_refused(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
+    save(tmp_path, "bert")
+    device = DeviceOptions(cpu_offload_gb=1.0)
+    with pytest.raises(ConfigError, match="is an encoder and keeps its layers"):
+        dry_run(gpu, open_embedding_loader, tmp_path, replace(config, device=device))

@@ -6,10 +6,10 @@ Owns the sizes. `core.runtime.layers.host_layers` owns the copies of a step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from math import ceil
 
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import mib
@@ -40,9 +40,9 @@ class HostPlan:
 
     @classmethod
     def of(cls, targets: Iterable[Target], num_bytes: int, item_bytes: int) -> HostPlan:
-        """As many of the last layers as `num_bytes` hold.
+        """The last layers within `num_bytes` that save the most.
 
-        Raises `ConfigError` for fewer than three, of which two are on the device at any time.
+        Raises `ConfigError` where none save anything: two of the largest are on the device.
         """
         sizes: dict[int, int] = {}
         for target in targets:
@@ -50,16 +50,27 @@ class HostPlan:
             if found is not None and isinstance(target, ProjectionTarget):
                 layer = int(found[1])
                 sizes[layer] = sizes.get(layer, 0) + target.num_bytes(item_bytes)
-        last_first = [sizes[layer] for layer in sorted(sizes, reverse=True)]
-        num_layers = sum(total <= num_bytes for total in accumulate(last_first))
-        if num_layers <= NUM_BUFFERS:
-            least = sum(last_first[: NUM_BUFFERS + 1])
-            raise ConfigError(
-                "--cpu-offload-gb: two of the layers in host memory are on the device at any time,"
-                f" so that fewer than three save nothing; give {least / 2**30:.2g} or more"
-                f" (a layer has {mib(last_first[0])}), or leave it out."
-            )
-        return cls(len(sizes) - num_layers, tuple(reversed(last_first[:num_layers])))
+        in_order = tuple(sizes[layer] for layer in sorted(sizes))
+        plans = [cls(first, in_order[first:]) for first in reversed(range(len(in_order)))]
+        within = [plan for plan in plans if plan.host_bytes <= num_bytes]
+        best = max(within, key=lambda plan: plan.saved_bytes, default=None)
+        if best is None or best.saved_bytes <= 0:
+            raise ConfigError(_too_few(plans))
+        return best
+
+
+def _too_few(plans: Sequence[HostPlan]) -> str:
+    """Why the last layers save nothing, and how many GiB would."""
+    least = next((plan.host_bytes for plan in plans if plan.saved_bytes > 0), None)
+    remedy = "leave it out."
+    if least is not None:
+        largest = mib(max(plans[-1].layer_bytes))
+        remedy = f"give {ceil(100 * least / 2**30) / 100:g} or more (a layer has up to {largest}),"
+        remedy += " or leave it out."
+    return (
+        "--cpu-offload-gb: two of the layers in host memory are on the device at any time, so that"
+        f" fewer than three save nothing; {remedy}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,16 @@ class ModelMemory:
         return open_kernels(self._config, self._model.bundle) if self._device.is_cpu else None
 
     def packing(self, kernels: NativeKernels | None) -> SharedPacking | None:
-        """Where the model's packed weights are shared with other processes, if they are."""
+        """Where the model's packed weights are shared with other processes, if they are.
+
+        Raises `ConfigError` where that is asked for, and nothing packs them.
+        """
         options = self._config.device
+        if kernels is None and options.share_weights and self._device.is_cpu:
+            raise ConfigError(
+                "--share-weights: weights are shared in the layout of the native CPU kernels, which"
+                f" {self._name} does not use here (--cpu-kernels); leave it out."
+            )
         if kernels is None or options.share_weights is False:
             return None
         folder = WeightsCache.open(self._config.models.cache_dir).packed

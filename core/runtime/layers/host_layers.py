@@ -18,19 +18,22 @@ from triptych.core.runtime.layers.decoder_layer import DecoderLayer
 
 NUM_BUFFERS = 2
 _ALIGNMENT = 256
+_PIECE_BYTES = 2**26
+"""Of pinned memory, of which torch allocates powers of two: a layer of its own may take twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HostLayer:
-    """A layer's weights on the host, `bytes_B`, and the tensors that they are, in order."""
+    """A layer's `num_bytes` on the host, in pieces, and the tensors that they are, in order."""
 
     layer: DecoderLayer
     likes: tuple[torch.Tensor, ...]
-    bytes_B: torch.Tensor
+    num_bytes: int
+    pieces: tuple[torch.Tensor, ...]
 
     @classmethod
     def of(cls, layer: DecoderLayer, device: torch.device) -> _HostLayer:
-        """Copy the weights of a prepared layer."""
+        """Copy the weights of a prepared layer, which has none until `read_from`."""
         tensors: list[torch.Tensor] = []
 
         def collect(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,12 +43,21 @@ class _HostLayer:
         layer.move_weights(collect)
         likes = tuple(torch.empty_like(tensor, device="meta") for tensor in tensors)
         size = sum(_aligned(like.nbytes) for like in likes)
-        bytes_B = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        bytes_B = torch.empty(size, dtype=torch.uint8)
         for view, tensor in zip(_views(likes, bytes_B), tensors, strict=True):
             view.copy_(tensor)
-        made = cls(layer, likes, bytes_B)
-        made.read_from(bytes_B)
+        pieces = bytes_B.split(_PIECE_BYTES)
+        if device.type == "cuda":
+            pieces = tuple(piece.pin_memory() for piece in pieces)
+        made = cls(layer, likes, size, pieces)
+        made.read_from(torch.empty(size, dtype=torch.uint8, device="meta"))
         return made
+
+    def copy_to(self, buffer_B: torch.Tensor) -> None:
+        """Copy the weights to the beginning of a buffer, on the current stream."""
+        places = buffer_B[: self.num_bytes].split(_PIECE_BYTES)
+        for place, piece in zip(places, self.pieces, strict=True):
+            place.copy_(piece, non_blocking=True)
 
     def read_from(self, bytes_B: torch.Tensor) -> None:
         """Let the layer read its weights from these bytes."""
@@ -70,7 +82,7 @@ class HostLayers:
     def finish(self) -> None:
         """Allocate the buffers, once all layers are here."""
         assert len(self._layers) > NUM_BUFFERS
-        size = max(len(each.bytes_B) for each in self._layers)
+        size = max(each.num_bytes for each in self._layers)
         self._buffers = [_Buffer(size, self._device) for _ in range(NUM_BUFFERS)]
         if self._copying is not None:
             self._copying.wait_stream(torch.cuda.current_stream(self._device))
@@ -98,9 +110,7 @@ class HostLayers:
 
     def _fetch(self, number: int) -> None:
         """Copy a layer's weights to its buffer, unless they are there or on their way."""
-        self._buffers[number % NUM_BUFFERS].fill(
-            number, self._layers[number].bytes_B, self._copying
-        )
+        self._buffers[number % NUM_BUFFERS].fill(number, self._layers[number], self._copying)
 
 
 class _Buffer:
@@ -112,19 +122,19 @@ class _Buffer:
         is_gpu = device.type == "cuda"
         self._filled, self._used = (torch.cuda.Event() if is_gpu else None for _ in range(2))
 
-    def fill(self, number: int, host_B: torch.Tensor, copying: torch.cuda.Stream | None) -> None:
+    def fill(self, number: int, layer: _HostLayer, copying: torch.cuda.Stream | None) -> None:
         """Copy a layer in, after the last use of the one before."""
         if number == self._number:
             return
-        self._number, into_B = number, self.bytes_B[: len(host_B)]
+        self._number = number
         if copying is None:
-            into_B.copy_(host_B)
+            layer.copy_to(self.bytes_B)
             return
         assert self._used is not None
         assert self._filled is not None
         copying.wait_event(self._used)
         with torch.cuda.stream(copying):
-            into_B.copy_(host_B, non_blocking=True)
+            layer.copy_to(self.bytes_B)
             self._filled.record()
 
     def wait_until_filled(self) -> None:

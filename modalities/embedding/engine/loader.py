@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from triptych.core.engine_api.job import Job
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.process.lazy import load
@@ -62,6 +62,11 @@ def open_embedding_loader(
     if kind_of(folder, read_json(folder / "config.json")) in _BLUEPRINTS:
         if config.device.tensor_parallel_size > 1:
             _log.warning("%s is an encoder: it runs on one device", resolved.name)
+        if config.device.cpu_offload_gb:
+            raise ConfigError(
+                f"--cpu-offload-gb: {resolved.name} is an encoder and keeps its layers on the"
+                " device; leave it out."
+            )
         return EmbeddingLoader(resolved, config, device, ledger)
     return DecoderLoader(resolved, config, device, ledger)
 

@@ -62,10 +62,11 @@ def _link_rate(device: torch.device) -> float:
     host_B = torch.empty(_TIMED_BYTES, dtype=torch.uint8, pin_memory=True)
     there_B = torch.empty(_TIMED_BYTES, dtype=torch.uint8, device=device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.current_stream(device)  # an event alone is of the first device
     there_B.copy_(host_B, non_blocking=True)  # the first copy maps the memory
-    start.record()
+    start.record(stream)
     there_B.copy_(host_B, non_blocking=True)
-    end.record()
+    end.record(stream)
     end.synchronize()
     elapsed_ms: float = start.elapsed_time(end)
     return _TIMED_BYTES / (max(elapsed_ms, 1e-3) / 1e3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,15 @@ import torch
 
 from support.decoder_families import FAMILIES, save_family
 from support.decoder_rig import decoder_rig
+from triptych.core.engine_api.resolved_model import ResolvedModel
+from triptych.core.errors import ConfigError
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config, DeviceOptions
 from triptych.core.runtime.decoders import shared_packing
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.decoders.shared_packing import SharedPacking
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -107,3 +114,12 @@ def test_small_weights_are_not_shared(native: NativeKernels, tmp_path: Path) -> 
         SharedPacking(PackedFiles(tmp_path / "packed", native, maps_small_pages=True), "model"),
     )
     assert not (tmp_path / "packed").exists()
+
+
+def test_sharing_without_native_kernels_is_refused(tmp_path: Path) -> None:
+    device = DeviceOptions(share_weights=True, cpu_kernels="torch")
+    model = ResolvedModel(name="tiny", reference="tiny", folder=str(tmp_path), digest="")
+    ledger, stack = Ledger(2**20), ExitStack()
+    memory = ModelMemory(model, Config(device=device), Device(CPU), ledger, stack)
+    with pytest.raises(ConfigError, match=r"--share-weights: .* tiny .* leave it out"):
+        memory.packing(memory.native_kernels())

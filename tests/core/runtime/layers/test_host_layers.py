@@ -14,9 +14,14 @@ from support.decoder_families import FAMILIES, save_family
 from support.decoder_rig import decoder_rig
 from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.errors import ConfigError
+from triptych.core.runtime.decoders.host_plan import HostPlan
 from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.decoders.projection_targets import AS_STORED, ProjectionTarget
+from triptych.core.runtime.layers import host_layers
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.host_layers import HostLayers, _Buffer
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.shards import Shard
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.encoding import WeightEncoding
 
@@ -53,8 +58,9 @@ def logits_of(decoder: Decoder) -> torch.Tensor:
 )
 @torch.inference_mode()
 def test_results_are_those_without(
-    tmp_path: Path, name: str, encoding: str, num_layers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, encoding: str, num_layers: int
 ) -> None:
+    monkeypatch.setattr(host_layers, "_PIECE_BYTES", 8192)
     family, extra = FAMILIES[name]
     save_family(tmp_path, family, **extra)
     plain = build(tmp_path, encoding)
@@ -62,6 +68,7 @@ def test_results_are_those_without(
     decoder = build(tmp_path, encoding, sum(sizes[-num_layers:]))
     assert decoder.host_layers is not None
     assert decoder.host_layers.first == len(sizes) - num_layers
+    assert {len(each) for each in decoder.host_layers._layers[0].pieces[:-1]} == {8192}
     torch.testing.assert_close(logits_of(decoder), logits_of(plain), rtol=1e-5, atol=1e-5)
 
 
@@ -69,6 +76,34 @@ def test_layers_that_would_save_nothing_are_refused(tmp_path: Path) -> None:
     save_family(tmp_path, "Llama")
     with pytest.raises(ConfigError, match=r"fewer than three save nothing; give 0\.0"):
         build(tmp_path, "auto", 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_bytes", "first"),
+    [
+        ((2, 2, 2, 2), 6, 1),
+        ((2, 9, 2, 2, 2), 99, 2),  # with the layer before, buffers take more than is saved
+        ((1, 16, 1), 99, None),
+        ((2, 2, 2, 2), 5, None),
+    ],
+)
+def test_the_layers_that_save_most_are_chosen(
+    sizes: tuple[int, ...], num_bytes: int, first: int | None
+) -> None:
+    meta: Any = {"has_bias": False, "dtype": torch.float32, "device": torch.device("meta")}
+    targets = [
+        ProjectionTarget(
+            f"layers.{n}.x.weight", Linear(1, size, **meta), 0, Shard.whole(size), AS_STORED
+        )
+        for n, size in enumerate(sizes)
+    ]
+    if first is None:
+        with pytest.raises(ConfigError, match="save nothing"):
+            HostPlan.of(targets, num_bytes, 1)
+        return
+    plan = HostPlan.of(targets, num_bytes, 1)
+    assert plan == HostPlan(first, sizes[first:])
+    assert plan.saved_bytes == 2
 
 
 class _Layer:
