@@ -32,6 +32,7 @@ from triptych.core.ledger import mib
 from triptych.core.process.atomic_files import write_whole
 from triptych.core.process.huge_pages import has_huge_pages, is_in_huge_pages
 from triptych.core.process.logs import fields
+from triptych.core.process.mounts import is_in_memory
 from triptych.core.process.regular_file import open_regular
 from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights, PackedWeight
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -184,8 +185,11 @@ class PackedFiles:
     def _check_folder(self) -> None:
         """Raise `OSError` or `ValueError` where a file that is written now would not be used.
 
-        Some file systems map no files, or have no owners and permissions of their own.
+        Some file systems map no files, or have no owners and permissions of their own. In memory
+        a file that is then copied would take the weights' memory twice.
         """
+        if not self._maps_small_pages and is_in_memory(self._folder):
+            raise ValueError("the cache folder is in memory (--share-weights: map it)")
         with NamedTemporaryFile(dir=self._folder, prefix=".", suffix=".partial") as file:
             file.write(bytes(_ALIGNMENT))
             file.flush()
@@ -196,7 +200,7 @@ class PackedFiles:
     def _make_room(self, num_bytes: int) -> bool:
         """Remove files unused for long, and more until so many bytes fit; false if they never do.
 
-        A file of another version of the package is never used again.
+        Those of other versions of the package are among them: nothing uses them again.
         """
         now = time.time()
         for used_s, _, left in self._files(_PARTIAL):

@@ -99,6 +99,7 @@ def test_weights_in_memory_are_not_copied_from_their_file(
     """A first load would hold them twice."""
     monkeypatch.setattr(packed_files, "has_huge_pages", lambda: True)
     monkeypatch.setattr(packed_files, "is_in_huge_pages", lambda address: False)
+    monkeypatch.setattr(packed_files, "is_in_memory", lambda folder: False)
     files, packed = PackedFiles(tmp_path, native), weights_of(native)
     assert files.write(KEY, packed) is None
     found = files.find(KEY)
@@ -118,6 +119,20 @@ def test_where_files_are_not_mapped_none_is_written(
     monkeypatch.setattr(mmap, "mmap", refuse)
     assert PackedFiles(tmp_path, native, maps_small_pages=True).write(KEY, packed) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("maps_small_pages", [True, False])
+def test_a_file_in_memory_is_mapped_or_not_written(
+    native: NativeKernels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    maps_small_pages: bool,
+) -> None:
+    monkeypatch.setattr(packed_files, "is_in_memory", lambda folder: True)
+    files = PackedFiles(tmp_path, native, maps_small_pages=maps_small_pages)
+    assert (files.write(KEY, weights_of(native)) is not None) == maps_small_pages
+    assert bool(list(tmp_path.iterdir())) == maps_small_pages
 
 
 def test_a_file_that_another_process_removes_meanwhile_does_not_matter(
