@@ -85,7 +85,7 @@ class TurnDetector(Protocol):
     def push(self, pcm_S: Pcm, *, is_answering: bool = False) -> Sequence[TurnEvent]:
         """Take the next samples at `HEARING_RATE`, any number, and return what they end.
 
-        `is_answering`: an answer is being played, whose echo should begin no turn.
+        `is_answering`: an answer is or was just played, whose echo should begin no turn.
         """
         ...
 

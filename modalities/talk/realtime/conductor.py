@@ -183,7 +183,7 @@ class Conductor:
         for at in range(0, len(pcm_S), size):  # a turn hears nothing of the next one
             piece_S = pcm_S[at : at + size]
             self._ear.push(piece_S)
-            is_answering = self._session.playback.remaining_ms(_now_ms()) > 0
+            is_answering = self._session.playback.may_echo(_now_ms())
             detect = partial(self._ear.detect, piece_S, is_answering=is_answering)
             events = await asyncio.to_thread(detect) if is_long else detect()
             for event in events:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from triptych.modalities.talk.realtime.items import ConversationItem
 
+ECHO_MS = 500.0
+"""How much later than estimated the microphone's sound may still have the answer's end: both ways,
+the client's buffer and its devices take time."""
+
 
 @dataclass(slots=True)
 class SpeechPlayback:
@@ -38,6 +42,10 @@ class SpeechPlayback:
     def remaining_ms(self, now_ms: float) -> float:
         """How much is still to be played."""
         return max(0.0, self._until_ms - self._clock(now_ms))
+
+    def may_echo(self, now_ms: float) -> bool:
+        """Whether the user's sound may have an echo of the answer."""
+        return self.entry is not None and self._clock(now_ms) < self._until_ms + ECHO_MS
 
     def hold(self, now_ms: float) -> None:
         """Play nothing until `resume`."""

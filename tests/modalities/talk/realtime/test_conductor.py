@@ -132,18 +132,20 @@ async def test_a_turn_that_is_cut_off_before_its_task_began_is_closed() -> None:
     assert [each.is_closed for each in ears.hearing.opened] == [True]
 
 
-@pytest.mark.parametrize("sound_ms", [0.0, 60_000.0])
-async def test_the_detector_knows_whether_an_answer_is_played(sound_ms: float) -> None:
+@pytest.mark.parametrize(("sound_ms", "is_heard"), [(0.0, False), (900.0, True), (60_000.0, True)])
+async def test_the_detector_knows_whether_an_answer_is_or_was_just_played(
+    sound_ms: float, is_heard: bool
+) -> None:
     ears = Ears()
     session = Session(Conversation(model="tiny"), new_id)
     entry = ConversationItem(id="answer", type="message", role="assistant")
-    session.playback.add("resp", entry, time.monotonic() * 1000, sound_ms)
+    session.playback.add("resp", entry, time.monotonic() * 1000 - 1000, sound_ms)
     with pytest.raises(EOFError):
         await Conductor(Scripted(append(480)), session, NoAnswers(), ears, new_id).run(
             asyncio.Event()
         )
     (detector,) = ears.hearing.detectors
-    assert detector.was_answering == [sound_ms > 0]
+    assert detector.was_answering == [is_heard]
 
 
 async def test_turns_in_one_piece_of_sound_are_heard_apart() -> None:
