@@ -60,7 +60,7 @@ __all__ = (
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 """Incremented whenever the converter's output changes for the same GGUF file."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")

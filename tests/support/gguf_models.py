@@ -81,6 +81,16 @@ def rotated(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield name, tensor
 
 
+def divided_pairs(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+    """`Glm4Model.normal_to_neox`."""
+    if name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        heads = tensor.unflatten(0, (-1, config.head_dim))
+        size = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+        parts = [heads[:, :size:2], heads[:, 1:size:2], heads[:, size:]]
+        tensor = torch.cat(parts, dim=1).flatten(0, 1)
+    yield name, tensor
+
+
 def plus_one(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield name, tensor + name.endswith("norm.weight")
 

@@ -19,8 +19,10 @@ from triptych.core.weights.gguf.architecture import (
     WINDOW,
     Architecture,
     Names,
+    Place,
 )
 from triptych.core.weights.gguf.fields import Fields, Rope
+from triptych.core.weights.gguf.layouts import Interleaved
 from triptych.core.weights.gguf.metadata import Metadata
 
 _LLAMA: Names = {**DENSE, **ROTATED}
@@ -40,6 +42,24 @@ _COHERE: Fields = {
     "layer_norm_eps": f.number("attention.layer_norm_epsilon", 1e-5),
     "logit_scale": f.number("logit_scale"),
 }
+
+
+_GLM4: Names = {
+    **PROJECTIONS,
+    **MERGED_MLP,
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+
+
+def _rope_of_axes(m: Metadata) -> Rope:
+    """The text of GLM-4.1V and GLM-OCR, whose positions are alike on all axes.
+
+    They rotate another part of a head than GLM 4 does without a word.
+    """
+    return {"partial_rotary_factor": 1.0, **f.partial_rope(m)}
 
 
 def _ministral_rope(m: Metadata) -> Rope:
@@ -110,15 +130,19 @@ DENSE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
         Architecture(
             "Glm4ForCausalLM",
             "glm4",
-            {**BASE, **BIASED, "rope_parameters": f.partial_rope},
+            {**BASE, **BIASED, "rope_parameters": _rope_of_axes},
             {
-                **PROJECTIONS,
-                **MERGED_MLP,
-                "attn_norm": "input_layernorm",
-                "post_attention_norm": "post_self_attn_layernorm",
-                "ffn_norm": "post_attention_layernorm",
-                "post_ffw_norm": "post_mlp_layernorm",
+                **_GLM4,
+                "attn_q": Place("self_attn.q_proj", Interleaved("num_attention_heads")),
+                "attn_k": Place("self_attn.k_proj", Interleaved("num_key_value_heads")),
             },
+            fits=lambda m: m.has("rope.dimension_sections"),
+        ),
+        Architecture(
+            "Glm4ForCausalLM",
+            "glm4",
+            {**BASE, **BIASED, "rope_parameters": f.partial_rope},
+            _GLM4,
         ),
     ),
     "granite": (

@@ -159,6 +159,30 @@ class Rotated:
 
 
 @dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Rows of heads whose rotated pairs the file divides in halves: `Glm4Model.normal_to_neox`.
+
+    Row (head, half, pair) there is row (head, pair, half) here. Rows of a head that are not rotated
+    come after them.
+    """
+
+    heads: str
+
+    def __call__(
+        self, name: str, sources: Tensors, config: Config
+    ) -> Iterator[tuple[str, GgufTarget]]:
+        """Yield the tensors; see `Layout`."""
+        (source,) = sources
+        num_heads, head_dim = config[self.heads], config["head_dim"]
+        num_rotated = int(head_dim * config["rope_parameters"]["partial_rotary_factor"])
+        rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
+        halves = rows[:, :num_rotated].reshape(num_heads, 2, num_rotated // 2)
+        pairs = halves.swapaxes(1, 2).reshape(num_heads, num_rotated)
+        both = np.concatenate([pairs, rows[:, num_rotated:]], axis=1)
+        yield name, GgufTarget((source,), source.shape, both.reshape(-1))
+
+
+@dataclass(frozen=True, slots=True)
 class ValueHeads:
     """The value heads of linear attention: the file has the first of every key head, then the rest.
 
