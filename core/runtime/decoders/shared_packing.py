@@ -68,7 +68,7 @@ class SharedPacking:
 
     def _share(self, key: str, linears: Sequence[Linear]) -> None:
         packed = {n: each.native for n, each in enumerate(linears) if each.native is not None}
-        shared = self.files.write(key, packed)
+        shared = self.files.write(key, packed) if packed else None
         for number, weights in ({} if shared is None else shared).items():
             packed[number].move_to(weights.parts)
 

@@ -45,11 +45,11 @@ _HEADER = struct.Struct("<8s32sQ")
 """Magic, SHA-256 of the table, bytes of the table; the table and the weights follow."""
 _ALIGNMENT = 64  # of the table's end and of each weight
 _CODES = frozenset(DTYPES.values()) | {form.native for form in FORMATS.values()}
-_SUFFIX, _PARTIAL = ".weights", ".*.partial"
+_SUFFIX, _LOCK, _PARTIAL = ".weights", ".lock", ".*.partial"
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _MOST_BYTES = 50 * 2**30  # unless the size is given
 _FREE_SHARE = 0.25  # of the disk's free space, at most
-_STALE_S = 86_400.0  # after which a partial file has no writer
+_STALE_S = 86_400.0  # after which a partial file has no writer, and a lock no holder
 _UNUSED_S = 30 * 86_400.0  # after which a file gives way even where there is room
 _WAIT_S = 900.0
 _HASH_THREADS = 8
@@ -150,7 +150,7 @@ class PackedFiles:
 
         Without a lock where the folder cannot be written, or its holder takes too long.
         """
-        lock = FileLock(self._path(key).with_suffix(".lock"), mode=_PRIVATE_FILE)
+        lock = FileLock(self._path(key).with_suffix(_LOCK), mode=_PRIVATE_FILE)
         try:
             self._folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
             try:
@@ -203,7 +203,7 @@ class PackedFiles:
         Those of other versions of the package are among them: nothing uses them again.
         """
         now = time.time()
-        for used_s, _, left in self._files(_PARTIAL):
+        for used_s, _, left in (*self._files(_PARTIAL), *self._files(f"*{_LOCK}")):
             if used_s < now - _STALE_S:
                 left.unlink(missing_ok=True)
         used = self._files(f"*{_SUFFIX}")
@@ -216,7 +216,6 @@ class PackedFiles:
             if kept_bytes + num_bytes <= most and used_s > now - _UNUSED_S:
                 break
             file.unlink(missing_ok=True)  # processes that have mapped it keep it
-            file.with_suffix(".lock").unlink(missing_ok=True)
             kept_bytes -= size
         return True
 

@@ -21,6 +21,7 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.tensors import packed_files
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.packed_files import PackedFiles
 from triptych.core.weights.encoding import WeightEncoding
@@ -114,6 +115,18 @@ def test_small_weights_are_not_shared(native: NativeKernels, tmp_path: Path) -> 
         SharedPacking(PackedFiles(tmp_path / "packed", native, maps_small_pages=True), "model"),
     )
     assert not (tmp_path / "packed").exists()
+
+
+def test_weights_that_are_not_packed_have_no_file(
+    native: NativeKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels pack no float16."""
+    monkeypatch.setattr(shared_packing, "LEAST_VALUES", 0)
+    monkeypatch.setattr(packed_files, "has_huge_pages", lambda: True)
+    save_family(tmp_path, "Llama")
+    packing = SharedPacking(PackedFiles(tmp_path / "packed", native), "model")
+    build(tmp_path, native, packing, dtype=torch.float16)
+    assert not list(tmp_path.glob("packed/*.weights"))
 
 
 def test_sharing_without_native_kernels_is_refused(tmp_path: Path) -> None:

@@ -84,8 +84,11 @@ def test_the_file_unused_for_longest_gives_way(
     for key, age_s in zip((KEY, OTHER), ages_s, strict=True):
         held = files.write(key, packed)
         os.utime(tmp_path / f"{key}.weights", (now, now - age_s))
+    (tmp_path / f"{KEY}.lock").touch()
+    os.utime(tmp_path / f"{KEY}.lock", (now, now - 2 * 86_400))  # of a load that failed, say
     assert files.write(THIRD, packed) is not None
     assert files.find(KEY) is None
+    assert not list(tmp_path.glob("*.lock"))
     assert files.find(OTHER) is not None
     assert held is not None
     assert bytes(held[0].parts[0].content) == bytes(packed[0].parts[0].content), "it stays mapped"
