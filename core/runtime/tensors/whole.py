@@ -18,7 +18,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import MAX_NAMED
 from triptych.core.runtime.tensors.quiet import transformers_loading
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|model\.)layers\.(\d+)\.")
 Reader = Callable[[Checkpoint], Tensor]
 """Reads one tensor of a class, from one tensor of a checkpoint or from several."""
 
@@ -74,7 +74,9 @@ def check_complete(info: Mapping[str, Any], source: TensorSource, num_layers: in
     Layers after `num_layers`, if given, predict further tokens, and may be left over.
     """
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        keys = [key for key in map(str, info[problem]) if not _is_after(key, num_layers)]
+        keys = list(map(str, info[problem]))
+        if problem == "unexpected_keys":
+            keys = [key for key in keys if not _is_after(key, num_layers)]
         if keys:
             named = ", ".join(sorted(keys)[:MAX_NAMED])
             files = ", ".join(sorted({t.file for t in source.tensors.values()})[:MAX_NAMED])

@@ -171,7 +171,9 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
             )
         except (RuntimeError, ValueError) as error:
             raise WeightsError(refusal("transformers cannot load it")) from error
-        check_complete(info, self._checkpoint)
+        text = self._config.get_text_config()
+        predicts = bool(getattr(text, "num_nextn_predict_layers", 0))
+        check_complete(info, self._checkpoint, text.num_hidden_layers if predicts else 0)
         pin_rope(decoder_of(model), self.text.max_length)
         max_length, dtype = self.text.max_length, self.dtype
         with absorbed(model, plan, self._native):

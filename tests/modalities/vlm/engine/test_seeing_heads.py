@@ -72,9 +72,11 @@ def save_with_layer(name: str, folder: Path, before: str = "") -> tuple[Any, tor
     return model, mtp[f"{fc}.weight"]
 
 
-def load(folder: Path, ledger: Ledger, algorithm: str = "none") -> LoadedModel:
+def load(
+    folder: Path, ledger: Ledger, algorithm: str = "none", model_impl: str = "auto"
+) -> LoadedModel:
     config = Config(
-        models=ModelOptions(model=("x",), max_length=64),
+        models=ModelOptions(model=("x",), max_length=64, model_impl=model_impl),
         schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),
         cache=CacheOptions(kv_cache_page_size=4),
         speculation=SpeculationOptions(
@@ -193,3 +195,9 @@ def test_a_head_changes_no_token(tmp_path: Path) -> None:
     rope = {"type": "mrope", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     save_head(tmp_path / "head", vocab_size=80, rope_scaling=rope)
     check_answers(tmp_path, "eagle3")
+
+
+def test_transformers_classes_leave_the_layer_out(tmp_path: Path) -> None:
+    """Their own rule has the number of the released layer."""
+    save_with_layer("glm_ocr", tmp_path)
+    load(tmp_path, Ledger(256 * MIB), model_impl="transformers").close()
