@@ -203,6 +203,28 @@ def test_a_missing_model_is_explained(browser: Any, tmp_path: Path, missing: str
             page.get_by_text("The server has no speech model: answers are written.").wait_for()
 
 
+@pytest.mark.parametrize("part", ["AnalyserNode", "MediaStreamAudioSourceNode"])
+def test_a_microphone_that_cannot_be_used_is_closed(
+    browser: Any, tmp_path: Path, part: str
+) -> None:
+    broken = f"""() => {{
+        const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        navigator.mediaDevices.getUserMedia = async (asked) => (window.stream = await ask(asked));
+        const fail = function () {{ throw new Error("no more sound"); }};
+        if ("{part}" === "AnalyserNode") window.AnalyserNode = fail;
+        else AudioContext.prototype.createMediaStreamSource = fail;
+    }}"""
+    talk = talk_app(tmp_path, pages=read_pages(FOLDER))
+    with (
+        live(talk.app) as running,
+        opened(browser, running.url, allowed=f"{REFUSALS}|no more sound") as page,
+    ):
+        page.evaluate(broken)
+        page.get_by_role("button", name="Dictate").click()
+        page.get_by_role("alert").get_by_text("no more sound").wait_for()
+        assert page.evaluate("stream.getTracks()[0].readyState") == "ended"
+
+
 def hear_early(self: KnowingTranscriber, pcm_S: Pcm) -> None:
     """Tell the words once there is enough sound for a turn."""
     had_enough = self.num_heard >= ENOUGH

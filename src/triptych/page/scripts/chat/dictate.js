@@ -50,6 +50,7 @@ export class Dictation {
         error.message += " Or press again to choose a recording.";
       }
       this.complain(error);
+      this.#live?.stop();
     }
     meter?.stop();
     show(this.level, false);

@@ -18,17 +18,17 @@ export async function openMicrophone(rate, onPiece, onLost) {
   const stream = await askForMicrophone({ ...CLEAN, channelCount: 1 });
   const tracks = stream.getTracks();
   tracks.forEach((track) => track.addEventListener("ended", onLost)); // not by `stop`
-  const source = sourceOf(stream, rate);
-  const { context } = source;
+  let source;
   let isOpen = true;
   const close = () => {
     if (!isOpen) return false;
     isOpen = false;
     tracks.forEach((track) => track.stop());
-    context.close();
+    source?.context.close();
     return true;
   };
   try {
+    source = sourceOf(stream, rate);
     await capture(source, rate, (samples) => isOpen && onPiece(samples));
   } catch (error) {
     close();
