@@ -32,6 +32,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.packed_files import PackedFiles
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.encoding import WeightEncoding, plain_type
+from triptych.core.weights.layout import weight_files
 from triptych.core.weights.resolve import ResolvedModel, files_stamp
 
 _DTYPES = MappingProxyType(
@@ -143,7 +144,8 @@ class ModelMemory:
             maps_small_pages=options.share_weights is True,
         )
         place = Path(self._model.folder).resolve()
-        return SharedPacking(files, f"{self._model.digest} {place} {files_stamp(place)}")
+        stamps = map(files_stamp, weight_files(place))  # other files may be a server's log, say
+        return SharedPacking(files, " ".join((self._model.digest, str(place), *stamps)))
 
     def reserve(
         self, purpose: str, num_bytes: int, *, is_divided: bool = True, remedy: str | None = None

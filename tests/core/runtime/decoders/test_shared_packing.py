@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from support.decoder_rig import decoder_rig
 from triptych.core.engine_api.resolved_model import ResolvedModel
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
-from triptych.core.options.config import Config, DeviceOptions
+from triptych.core.options.config import Config, DeviceOptions, ModelOptions
 from triptych.core.runtime.decoders import shared_packing
 from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.core.runtime.decoders.shared_packing import SharedPacking
@@ -129,10 +131,29 @@ def test_weights_that_are_not_packed_have_no_file(
     assert not list(tmp_path.glob("packed/*.weights"))
 
 
+def memory_of(folder: Path, **device: Any) -> ModelMemory:
+    model = ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest="")
+    options = Config(device=DeviceOptions(**device), models=ModelOptions(cache_dir=str(folder)))
+    return ModelMemory(model, options, Device(CPU), Ledger(2**20), ExitStack())
+
+
 def test_sharing_without_native_kernels_is_refused(tmp_path: Path) -> None:
-    device = DeviceOptions(share_weights=True, cpu_kernels="torch")
-    model = ResolvedModel(name="tiny", reference="tiny", folder=str(tmp_path), digest="")
-    ledger, stack = Ledger(2**20), ExitStack()
-    memory = ModelMemory(model, Config(device=device), Device(CPU), ledger, stack)
+    memory = memory_of(tmp_path, share_weights=True, cpu_kernels="torch")
     with pytest.raises(ConfigError, match=r"--share-weights: .* tiny .* leave it out"):
         memory.packing(memory.native_kernels())
+
+
+def test_files_beside_the_weights_change_nothing(native: NativeKernels, tmp_path: Path) -> None:
+    """A log in the folder would make a new file of weights at each start."""
+    save_family(tmp_path, "Llama")
+    memory = memory_of(tmp_path)
+    before = memory.packing(native)
+    (tmp_path / "server.log").touch()
+    after = memory.packing(native)
+    (weights,) = tmp_path.glob("*.safetensors")
+    os.utime(weights, (1, 1))
+    changed = memory.packing(native)
+    assert before is not None
+    assert after is not None
+    assert changed is not None
+    assert before.model == after.model != changed.model
