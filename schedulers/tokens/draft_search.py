@@ -100,7 +100,7 @@ class Drafting:
         return check_drafts(row)
 
     def _look_up(self, row: SequenceState, lookup: PromptLookup) -> None:
-        lookup.take(row.token_ids(lookup.num_tokens, row.num_known))
+        lookup.take(row.token_ids(lookup.num_tokens, row.num_known), self._num_rows)
         most, payers, room = self._bounds(row)
         row.drafts = lookup.find(most, self._num_rows, self.price, room)
         self._charge(row, payers, self.price, len(row.drafts))

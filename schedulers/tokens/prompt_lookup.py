@@ -18,8 +18,9 @@ from triptych.schedulers.tokens.draft_pace import DraftPace, Price, no_price
 
 _NUM_PLACES = 16
 """Occurrences of an n-gram that are compared, the latest ones."""
-_MAX_INDEXED = 4096
-"""Tokens that are indexed at once, which takes a few milliseconds: all requests wait meanwhile."""
+_MAX_INDEXED, _LEAST_INDEXED = 4096, 64
+"""Tokens that are indexed at once, of all rows, which takes a few milliseconds: all requests wait
+meanwhile; and those of a row among many, more than a step adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,15 @@ class PromptLookup:
         """The length of the text."""
         return len(self._tokens)
 
-    def take(self, token_ids: Iterable[int]) -> None:
-        """Extend the text. A long one is indexed during several steps, without drafts."""
+    def take(self, token_ids: Iterable[int], num_rows: int = 1) -> None:
+        """Extend the text. A long one is indexed during several steps, without drafts.
+
+        `num_rows` share these steps, and what is indexed after each.
+        """
         num_before = len(self._tokens)
         self._tokens += token_ids
-        self._index(min(len(self._tokens), self._num_indexed + _MAX_INDEXED))
+        share = max(_LEAST_INDEXED, _MAX_INDEXED // num_rows)
+        self._index(min(len(self._tokens), self._num_indexed + share))
         if num_before:
             self._pace.go_on(len(self._tokens) - num_before)
 

@@ -77,7 +77,7 @@ class StoryDrafts:
         self._story, self._rng, self._error = ExpectedTokens(request), rng, error
         self.num_tokens = 0
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def take(self, token_ids: Sequence[int], num_rows: int) -> None:
         self.num_tokens += len(token_ids)
 
     def find(self, most: int, *_: object) -> tuple[int, ...]:

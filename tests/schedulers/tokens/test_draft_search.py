@@ -18,7 +18,7 @@ class _Lookup:
     pace: DraftPace = field(default_factory=DraftPace)
     num_tokens: int = 0
 
-    def take(self, token_ids: list[int]) -> None:
+    def take(self, token_ids: list[int], num_rows: int) -> None:
         self.pace.go_on(len(token_ids))
 
     def find(self, most: int, num_rows: int, price: Price, room: float) -> tuple[int, ...]:

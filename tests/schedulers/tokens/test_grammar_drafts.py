@@ -83,7 +83,7 @@ class Guesses:
         self._text, self._rng = [*prompt, *right, EOS, 70, 71], rng
         self.num_tokens = 0
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def take(self, token_ids: Sequence[int], num_rows: int = 1) -> None:
         self.num_tokens += len(token_ids)
 
     def find(self, most: int, *_: object) -> tuple[int, ...]:

@@ -43,10 +43,12 @@ def test_without_room_there_are_no_drafts(most: int) -> None:
     assert lookup(1, 2, 3, 1, 2).find(most) == ()
 
 
-def test_a_long_text_is_indexed_during_several_steps() -> None:
-    found = lookup(*range(5000), *range(3))
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_a_long_text_is_indexed_during_several_steps(num_rows: int) -> None:
+    found = PromptLookup(RULE)
+    found.take((*range(5000 // num_rows), *range(3)), num_rows)
     assert found.find(2) == ()
-    found.take((3,))
+    found.take((3,), num_rows)
     assert found.find(2) == (4, 5)
 
 
