@@ -17,6 +17,7 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ConfigError
 from triptych.core.options.config import Config, DeviceOptions
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
+from triptych.modalities.llm.engine import host_memory
 from triptych.modalities.llm.engine.host_memory import _link_rate
 from triptych.modalities.llm.engine.loader import LlmLoader
 
@@ -82,6 +83,18 @@ def test_the_link_is_timed_on_its_own_device(
     )
     _link_rate(CUDA)
     assert [stream is None for stream in streams] == [False, False]
+
+
+def test_memory_that_a_model_before_had_pinned_is_free(
+    gpu: FakeCuda, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleeping server would not wake up."""
+    save_family(tmp_path, "Llama")
+    kept = [GIB]
+    monkeypatch.setattr(torch._C, "_host_emptyCache", kept.clear)
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: GIB - sum(kept))
+    device = DeviceOptions(cpu_offload_gb=1.0)
+    dry_run(gpu, LlmLoader, tmp_path, replace(config, device=device))
 
 
 def test_an_encoder_is_refused(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:

@@ -85,6 +85,7 @@ class FakeCuda:
         self._streams = [_Stream(CUDA)]
         for name, stand_in in self._driver().items():
             patch.setattr(torch.cuda, name, stand_in)
+        patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         patch.setattr(nn.Module, "_apply", _apply)
         patch.setattr(nn.RNNBase, "flatten_parameters", lambda module: None)
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -43,6 +43,7 @@ def leave_on_host(
         )
     plan = blueprint.leave_on_host(int(wanted * 2**30))
     memory.has_host_layers = True
+    torch._C._host_emptyCache()  # which keeps what an unloaded model had pinned
     if plan.host_bytes > (free_bytes := free_host_bytes()):
         raise ConfigError(
             f"--cpu-offload-gb: {mib(plan.host_bytes)} of {name} are for host memory, of which"
