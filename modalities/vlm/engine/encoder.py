@@ -275,8 +275,9 @@ def _without_language(kind: Any) -> Any:
 
 
 def _shrink_language_model(config: Any) -> Any:
-    """The configuration with a minimal language model."""
+    """The configuration with a minimal language model, whose weights nothing is tied to."""
     config = copy.deepcopy(config)
+    config.tie_word_embeddings = False
     text = config.text_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 1, None
     if getattr(text, "layer_types", None):

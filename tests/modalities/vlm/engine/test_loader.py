@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,17 @@ def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path)
     images = images_of(tmp_path, 1, 2)
     assert encode(loaded.runner, *images).rows == [None, None]
     loaded.close()
+
+
+def test_tied_embeddings_are_not_called_damaged(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    edit(folder, lm_head__weight=None)
+    fields = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(fields))
+    loader(folder, Ledger(256 * MIB)).load(lambda _: None).close()
+    assert "corrupted" not in caplog.text
 
 
 def images_of(folder: Path, *seeds: int) -> tuple[PromptContent, ...]:
