@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from triptych.core.process.once import once
 from triptych.core.runtime.kernels.native.arguments import NativeWeights
 from triptych.core.runtime.kernels.native.build import recipe
 from triptych.core.runtime.layers.linear import Linear
@@ -81,7 +81,7 @@ def _fits(number: int, weights: NativeWeights, linears: Sequence[Linear]) -> boo
     return sizes == (own.num_outputs, own.num_inputs) and weights.dtype in (None, own.dtype)
 
 
-@cache
+@once
 def _code() -> str:
     """A digest of the code that decides what is packed, and in which order."""
     digest = hashlib.sha256(version("triptych").encode())

@@ -34,6 +34,7 @@ from triptych.core.process.huge_pages import has_huge_pages, is_in_huge_pages
 from triptych.core.process.logs import fields
 from triptych.core.process.mounts import is_in_memory
 from triptych.core.process.regular_file import open_regular
+from triptych.core.process.typed import decode_msgpack
 from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights, PackedWeight
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
@@ -298,7 +299,7 @@ def _read_table(file: BufferedReader) -> tuple[_Table, int]:
     packed = file.read(num_bytes) if magic == _MAGIC and num_bytes < size else b""
     if hashlib.sha256(packed).digest() != digest:
         raise ValueError("the file is damaged")
-    return msgspec.msgpack.decode(packed, type=_Table), _aligned(_HEADER.size + num_bytes)
+    return decode_msgpack(packed, _Table), _aligned(_HEADER.size + num_bytes)
 
 
 def _check_private(status: os.stat_result) -> None:
