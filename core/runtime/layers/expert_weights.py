@@ -109,6 +109,9 @@ class _ExpertLinear(Linear):
     def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape
         return self._all.plain_EOI[self._number]
 
+    def map(self, weight_OI: torch.Tensor) -> bool:
+        return False  # one tensor holds those of all experts
+
     @property
     def num_bytes(self) -> int:
         return self._all.num_bytes // len(self._all.linears)

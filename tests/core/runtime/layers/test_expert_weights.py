@@ -169,6 +169,11 @@ def test_plain_rows_in_some_projections_are_a_kind_of_their_own(
     torch.testing.assert_close(stored(x_TC, None), plain(x_TC, None), rtol=1e-4, atol=1e-4)
 
 
+def test_an_expert_maps_no_weight_of_its_own() -> None:
+    expert = new_mlp().experts[0]
+    assert not expert.down.map(torch.zeros(HIDDEN, FEATURES)), "steps read the tensor of all"
+
+
 def test_experts_of_one_layer_must_be_alike() -> None:
     mlp = new_mlp()
     *parts, (linear, first, shape) = parts_of(mlp)
