@@ -247,18 +247,16 @@ class DeviceOptions:
     )
     cpu_offload_gb: float = option(
         0.0,
-        "GiB of a text model's last layers that stay in host memory, and are copied to the GPU in"
-        " each step; 0: none.",
+        "GiB of a text model's last layers that stay in host memory, copied in each step; 0: none.",
         devices="gpu",
         within=BOUND,
         roles=("chat", "embedding"),
     )
     share_weights: bool | None = option(
         None,
-        "Keep the weights of text and vision models, in the layout of the native CPU kernels, in"
-        " files of the cache folder: later starts pack none, and processes that map a file share"
-        " one copy in memory. `auto`: mapped where huge pages hold files, so that steps are as"
-        " fast as with memory of their own.",
+        "Keep weights of text and vision models, packed for the native CPU kernels, in files of the"
+        " cache folder: later starts pack none, and processes that map a file share one copy."
+        " `auto`: mapped where huge pages hold files, so that steps are as fast.",
         devices="cpu",
         roles=TEXT,
     )

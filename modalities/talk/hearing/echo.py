@@ -1,4 +1,4 @@
-"""The echo of an answer in what the microphone hears, told from the user by its level.
+"""The echo of an answer in what the microphone hears, which differs from the user by its level.
 
 Owns how loud the user is. Knows neither models of speech nor turns. Levels are root mean squares.
 """
