@@ -112,7 +112,7 @@ class KnownDrafts:
     def __init__(self, token_ids: tuple[int, ...]) -> None:
         self._token_ids, self.num_tokens = token_ids, 0
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def take(self, token_ids: Sequence[int], num_rows: int) -> None:
         self.num_tokens += len(token_ids)
 
     def find(self, most: int, *_: object) -> tuple[int, ...]:
