@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,12 +33,21 @@ def inputs(shape: tuple[int, int, int], seed: int, scale: float = 1.0) -> tuple[
     )
 
 
+def rounding(x_BCT: Tensor, gamma_BC: Tensor) -> Tensor:
+    """What rounding of a mean in float32 may weigh: much where samples lie close together."""
+    x_BCT = x_BCT.double()
+    spread_BC1 = (x_BCT.var(-1, correction=0, keepdim=True) + EPSILON).sqrt()
+    largest_BC1 = x_BCT.abs().amax(-1, keepdim=True)
+    return 2**-22 * (1 + gamma_BC[..., None]).abs() * largest_BC1 / spread_BC1
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(2, 200)),
     scale=st.sampled_from([1e-3, 1.0, 1e4]),
     seed=st.integers(0, 99),
 )
+@example(shape=(1, 1, 2), scale=1e4, seed=56)
 def test_agrees_with_torch(
     native: NativeKernels, shape: tuple[int, int, int], scale: float, seed: int
 ) -> None:
@@ -47,7 +56,8 @@ def test_agrees_with_torch(
     y_BCT = native.styled_snake(
         x_BCT, (gamma_BC, beta_BC), alpha_C, eps=EPSILON, dtype=torch.float32
     )
-    torch.testing.assert_close(y_BCT.double(), expected, atol=2e-4, rtol=2e-5)
+    bound = 2e-4 + 2e-5 * expected.abs() + rounding(x_BCT, gamma_BC)
+    assert bool(((y_BCT.double() - expected).abs() <= bound).all())
     short = native.styled_snake(
         x_BCT, (gamma_BC, beta_BC), alpha_C, eps=EPSILON, dtype=torch.bfloat16
     )
