@@ -12,7 +12,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, text
+from support.vision_models import IMAGE_ID, MERGED_TOWER, TEXT, TOWER, VOCAB_SIZE, text
 
 SQUARE = {"height": 28, "width": 28}
 SPECIAL = (
@@ -124,10 +124,7 @@ def _qwen3_vl_moe() -> tuple[Any, Any]:
         ),
         vision_config={
             "depth": 3,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 8,
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0, 1],
@@ -148,10 +145,7 @@ def _glm46v() -> tuple[Any, Any]:
         vision_config={
             "model_type": "glm4v_vision",
             "depth": 2,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 7,
             "image_size": 28,
         },

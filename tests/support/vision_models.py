@@ -180,6 +180,8 @@ def _paligemma() -> tuple[Any, Any]:
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+MERGED_TOWER = {"hidden_size": 24, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+"""The sizes of a tower whose own last layer makes the language model's inputs."""
 _QWEN_IDS = {
     "image_token_id": IMAGE_ID,
     "video_token_id": 71,
@@ -208,10 +210,7 @@ def _qwen2_5_vl() -> tuple[Any, Any]:
         text_config=text("qwen2_5_vl_text", rope_parameters={**_ROPE, "mrope_section": [1, 1, 2]}),
         vision_config={
             "depth": 3,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 7,
             "window_size": 28,
             "fullatt_block_indexes": [1],
@@ -230,10 +229,7 @@ def _qwen3_vl() -> tuple[Any, Any]:
         ),
         vision_config={
             "depth": 3,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 8,
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0, 1],
@@ -258,10 +254,7 @@ def _qwen3_5(experts: str = "", **fields: Any) -> tuple[Any, Any]:
         ),
         vision_config={
             "depth": 2,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 8,
             "num_position_embeddings": 16,
         },
@@ -285,10 +278,7 @@ def _glm_ocr() -> tuple[Any, Any]:
         ),
         vision_config={
             "depth": 2,
-            "hidden_size": 24,
-            "out_hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            **MERGED_TOWER,
             "patch_size": 7,
             "image_size": 28,
         },

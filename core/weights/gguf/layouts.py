@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triptych.core.weights.gguf.header import GgufTensor
 
@@ -139,6 +140,12 @@ def joined(name: str, sources: Tensors, config: Config) -> Iterator[tuple[str, G
     yield name, GgufTarget(tuple(sources), (num_rows, *sources[0].shape[1:]))
 
 
+def _rows_of_heads(config: Config, heads: str) -> NDArray[np.int64]:
+    """The numbers of a projection's rows by head, H heads of D; `heads` is the field of H."""
+    num_heads, head_dim = config[heads], config["head_dim"]
+    return np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class Rotated:
     """Rows of heads whose rotated halves the file interleaves: `LlamaModel.permute`.
@@ -153,9 +160,9 @@ class Rotated:
     ) -> Iterator[tuple[str, GgufTarget]]:
         """Yield the tensors; see `Layout`."""
         (source,) = sources
-        num_heads, head_dim = config[self.heads], config["head_dim"]
-        rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
-        yield name, GgufTarget((source,), source.shape, rows.swapaxes(1, 2).reshape(-1))
+        rows_HD = _rows_of_heads(config, self.heads)
+        rows = rows_HD.reshape(len(rows_HD), -1, 2).swapaxes(1, 2)
+        yield name, GgufTarget((source,), source.shape, rows.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +180,11 @@ class Interleaved:
     ) -> Iterator[tuple[str, GgufTarget]]:
         """Yield the tensors; see `Layout`."""
         (source,) = sources
-        num_heads, head_dim = config[self.heads], config["head_dim"]
-        num_rotated = int(head_dim * config["rope_parameters"]["partial_rotary_factor"])
-        rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim)
-        halves = rows[:, :num_rotated].reshape(num_heads, 2, num_rotated // 2)
-        pairs = halves.swapaxes(1, 2).reshape(num_heads, num_rotated)
-        both = np.concatenate([pairs, rows[:, num_rotated:]], axis=1)
+        rows_HD = _rows_of_heads(config, self.heads)
+        num_rotated = int(rows_HD.shape[1] * config["rope_parameters"]["partial_rotary_factor"])
+        halves = rows_HD[:, :num_rotated].reshape(len(rows_HD), 2, num_rotated // 2)
+        pairs = halves.swapaxes(1, 2).reshape(len(rows_HD), num_rotated)
+        both = np.concatenate([pairs, rows_HD[:, num_rotated:]], axis=1)
         yield name, GgufTarget((source,), source.shape, both.reshape(-1))
 
 
