@@ -19,6 +19,7 @@ import pytest
 
 from support import images
 from support.audio_signals import wav_bytes
+from support.child_processes import workers
 from support.text_models import write_text_folder
 from triptych.core.errors import RequestError, TriptychError
 from triptych.core.grammar.constraint import Constraint
@@ -76,15 +77,10 @@ async def work(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     """Something that a child does, with one child at rest; all others are none of its."""
     async with AsyncExitStack() as ending:
         do = await request.param(tmp_path, ending)
-        others = workers()
+        others = set(workers())
         await do()
-        (resting,) = workers() - others
+        (resting,) = set(workers()) - others
         yield lambda: _in_a_stopped_child(do, resting)
-
-
-def workers() -> set[psutil.Process]:
-    found = psutil.Process().children()
-    return {each for each in found if "triptych.core.media.worker" in each.cmdline()}
 
 
 async def _in_a_stopped_child(do: Work, resting: psutil.Process) -> object:

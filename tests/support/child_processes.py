@@ -18,9 +18,14 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
     gc.collect()  # those of earlier tests go with what they belonged to
     found = []
     for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # it ended, and perhaps nobody has waited for it yet
+        with suppress(psutil.NoSuchProcess):  # it ended, and perhaps was not waited for yet
             found.append((child, child.cmdline()))
     return [(child, line) for child, line in found if "triptych.core.media.worker" in line]
+
+
+def workers(module: str = "") -> list[psutil.Process]:
+    """Those that run still, or those of them that were given `module`."""
+    return [child for child, line in _workers() if not module or module in line]
 
 
 def decoders() -> list[psutil.Process]:
@@ -31,17 +36,17 @@ def decoders() -> list[psutil.Process]:
 
 def preparers() -> list[psutil.Process]:
     """Those that prepare images for chats."""
-    return [child for child, line in _workers() if WORKER in line]
+    return workers(WORKER)
 
 
 def renderers() -> list[psutil.Process]:
     """Those that run chat templates; other tests' may not have been collected yet."""
-    return [child for child, line in _workers() if template_child.__name__ in line]
+    return workers(template_child.__name__)
 
 
 def grammar_checkers() -> list[psutil.Process]:
     """Those that check grammars; other tests' may not have been collected yet."""
-    return [child for child, line in _workers() if grammar_child.__name__ in line]
+    return workers(grammar_child.__name__)
 
 
 def renderers_from_now() -> Callable[[], list[psutil.Process]]:

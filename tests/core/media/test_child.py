@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from support import faulty_decoders
-from support.child_processes import decoders
+from support.child_processes import workers
 from triptych.core.errors import (
     Draining,
     InvalidRequest,
@@ -39,7 +39,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def children() -> list[psutil.Process]:
     """Those of these tests: other tests' servers may still have some."""
-    return [each for each in decoders() if faulty_decoders.MODULE in each.cmdline()]
+    return workers(faulty_decoders.MODULE)
 
 
 @asynccontextmanager
