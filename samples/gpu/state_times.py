@@ -81,15 +81,16 @@ def _delta_rule(place: Place, wave: StateWave) -> Case:
     num_rows, num_tokens = len(wave.starts_B), len(wave.starts_B) * wave.max_length
     q, k = (randn(place, num_tokens, num_key_heads, size) for _ in range(2))
     v, (a, b) = randn(place, num_tokens, num_heads, size), randn(place, 2, num_tokens, num_heads)
-    decay_H, bias_H = -randn(place, num_heads).float().exp(), randn(place, num_heads).float()
-    inputs = DeltaInputs(q, k, v, a, b, decay_H, bias_H)
+    a, bias = a.unsqueeze(2), randn(place, num_heads, 1).float()
+    decay_H = -randn(place, num_heads).float().exp()
+    inputs = DeltaInputs(q, k, v, a, b, decay_H, bias)
     shape = num_rows, num_heads, size, size
     states = [torch.zeros(shape, device=place.device) for _ in range(2)]
     rows = wave.starts_B, wave.lengths_B, wave.slots_B
 
     def ours() -> torch.Tensor:
         y_THE = torch.empty_like(v, dtype=torch.float32)
-        delta_rule.launch(q, k, v, a, b, decay_H, bias_H, states[0], y_THE, *rows)
+        delta_rule.launch(q, k, v, a, b, decay_H, bias, states[0], y_THE, *rows, 1.0)
         return y_THE
 
     def theirs() -> torch.Tensor:

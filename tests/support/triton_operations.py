@@ -104,14 +104,15 @@ def _cache_metrics() -> Launches:
 def _delta_rule() -> Launches:
     from triptych.core.runtime.kernels.triton.delta_rule import launch
 
-    inputs = torch.empty(3, 12352, dtype=BF16)
-    q, k, v, _, b, a = inputs.split((2048, 2048, 4096, 4096, 32, 32), dim=1)
-    keys, values = (16, 128), (32, 128)
-    heads = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
-    numbers = torch.empty(32), torch.empty(32), torch.empty(4, 32, 128, 128)
-    return {
-        "heads_128": lambda: launch(*heads, a, b, *numbers, torch.empty(3, *values), *_rows()),
-    }
+    def run(num_keys: int, num_decays: int) -> None:
+        sizes = num_keys, num_keys, 4096, 32, num_decays
+        q, k, v, b, a = torch.empty(3, sum(sizes), dtype=BF16).split(sizes, dim=1)
+        heads = (each.unflatten(1, (-1, 128)) for each in (q, k, v))
+        numbers = torch.empty(32), torch.empty(32, num_decays // 32), torch.empty(4, 32, 128, 128)
+        y = torch.empty(3, 32, 128)
+        launch(*heads, a.unflatten(1, (32, -1)), b, *numbers, y, *_rows(), 1.0)
+
+    return {"heads_128": lambda: run(2048, 32), "key_decays_128": lambda: run(4096, 4096)}
 
 
 def _rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -137,14 +138,15 @@ def _selective_scan() -> Launches:
 def _gated_norm() -> Launches:
     from triptych.core.runtime.kernels.triton.gated_norm import launch
 
-    def run(num_groups: int, size: int, place: str) -> None:
+    def run(num_groups: int, size: int, place: str, gate: str = "silu") -> None:
         width, num_weights = num_groups * size, size if place == "first" else num_groups * size
         y, z = torch.empty(2, width), torch.empty(2, width, dtype=BF16)
-        launch(y, z, torch.empty(num_weights), size, 1e-6, place)
+        launch(y, z, torch.empty(num_weights), size, 1e-6, place, gate)
 
     return {
         "mamba_8192": lambda: run(1, 8192, "last"),
         "heads_128": lambda: run(32, 128, "first"),
+        "sigmoid_128": lambda: run(32, 128, "first", "sigmoid"),
     }
 
 

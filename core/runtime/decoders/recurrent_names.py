@@ -38,14 +38,14 @@ def recurrent_names(layer: RecurrentLayer, naming: str) -> RecurrentNames:
 def _names_of_kind(layer: RecurrentLayer, naming: str) -> RecurrentNames:
     whole = [("in_proj", Shard.whole(layer.config.num_inputs))]
     if isinstance(layer, Mamba2):
-        scan = {"A_log": layer.decay_log_H, "dt_bias": layer.dt_bias_H, "D": layer.skip_H}
+        scan = {"A_log": layer.decay_log_H, "dt_bias": layer.dt_bias_X, "D": layer.skip_H}
         norm = {"norm.weight": layer.norm_O} if layer.config.has_norm else {}
         return RecurrentNames("mamba", whole, tensors=scan | norm)
     if not isinstance(layer, GatedDeltaNet):
         return RecurrentNames("conv", whole, convolution="conv")
     tensors = {
         "A_log": layer.decay_log_H,
-        "dt_bias": layer.dt_bias_H,
+        "dt_bias": layer.dt_bias_X,
         "norm.weight": layer.norm_E,
     }
     rows = _grouped_rows if naming == "qwen3_next" else _rows
@@ -55,9 +55,9 @@ def _names_of_kind(layer: RecurrentLayer, naming: str) -> RecurrentNames:
 def _rows(config: DeltaNetConfig) -> list[tuple[str, Shard]]:
     return [
         ("in_proj_qkv", Shard.whole(config.num_channels)),
-        ("in_proj_z", Shard.whole(config.num_outputs)),
         ("in_proj_b", Shard.whole(config.num_value_heads)),
         ("in_proj_a", Shard.whole(config.num_value_heads)),
+        ("in_proj_z", Shard.whole(config.num_outputs)),
     ]
 
 
@@ -65,10 +65,10 @@ def _grouped_rows(config: DeltaNetConfig) -> list[tuple[str, Shard]]:
     """Rows of files that have, for each key head, its query and key and all that belongs to it."""
     repeats = config.num_value_heads // config.num_key_heads
     values = repeats * config.value_dim
-    return [
-        *_parts("in_proj_qkvz", config.num_key_heads, (config.key_dim,) * 2 + (values,) * 2),
-        *_parts("in_proj_ba", config.num_key_heads, (repeats, repeats)),
-    ]
+    num_groups, sizes = config.num_key_heads, (config.key_dim,) * 2 + (values,) * 2
+    with_gates = _parts("in_proj_qkvz", num_groups, sizes)
+    numbers = _parts("in_proj_ba", num_groups, (repeats, repeats))
+    return [*with_gates[:-num_groups], *numbers, *with_gates[-num_groups:]]
 
 
 def _parts(name: str, num_groups: int, sizes: Sequence[int]) -> list[tuple[str, Shard]]:

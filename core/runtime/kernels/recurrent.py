@@ -6,7 +6,7 @@ here. A row's result depends neither on other rows nor on the chunks of its toke
 2's scan on a GPU.
 
 Shapes: T tokens of all rows, X channels, K tokens of a convolution, G key heads, H value heads,
-D key dim, E value dim, L lines of states, B rows.
+D key dim, E value dim, A decays of a head, L lines of states, B rows.
 """
 
 from __future__ import annotations
@@ -108,15 +108,19 @@ def _convolve(
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """The inputs of the gated delta rule: of each token, and of all."""
+    """The inputs of the gated delta rule: of each token, and of all.
+
+    A head has one decay, or one for each value of its key.
+    """
 
     q_TGD: torch.Tensor
     k_TGD: torch.Tensor
     v_THE: torch.Tensor
-    a_TH: torch.Tensor
+    a_THA: torch.Tensor
     b_TH: torch.Tensor
     decay_H: torch.Tensor
-    dt_bias_H: torch.Tensor
+    dt_bias_HA: torch.Tensor
+    beta_scale: float = 1.0
 
 
 def gated_delta_rule(
@@ -124,8 +128,9 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """The gated delta rule (Yang et al. 2024, arXiv:2412.06464): `y_THE`, in float32.
 
-    Queries and keys are normalized to length 1, and queries divided by the root of their size. A
-    key head serves as many value heads as there are for it. States are float32.
+    With a decay for each value of a key it is Kimi Delta Attention (arXiv:2510.26692). Queries and
+    keys are normalized to length 1, and queries divided by the root of their size. A key head
+    serves as many value heads as there are for it. States are float32.
     """
     y_THE = inputs.v_THE.new_empty(inputs.v_THE.shape, dtype=torch.float32)
     for wave in rows:
@@ -133,9 +138,9 @@ def gated_delta_rule(
             from triptych.core.runtime.kernels.triton.delta_rule import delta_rule
 
             delta_rule(
-                *(inputs.q_TGD, inputs.k_TGD, inputs.v_THE, inputs.a_TH, inputs.b_TH),
-                *(inputs.decay_H, inputs.dt_bias_H, state_LHDE, y_THE),
-                *(wave.starts_B, wave.lengths_B, wave.slots_B),
+                *(inputs.q_TGD, inputs.k_TGD, inputs.v_THE, inputs.a_THA, inputs.b_TH),
+                *(inputs.decay_H, inputs.dt_bias_HA, state_LHDE, y_THE),
+                *(wave.starts_B, wave.lengths_B, wave.slots_B, inputs.beta_scale),
             )
         else:
             _apply_delta_rule(inputs, state_LHDE, wave, y_THE)
@@ -153,9 +158,9 @@ def _apply_delta_rule(
             _unit(x_TGD[token_B]).repeat_interleave(repeats, dim=1).unsqueeze(3)
             for x_TGD in (inputs.q_TGD, inputs.k_TGD)
         )
-        step_BH = softplus(inputs.a_TH[token_B].float() + inputs.dt_bias_H)
-        beta_BH = inputs.b_TH[token_B].float().sigmoid()
-        state_BHDE.mul_(torch.exp(inputs.decay_H * step_BH)[..., None, None])
+        step_BHA = softplus(inputs.a_THA[token_B].float() + inputs.dt_bias_HA)
+        beta_BH = inputs.b_TH[token_B].float().sigmoid() * inputs.beta_scale
+        state_BHDE.mul_(torch.exp(inputs.decay_H.unsqueeze(1) * step_BHA).unsqueeze(3))
         delta_BHE = inputs.v_THE[token_B].float() - (state_BHDE * k_BHD1).sum(2)
         delta_BHE *= beta_BH.unsqueeze(2)
         state_BHDE.add_(k_BHD1 * delta_BHE.unsqueeze(2))
@@ -223,6 +228,7 @@ def _scan(
 
 
 NormPlace = Literal["first", "last", "none"]
+GateKind = Literal["silu", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,25 +236,27 @@ class GatedNorm:
     """The norm of each `size` values, by weights of all values or of a group, and a gate.
 
     The norm comes first, or last: then it reads what the gate yields. Without a norm there are
-    weights all the same. The gate is SiLU of `gate_scale` times its input.
+    weights all the same. The gate is SiLU, or the sigmoid, of `gate_scale` times its input.
     """
 
     weight: torch.Tensor
     size: int
     eps: float
     place: NormPlace
+    gate: GateKind = "silu"
     gate_scale: float = 1.0
 
 
 def gated_norm(y_TO: torch.Tensor, z_TO: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-    """`norm(y) * silu(z)`, `norm(y * silu(z))` or `y * silu(z) * weight`, in the type of `z_TO`."""
+    """`norm(y) * gate(z)`, `norm(y * gate(z))` or `y * gate(z) * weight`, in the type of `z_TO`."""
     if z_TO.is_cuda:
         from triptych.core.runtime.kernels.triton.gated_norm import gated_norm as on_gpu
 
-        rule = (norm.size, norm.eps, norm.place, norm.gate_scale)
+        rule = (norm.size, norm.eps, norm.place, norm.gate, norm.gate_scale)
         normed_TO: torch.Tensor = on_gpu(y_TO, z_TO, norm.weight, *rule)
         return normed_TO
-    groups, gate_TO = (-1, norm.size), silu(z_TO.float() * norm.gate_scale)
+    gate = silu if norm.gate == "silu" else torch.sigmoid
+    groups, gate_TO = (-1, norm.size), gate(z_TO.float() * norm.gate_scale)
     y_TGX = (y_TO if norm.place == "first" else y_TO * gate_TO).unflatten(1, groups)
     if norm.place != "none":
         y_TGX = y_TGX * torch.rsqrt(y_TGX.square().mean(2, keepdim=True) + norm.eps)

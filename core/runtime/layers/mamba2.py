@@ -3,7 +3,7 @@
 Owns the weights of one layer. A row's state has a matrix for each head, and the last inputs of the
 convolution.
 
-Shapes: T tokens, I inputs, O outputs, H heads, P values of a head, G groups, N numbers of a state
+Shapes: T tokens, C hidden, O outputs, H heads, P values of a head, G groups, N numbers of a state
 for each value, X channels.
 """
 
@@ -100,10 +100,11 @@ class Mamba2(MatrixLayer):
     def __init__(
         self, config: Mamba2Config, *, cells: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(config, config.num_heads, cells=cells, dtype=dtype, device=device)
+        num_heads = config.num_heads
+        super().__init__(config, num_heads, num_heads, cells=cells, dtype=dtype, device=device)
         self.skip_H, self.norm_O = (
             torch.empty(size, dtype=torch.float32, device=device)
-            for size in (config.num_heads, config.num_outputs * config.has_norm)
+            for size in (num_heads, config.num_outputs * config.has_norm)
         )
         self._weight_O = self.norm_O
 
@@ -120,12 +121,12 @@ class Mamba2(MatrixLayer):
         self._weight_O = (self.norm_O if config.has_norm else ones_O) * config.out_scale
 
     def mix(
-        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+        self, x_TC: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
     ) -> torch.Tensor:
-        """Compute what lies between the projections, `out_TO`."""
+        """Compute what the last projection reads, `out_TO`."""
         config: Mamba2Config = self.config
         sizes = config.num_outputs, config.num_channels, config.num_heads
-        z_TO, x_TX, dt_TH = in_TI.split(sizes, dim=1)
+        z_TO, x_TX, dt_TH = self.inputs(x_TC).split(sizes, dim=1)
         gate_scale, *_, step_scale = config.input_scales
         x_TX = convolve(x_TX, self.convolution, states[0], rows)
         vectors, groups = config.num_groups * config.state_dim, (config.num_groups, -1)
@@ -136,7 +137,7 @@ class Mamba2(MatrixLayer):
             c_TGN=c_TX.unflatten(1, groups),
             dt_TH=dt_TH if step_scale == 1.0 else dt_TH.float() * step_scale,
             decay_H=self._decay_H,
-            dt_bias_H=self.dt_bias_H,
+            dt_bias_H=self.dt_bias_X,
             skip_H=self.skip_H,
             limits=config.step_limits,
         )
@@ -156,7 +157,7 @@ class Mamba2(MatrixLayer):
         config: Mamba2Config = self.config
         arguments = super().arguments(states)
         assert config.state_dim <= MAX_HEAD, "configurations check it"
-        tensors = (self._decay_H, self.dt_bias_H, self.skip_H, self._weight_O, states[1])
+        tensors = (self._decay_H, self.dt_bias_X, self.skip_H, self._weight_O, states[1])
         arguments.scan = ScanArguments(
             *(tensor.data_ptr() for tensor in tensors),
             *(config.num_heads, config.num_groups, config.head_dim, config.state_dim),

@@ -2,7 +2,7 @@
 
 Owns what such layers have in common: their states, and their decays. Knows no rule of update.
 
-Shapes: H heads.
+Shapes: H heads, X steps of all heads.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ def matrix_position_values(config: RecurrentConfig) -> int:
 
 
 class MatrixLayer(RecurrentLayer):
-    """A layer of `num_heads` heads, each with a decay and the bias of its step."""
+    """A layer of `num_heads` heads, each with a decay, and `num_steps` steps, each with a bias."""
 
     def __init__(
         self,
         config: RecurrentConfig,
         num_heads: int,
+        num_steps: int,
         *,
         cells: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__(config, cells=cells, dtype=dtype, device=device)
-        self.decay_log_H, self.dt_bias_H = (
-            torch.empty(num_heads, dtype=torch.float32, device=device) for _ in range(2)
+        self.decay_log_H, self.dt_bias_X = (
+            torch.empty(size, dtype=torch.float32, device=device) for size in (num_heads, num_steps)
         )
         self._decay_H = self.decay_log_H
 

@@ -27,6 +27,7 @@ from triptych.core.runtime.kernels.native.arguments import (
 )
 from triptych.core.runtime.kernels.native.state_arguments import RecurrentArguments
 from triptych.core.runtime.layers.attention import Attention, KvCache
+from triptych.core.runtime.layers.delta_net import GatedDeltaNet
 from triptych.core.runtime.layers.key_index import KeyIndex
 from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.layers.linear import Linear
@@ -209,7 +210,15 @@ class _Recurrent:
         return {
             "recurrent_in": projection_pointers(self._owner.into),
             "recurrent_out": projection_pointers(self._owner.out),
+            **self._later(),
         }
+
+    def _later(self) -> dict[str, Any]:
+        """The projections of low values, if there are any."""
+        if not isinstance(self._owner, GatedDeltaNet):
+            return {}
+        later = {"decays": self._owner.decays, "gates": self._owner.gates}
+        return {name: projection_pointers(linear) for name, linear in later.items()}
 
     def bind(self, pointers: LayerPointers, kv: KvCache) -> None:
         assert kv.states is not None, "a model with recurrent layers has states"

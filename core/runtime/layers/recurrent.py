@@ -103,7 +103,7 @@ class RecurrentLayer:
         self.config: Any = config
         self.cells, self._dtype = cells, dtype
         new = partial(Linear, has_bias=config.has_bias, dtype=dtype, device=device)
-        self.into = new(config.hidden_size, config.num_inputs)
+        self.into = new(config.hidden_size, self.num_projected)
         self.out = new(config.num_outputs, config.hidden_size)
         shape = config.num_channels, 1, config.width
         self.convolution_X1K = torch.empty(shape, dtype=torch.float32, device=device)
@@ -114,6 +114,12 @@ class RecurrentLayer:
             )
         self._convolution: Convolution | None = None
         self._bound: tuple[Sequence[torch.Tensor], RecurrentArguments] | None = None
+
+    @property
+    def num_projected(self) -> int:
+        """The inputs that `into` makes: all of them, where no later projection makes the others."""
+        num_inputs: int = self.config.num_inputs
+        return num_inputs
 
     def linears(self) -> Iterator[Linear]:
         """Iterate over its projections."""
@@ -142,18 +148,22 @@ class RecurrentLayer:
     ) -> torch.Tensor:
         """Go on with the states of the step's rows. Adds to the residual where given."""
         assert step.kv.states is not None, "a model with recurrent layers has states"
-        in_TI, states = self.into(x_TC), step.kv.states.layers[self.cells]
-        native = step.kv.native
+        native, states = step.kv.native, step.kv.states.layers[self.cells]
         if native is None:
-            return self.out(self.mix(in_TI, states, rows_of(step)), residual_TC)
+            return self.out(self.mix(x_TC, states, rows_of(step)), residual_TC)
+        in_TI = self.inputs(x_TC)
         out_TO = in_TI.new_empty(len(in_TI), self.config.num_outputs)
         native.recur(self._bind(states), native_rows_of(step), in_TI, out_TO)
         return self.out(out_TO, residual_TC)
 
+    def inputs(self, x_TC: torch.Tensor) -> torch.Tensor:
+        """The inputs of the recurrent part, `in_TI`."""
+        return self.into(x_TC)
+
     def mix(
-        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+        self, x_TC: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
     ) -> torch.Tensor:
-        """Compute what lies between the projections, `out_TO`; `in_TI` may be overwritten."""
+        """Compute what the last projection reads, `out_TO`."""
         raise NotImplementedError
 
     def _bind(self, states: Sequence[torch.Tensor]) -> RecurrentArguments:

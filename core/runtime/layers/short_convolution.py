@@ -1,6 +1,6 @@
 """Short convolutions in the place of attention: the recurrent layers of LFM2.
 
-Shapes: T tokens, I inputs, X channels.
+Shapes: T tokens, C hidden, X channels.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ShortConvolution(RecurrentLayer):
     kind = 0
 
     def mix(
-        self, in_TI: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
+        self, x_TC: torch.Tensor, states: Sequence[torch.Tensor], rows: StateRows
     ) -> torch.Tensor:
-        """Compute what lies between the projections, `out_TX`."""
-        before_TX, after_TX, x_TX = in_TI.chunk(3, dim=1)
+        """Compute what the last projection reads, `out_TX`."""
+        before_TX, after_TX, x_TX = self.inputs(x_TC).chunk(3, dim=1)
         return after_TX * convolve(before_TX * x_TX, self.convolution, states[0], rows)

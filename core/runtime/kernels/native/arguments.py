@@ -317,7 +317,7 @@ class LayerPointers(ctypes.Structure):
 
     _fields_ = (
         *((name, ProjectionPointers) for name in ("qkv", "out", "recurrent_in", "recurrent_out")),
-        *((name, ProjectionPointers) for name in ("gate_up", "down")),
+        *((name, ProjectionPointers) for name in ("decays", "gates", "gate_up", "down")),
         *((name, ProjectionPointers) for name in ("input_gate", "input_projection")),
         *((name, NormPointers) for name in ("input_norm", "attention_post_norm", "mlp_norm")),
         *((name, NormPointers) for name in ("mlp_post_norm", "input_post_norm")),

@@ -156,14 +156,39 @@ static int attend_layer(const Glue *g) {
     return 0;
 }
 
+/* Some inputs of a recurrent part, from values in the same rows. */
+static void make_inputs_of(const Glue *g, int64_t from, int64_t num_inputs, Projection by, int64_t to,
+                           int64_t num_outputs) {
+    const Step *s = g->step;
+    char *in = g->scratch->qkv;
+    Linear l = product_of(s, token_of(s, in, 1, from), num_inputs, by, token_of(s, in, 1, to), num_outputs);
+    l.x_stride = l.y_stride = g->layer->recurrent->in_width;
+    multiply(s, &l, by);
+}
+
+/* The inputs of a recurrent part. */
+static void open_recurrent(const Glue *g) {
+    const Layer *layer = g->layer;
+    const Recurrent *r = layer->recurrent;
+    const void *x = open_half(g, &layer->input_norm, norm_token);
+    int64_t low = r->delta.low_rank, num_decays = r->delta.num_value_heads * r->delta.num_decays;
+    int64_t z_place = r->in_width - r->out_width, a_place = z_place - num_decays;
+    Linear l = product_of(g->step, x, g->step->hidden, layer->recurrent_in, g->scratch->qkv,
+                          low ? a_place : r->in_width);
+    l.y_stride = r->in_width;
+    multiply(g->step, &l, layer->recurrent_in);
+    if (!low) return;
+    make_inputs_of(g, a_place - 2 * low, low, layer->decays, a_place, num_decays);
+    make_inputs_of(g, a_place - low, low, layer->gates, z_place, r->out_width);
+}
+
 /* A recurrent part in the place of attention, or before it. */
 static void go_on_layer(const Glue *g) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
     const Scratch *t = g->scratch;
     const Recurrent *r = layer->recurrent;
-    const void *x = open_half(g, &layer->input_norm, norm_token);
-    project(s, x, s->hidden, layer->recurrent_in, NULL, t->qkv, r->in_width);
+    open_recurrent(g);
     recur(r, s->state_rows, t->qkv, t->mixed);
     if (s->residual_scale != 1.0f) for_tokens(g, NULL, scale_mixed_token);
     project_back(g, t->mixed, r->out_width, layer->recurrent_out, &layer->attention_post_norm, 1.0f);

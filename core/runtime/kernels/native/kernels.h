@@ -273,13 +273,14 @@ typedef struct {
 
 /* One layer of a decoder, the `number`-th; absent parts NULL. A layer has attention, or a recurrent
  * part between `recurrent_in` and `recurrent_out`, or both, which read the same normed input, or
- * neither; and it may have no MLP. The result of attention is multiplied by `attention_scale`. `head_norms` has a row of weights for
+ * neither; and it may have no MLP. `decays` and `gates` make a and z of low values (states.h). The result of attention is multiplied by `attention_scale`. `head_norms` has a row of weights for
  * each query and key head, `value_norm` one for all values. Rotations are rows of the step's first or
  * second table, or none: `rotation` is 0, 1 or -1. `scale_of_result` multiplies the residual stream
  * after the layer's last norm. Gates of an MLP count from `gate_deviations` standard deviations over
  * their mean on, unless it is 0. */
 typedef struct {
-    Projection qkv, out, recurrent_in, recurrent_out, gate_up, down, input_gate, input_projection;
+    Projection qkv, out, recurrent_in, recurrent_out, decays, gates;
+    Projection gate_up, down, input_gate, input_projection;
     Norm input_norm, attention_post_norm, mlp_norm, mlp_post_norm, input_post_norm;
     const void *head_norms, *value_norm;
     const float *sinks;

@@ -139,46 +139,79 @@ static void load_unit(const void *from, int64_t index, int64_t size, int dtype, 
     for (i = 0; i < size; i++) to[i] *= sum;
 }
 
-/* One token's update of NUM registers of columns of a head's state, of which `delta` has the values
- * and gets the results. */
-#define UPDATE_COLUMNS(NUM)                                                            \
-    {                                                                                  \
-        reg kept[NUM], delta[NUM], sum[NUM];                                           \
-        for (int j = 0; j < NUM; j++) kept[j] = sum[j] = (reg){0};                     \
-        for (int64_t i = 0; i < key_dim; i++)                                          \
-            for (int j = 0; j < NUM; j++)                                              \
-                kept[j] += load_reg(state + i * value_dim + column + j * REG) * k[i];  \
-        for (int j = 0; j < NUM; j++)                                                  \
-            delta[j] = (load_reg(values + column + j * REG) - kept[j] * decay) * beta; \
-        for (int64_t i = 0; i < key_dim; i++)                                          \
-            for (int j = 0; j < NUM; j++) {                                            \
-                float *place = state + i * value_dim + column + j * REG;               \
-                reg changed = load_reg(place) * decay + delta[j] * k[i];               \
-                store_reg(place, changed);                                             \
-                sum[j] += changed * q[i];                                              \
-            }                                                                          \
-        for (int j = 0; j < NUM; j++) store_reg(values + column + j * REG, sum[j]);    \
+/* As `softplus`, without a branch: log(1 + e^-|x|) = 2 artanh(s) as a series, whose s is 1/3 at most. */
+INLINE vec softplus_vec(vec x) {
+    vec power = exp_vec(-max_vec(x, -x)), s = power / (2.0f + power), square = s * s;
+    vec sum = splat(1.0f / 15.0f);
+    for (int divisor = 13; divisor > 0; divisor -= 2) sum = sum * square + 1.0f / (float)divisor;
+    return max_vec(x, splat(0.0f)) + 2.0f * s * sum;
+}
+
+/* The vectors of a token's update of a head. `read` is the key as the state is read by it before it
+ * decays: then `kept` scales what is read. */
+typedef struct {
+    float q[MAX_HEAD], k[MAX_HEAD], read[MAX_HEAD], decays[MAX_HEAD], values[MAX_HEAD];
+    float kept, beta;
+} Update;
+
+/* The decays of a head's rows: one of all, or one of each. */
+static void load_decays(const DeltaRule *d, const void *in, int64_t place, int64_t head, int dtype,
+                        Update *u) {
+    const float *bias = d->dt_bias + head * d->num_decays;
+    if (d->num_decays == 1) {
+        u->kept = exp_vec(splat(d->decay[head] * softplus(read_as(in, place, dtype) + bias[0])))[0];
+        for (int i = 0; i < d->key_dim; i++) u->read[i] = u->k[i], u->decays[i] = u->kept;
+        return;
+    }
+    u->kept = 1.0f;
+    for (int64_t i = 0; i < d->key_dim; i += LANES) {
+        int64_t num = d->key_dim - i < LANES ? d->key_dim - i : LANES;
+        vec step = softplus_vec(load_some(in, place + i, num, dtype) + load_some(bias, i, num, FLOAT32));
+        vec decay = exp_vec(d->decay[head] * step);
+        store_some(u->decays, i, decay, num, FLOAT32);
+        store_some(u->read, i, load_some(u->k, i, num, FLOAT32) * decay, num, FLOAT32);
+    }
+}
+
+/* Update NUM registers of columns of a head's state; their values become the results. */
+#define UPDATE_COLUMNS(NUM)                                                                 \
+    {                                                                                       \
+        reg kept[NUM], delta[NUM], sum[NUM];                                                \
+        for (int j = 0; j < NUM; j++) kept[j] = sum[j] = (reg){0};                          \
+        for (int64_t i = 0; i < key_dim; i++)                                               \
+            for (int j = 0; j < NUM; j++)                                                   \
+                kept[j] += load_reg(state + i * value_dim + column + j * REG) * u->read[i]; \
+        for (int j = 0; j < NUM; j++)                                                       \
+            delta[j] = (load_reg(values + column + j * REG) - kept[j] * u->kept) * u->beta; \
+        for (int64_t i = 0; i < key_dim; i++)                                               \
+            for (int j = 0; j < NUM; j++) {                                                 \
+                float *place = state + i * value_dim + column + j * REG;                    \
+                reg changed = load_reg(place) * u->decays[i] + delta[j] * u->k[i];          \
+                store_reg(place, changed);                                                  \
+                sum[j] += changed * u->q[i];                                                \
+            }                                                                               \
+        for (int j = 0; j < NUM; j++) store_reg(values + column + j * REG, sum[j]);         \
     }
 
-static void update_head(float *state, const float *q, const float *k, float *values, int64_t key_dim,
-                        int64_t value_dim, float decay, float beta) {
+static void update_head(float *state, Update *u, int64_t key_dim, int64_t value_dim) {
+    float *values = u->values;
     int64_t column = 0;
     for (; column + 4 * REG <= value_dim; column += 4 * REG) UPDATE_COLUMNS(4)
     for (; column + REG <= value_dim; column += REG) UPDATE_COLUMNS(1)
     for (; column < value_dim; column++) {
         float kept = 0.0f, sum = 0.0f;
-        for (int64_t i = 0; i < key_dim; i++) kept += state[i * value_dim + column] * k[i];
-        float delta = (values[column] - kept * decay) * beta;
+        for (int64_t i = 0; i < key_dim; i++) kept += state[i * value_dim + column] * u->read[i];
+        float delta = (values[column] - kept * u->kept) * u->beta;
         for (int64_t i = 0; i < key_dim; i++) {
             float *place = state + i * value_dim + column;
-            *place = *place * decay + delta * k[i];
-            sum += *place * q[i];
+            *place = *place * u->decays[i] + delta * u->k[i];
+            sum += *place * u->q[i];
         }
         values[column] = sum;
     }
 }
 
-/* y = norm(x) * silu(z). */
+/* y = norm(x) * silu(z), or sigmoid(z). */
 static void gate_head(const DeltaRule *d, const float *x, const void *z, void *y, int dtype) {
     int64_t size = d->value_dim, i = 0;
     vec squares = splat(0.0f);
@@ -187,12 +220,12 @@ static void gate_head(const DeltaRule *d, const float *x, const void *z, void *y
     for (sum = sum_lanes(squares); i < size; i++) sum += x[i] * x[i];
     float factor = 1.0f / sqrtf(sum / (float)size + d->eps);
     for (i = 0; i + LANES <= size; i += LANES) {
-        vec gate = load_as(z, i, dtype);
-        store_as(y, i, load(x + i) * factor * load(d->norm + i) * (gate / (1.0f + exp_vec(-gate))), dtype);
+        vec gate = load_as(z, i, dtype), top = d->has_sigmoid_gate ? splat(1.0f) : gate;
+        store_as(y, i, load(x + i) * factor * load(d->norm + i) * (top / (1.0f + exp_vec(-gate))), dtype);
     }
     for (; i < size; i++) {
-        float gate = read_as(z, i, dtype);
-        write_as(y, i, x[i] * factor * d->norm[i] * gate * sigmoid(gate), dtype);
+        float gate = read_as(z, i, dtype), top = d->has_sigmoid_gate ? 1.0f : gate;
+        write_as(y, i, x[i] * factor * d->norm[i] * top * sigmoid(gate), dtype);
     }
 }
 
@@ -203,24 +236,24 @@ static void delta_head(void *context, int64_t index, int worker) {
     RowTask t = row_task(w->rows, index / w->num_parts);
     int64_t head = index % w->num_parts, key_dim = d->key_dim, value_dim = d->value_dim;
     int64_t group = head / (d->num_value_heads / d->num_key_heads), num_keys = d->num_key_heads * key_dim;
-    int64_t z_place = 2 * num_keys + d->num_value_heads * value_dim, dtype = r->dtype;
-    int64_t b_place = z_place + d->num_value_heads * value_dim, a_place = b_place + d->num_value_heads;
+    int64_t b_place = 2 * num_keys + d->num_value_heads * value_dim, dtype = r->dtype;
+    int64_t a_place = b_place + d->num_value_heads + 2 * d->low_rank;
+    int64_t z_place = a_place + d->num_value_heads * d->num_decays;
     int64_t state_bytes = key_dim * value_dim * (int64_t)sizeof(float);
-    float q[MAX_HEAD], k[MAX_HEAD], values[MAX_HEAD], scale = 1.0f / sqrtf((float)key_dim);
     char *states = (char *)d->state + head * state_bytes;
-    float *state = line_of(w->rows, states, w->rows->slots[t.row]);
+    float *state = line_of(w->rows, states, w->rows->slots[t.row]), scale = 1.0f / sqrtf((float)key_dim);
+    Update u;
     (void)worker;
     for (int64_t token = t.first; token < t.end; token++) {
         char *in = value_at(w->in, token * r->in_width, dtype);
         void *y = value_at(w->out, token * r->out_width + head * value_dim, dtype);
-        float beta = sigmoid(read_as(in, b_place + head, dtype));
-        float step = softplus(read_as(in, a_place + head, dtype) + d->dt_bias[head]);
-        float decay = exp_vec(splat(d->decay[head] * step))[0];
-        load_unit(in, group * key_dim, key_dim, dtype, scale, q);
-        load_unit(in, num_keys + group * key_dim, key_dim, dtype, 1.0f, k);
-        convert(value_at(in, 2 * num_keys + head * value_dim, dtype), dtype, values, FLOAT32, value_dim);
-        update_head(state, q, k, values, key_dim, value_dim, decay, beta);
-        gate_head(d, values, value_at(in, z_place + head * value_dim, dtype), y, dtype);
+        u.beta = d->beta_scale * sigmoid(read_as(in, b_place + head, dtype));
+        load_unit(in, group * key_dim, key_dim, dtype, scale, u.q);
+        load_unit(in, num_keys + group * key_dim, key_dim, dtype, 1.0f, u.k);
+        load_decays(d, in, a_place + head * d->num_decays, head, dtype, &u);
+        convert(value_at(in, 2 * num_keys + head * value_dim, dtype), dtype, u.values, FLOAT32, value_dim);
+        update_head(state, &u, key_dim, value_dim);
+        gate_head(d, u.values, value_at(in, z_place + head * value_dim, dtype), y, dtype);
         int64_t line = next_line(&t, token);
         if (line >= 0) memcpy(line_of(w->rows, states, line), state, state_bytes);
     }

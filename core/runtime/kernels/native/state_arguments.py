@@ -41,8 +41,9 @@ class DeltaRuleArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("decay", "dt_bias", "norm", "state")),
         *((name, ctypes.c_int32) for name in ("num_key_heads", "num_value_heads")),
-        *((name, ctypes.c_int32) for name in ("key_dim", "value_dim")),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("key_dim", "value_dim", "num_decays")),
+        *((name, ctypes.c_int32) for name in ("low_rank", "has_sigmoid_gate")),
+        *((name, ctypes.c_float) for name in ("eps", "beta_scale")),
     )
 
 

@@ -29,15 +29,17 @@ enum { MAX_WIDTH = 8, MAX_HEAD = 256 };
  * key of its group, normalized to length 1, and the state S [key_dim][value_dim] in float32:
  *
  *     S = exp(decay * softplus(a + dt_bias)) * S
- *     S = S + k (v - k S) * sigmoid(b)
+ *     S = S + k (v - k S) * beta_scale * sigmoid(b)
  *     y = norm(q S / sqrt(key_dim)) * silu(z)
  *
- * `decay`, `dt_bias` are [num_value_heads], `norm` is [value_dim]. */
+ * or `* sigmoid(z)`. A head has `num_decays`: one of all its rows, or one of each, key_dim of them (Kimi
+ * Delta Attention: arXiv:2510.26692). `decay` is [num_value_heads], `dt_bias` [num_value_heads][num_decays],
+ * `norm` [value_dim]. */
 typedef struct {
     const float *decay, *dt_bias, *norm;
     void *state; /* of line 0: [num_value_heads][key_dim][value_dim] */
-    int32_t num_key_heads, num_value_heads, key_dim, value_dim;
-    float eps;
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim, num_decays, low_rank, has_sigmoid_gate;
+    float eps, beta_scale;
 } DeltaRule;
 
 /* Mamba 2's scan (Dao and Gu 2024, arXiv:2405.21060). For each head, with b and c of its group and the
@@ -64,7 +66,8 @@ enum { SHORT_CONV = 0, DELTA_NET = 1, MAMBA_2 = 2 };
  * values, those of its result `out_width`:
  *
  * SHORT_CONV: b, c, x of num_channels each; the result is c * convolution(b * x)
- * DELTA_NET: q, k, v, all of which pass through the convolution; z, b, a
+ * DELTA_NET: q, k, v, all of which pass through the convolution; b; then `low_rank` values from which a
+ *     is made and as many for z, unless it is 0 (decoder.c); a; z
  * MAMBA_2: z; x, b, c, all of which pass through the convolution; dt */
 typedef struct {
     Convolution convolution;

@@ -23,11 +23,13 @@ def launch(
     size: int,
     eps: float,
     place: str,
+    gate: str = "silu",
     gate_scale: float = 1.0,
 ) -> torch.Tensor:
     """The norm of each `size` values and the gate; the norm is "first", "last" or "none".
 
-    The result has the type of `z_TO`. The weight has O values, or those that all groups share.
+    The gate is "silu" or "sigmoid". The result has the type of `z_TO`. The weight has O values, or
+    those that all groups share.
     """
     out_TO = _new_output(y_TO, z_TO, weight, size)
     block = triton.next_power_of_2(size)
@@ -35,6 +37,7 @@ def launch(
         *(y_TO, z_TO, weight, out_TO, y_TO.stride(0), z_TO.stride(0), out_TO.stride(0)),
         *(0 if weight.numel() == size else size, size, eps, gate_scale),
         PLACE=place,
+        GATE=gate,
         BLOCK=block,
         num_warps=_num_warps(block),
         num_stages=2,
@@ -53,6 +56,7 @@ def _(
     size: int,
     eps: float,
     place: str,
+    gate: str = "silu",
     gate_scale: float = 1.0,
 ) -> torch.Tensor:
     return _new_output(y_TO, z_TO, weight, size)
@@ -76,7 +80,7 @@ def _num_warps(block: int) -> int:
 @triton.jit
 def _kernel(
     y_ptr, z_ptr, weight_ptr, out_ptr, y_stride, z_stride, out_stride, weight_stride, size, eps,
-    gate_scale, PLACE: tl.constexpr, BLOCK: tl.constexpr,
+    gate_scale, PLACE: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
@@ -85,7 +89,9 @@ def _kernel(
     z = tl.load(z_ptr + token * z_stride + place, mask=is_value, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + group * weight_stride + at, mask=is_value, other=0.0)
     z *= gate_scale
-    gate = z * tl.sigmoid(z)
+    gate = tl.sigmoid(z)
+    if GATE == "silu":
+        gate *= z
     if PLACE != "first":
         y *= gate
     if PLACE != "none":
@@ -98,7 +104,7 @@ def _kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Mamba 2's of Granite 4, and that of Qwen3.5's heads, in bfloat16."""
+    """Mamba 2's of Granite 4, those of Qwen3.5's heads and of Kimi Linear's, in bfloat16."""
     pointers = {"y_ptr": "*fp32", "z_ptr": "*bf16", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
     sizes = dict.fromkeys(("y_stride", "z_stride", "out_stride", "weight_stride", "size"), "i32")
     return tuple(
@@ -110,12 +116,15 @@ def variants() -> tuple[Variant, ...]:
                 **sizes,
                 "eps": "fp32",
                 "gate_scale": "fp32",
-                "PLACE": "constexpr",
-                "BLOCK": "constexpr",
+                **dict.fromkeys(("PLACE", "GATE", "BLOCK"), "constexpr"),
             },
-            constants={"PLACE": place, "BLOCK": block},
+            constants={"PLACE": place, "GATE": gate, "BLOCK": block},
             divisible=frozenset((*pointers, *sizes)),
             num_warps=_num_warps(block),
         )
-        for name, place, block in (("mamba_8192", "last", 8192), ("heads_128", "first", 128))
+        for name, place, gate, block in (
+            ("mamba_8192", "last", "silu", 8192),
+            ("heads_128", "first", "silu", 128),
+            ("sigmoid_128", "first", "sigmoid", 128),
+        )
     )

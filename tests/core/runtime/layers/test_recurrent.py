@@ -26,6 +26,16 @@ MAMBA = {"hidden_size": 40, "width": 4, "norm_eps": 1e-5}
 CONFIGS = {
     "delta net": DeltaNetConfig(**DELTA, num_value_heads=6, key_dim=16, value_dim=80),
     "delta net of odd sizes": DeltaNetConfig(**DELTA, num_value_heads=2, key_dim=11, value_dim=21),
+    "a decay for each key value": DeltaNetConfig(
+        **DELTA,
+        num_value_heads=2,
+        key_dim=21,
+        value_dim=80,
+        has_key_decays=True,
+        low_rank=5,
+        gate="sigmoid",
+        beta_scale=2.0,
+    ),
     "mamba 2": Mamba2Config(**MAMBA, num_heads=6, num_groups=2, head_dim=16, state_dim=32),
     "mamba 2 of odd sizes": Mamba2Config(
         **MAMBA, num_heads=3, num_groups=1, head_dim=7, state_dim=19, step_limits=(0.1, 0.9)
@@ -58,9 +68,9 @@ def make(name: str, dtype: torch.dtype, native: NativeKernels | None) -> Any:
     tensors = [layer.convolution_X1K, layer.convolution_bias_X]
     tensors += [x for linear in layer.linears() for x in (linear.weight_OI, linear.bias_O)]
     if isinstance(layer, GatedDeltaNet):
-        tensors += [layer.decay_log_H, layer.dt_bias_H, layer.norm_E]
+        tensors += [layer.decay_log_H, layer.dt_bias_X, layer.norm_E]
     if isinstance(layer, Mamba2):
-        tensors += [layer.decay_log_H, layer.dt_bias_H, layer.skip_H, layer.norm_O]
+        tensors += [layer.decay_log_H, layer.dt_bias_X, layer.skip_H, layer.norm_O]
     for tensor in tensors:
         if tensor is not None:
             tensor.copy_(torch.randn(tensor.shape, generator=source) * 0.3)

@@ -284,15 +284,15 @@ static void check_draws(int64_t size) {
 static void copy_lines(char *to, const char *from, int64_t num_bytes) { memcpy(to, from, (size_t)num_bytes); }
 
 /* A row of 7 tokens whose state is copied after the third, in one piece and in two: bitwise the same. */
-static void check_recurrent(int kind, int dtype) {
+static void check_recurrent(int kind, int num_decays, int dtype) {
     enum { NUM_CHANNELS = 21, KEYS = 5, VALUES = 11, WIDTH = 3, TOKENS = 7, CUT = 3 };
     int is_delta = kind == DELTA_NET;
     int64_t conv_bytes = (WIDTH - 1) * NUM_CHANNELS * 4, state_bytes = KEYS * VALUES * 4;
     int64_t line_bytes = conv_bytes + state_bytes, num_bytes = 2 * line_bytes;
     Recurrent r = {.kind = kind, .dtype = dtype,
-                   .in_width = is_delta ? NUM_CHANNELS + VALUES + 2 : 3 * NUM_CHANNELS,
+                   .in_width = is_delta ? NUM_CHANNELS + 1 + num_decays + VALUES : 3 * NUM_CHANNELS,
                    .out_width = is_delta ? VALUES : NUM_CHANNELS};
-    float *numbers = random_values(WIDTH * NUM_CHANNELS + NUM_CHANNELS + 2 + VALUES, FLOAT32);
+    float *numbers = random_values((WIDTH + 1) * NUM_CHANNELS + 1 + KEYS + VALUES, FLOAT32);
     char *start = random_values(num_bytes / 4, FLOAT32), *whole = malloc((size_t)num_bytes);
     char *parts = malloc((size_t)num_bytes), *source = random_values(TOKENS * r.in_width, dtype);
     int64_t in_bytes = r.in_width * size_of(dtype), out_bytes = r.out_width * size_of(dtype);
@@ -301,8 +301,9 @@ static void check_recurrent(int kind, int dtype) {
     r.convolution = (Convolution){.weight = numbers, .bias = numbers + WIDTH * NUM_CHANNELS,
                                   .num_channels = NUM_CHANNELS, .width = WIDTH, .activates = is_delta};
     float *others = numbers + (WIDTH + 1) * NUM_CHANNELS;
-    r.delta = (DeltaRule){.decay = others, .dt_bias = others + 1, .norm = others + 2, .num_key_heads = 1,
-                          .num_value_heads = 1, .key_dim = KEYS, .value_dim = VALUES, .eps = 1e-6f};
+    r.delta = (DeltaRule){.decay = others, .dt_bias = others + 1, .norm = others + 1 + KEYS, .num_key_heads = 1,
+                          .num_value_heads = 1, .key_dim = KEYS, .value_dim = VALUES,
+                          .num_decays = num_decays, .eps = 1e-6f, .beta_scale = 2.0f};
     int64_t starts[] = {0, TOKENS}, slot = 0, cut[] = {0, CUT, 1}, first[] = {0, CUT};
     int64_t rest[] = {0, TOKENS - CUT};
     StateRows rows = {.starts = starts, .slots = &slot, .cuts = cut, .num_rows = 1, .num_cuts = 1,
@@ -325,8 +326,10 @@ static void check_recurrent(int kind, int dtype) {
 }
 
 int main(void) {
-    for (int kind = SHORT_CONV; kind <= DELTA_NET; kind++)
-        for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) check_recurrent(kind, dtype);
+    for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
+        check_recurrent(SHORT_CONV, 0, dtype);
+        check_recurrent(DELTA_NET, 1, dtype), check_recurrent(DELTA_NET, 5, dtype);
+    }
     for (int64_t size = 1; size < 700; size += 31) check_draws(size);
     for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
         for (int64_t rows = 1; rows < 40; rows += 5)

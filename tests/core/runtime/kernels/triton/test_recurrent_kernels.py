@@ -14,6 +14,7 @@ from triptych.core.runtime.kernels.recurrent import (
     Convolution,
     DeltaInputs,
     GatedNorm,
+    GateKind,
     NormPlace,
     ScanInputs,
     StateWave,
@@ -61,23 +62,29 @@ def test_convolutions(dtype: torch.dtype, width: int, has_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", each_type())
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (12, 40)])
-def test_the_gated_delta_rule(dtype: torch.dtype, key_dim: int, value_dim: int) -> None:
-    sizes = (2 * key_dim, 2 * key_dim, 4 * value_dim, 4, 4)
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim", "num_decays"), [(16, 16, 1), (12, 40, 1), (12, 40, 12)]
+)
+def test_the_gated_delta_rule(
+    dtype: torch.dtype, key_dim: int, value_dim: int, num_decays: int
+) -> None:
+    sizes = (2 * key_dim, 2 * key_dim, 4 * value_dim, 4 * num_decays, 4)
     q, k, v, a, b = random(40, sum(sizes), dtype=dtype).split(sizes, dim=1)
     inputs = DeltaInputs(
-        *(q.unflatten(1, (2, -1)), k.unflatten(1, (2, -1)), v.unflatten(1, (4, -1)), a, b),
+        *(q.unflatten(1, (2, -1)), k.unflatten(1, (2, -1)), v.unflatten(1, (4, -1))),
+        *(a.unflatten(1, (4, -1)), b),
         decay_H=-random(4, seed=1).exp(),
-        dt_bias_H=random(4, seed=2),
+        dt_bias_HA=random(4, num_decays, seed=2),
+        beta_scale=2.0,
     )
     states: list[Any] = [random(5, 4, key_dim, value_dim, seed=3) for _ in range(2)]
     rows = wave()
     expected = gated_delta_rule(inputs, states[0], [rows])
     found = torch.empty_like(expected)
     launch_rule(
-        *(inputs.q_TGD, inputs.k_TGD, inputs.v_THE, inputs.a_TH, inputs.b_TH),
-        *(inputs.decay_H, inputs.dt_bias_H, states[1], found),
-        *(rows.starts_B, rows.lengths_B, rows.slots_B),
+        *(inputs.q_TGD, inputs.k_TGD, inputs.v_THE, inputs.a_THA, inputs.b_TH),
+        *(inputs.decay_H, inputs.dt_bias_HA, states[1], found),
+        *(rows.starts_B, rows.lengths_B, rows.slots_B, inputs.beta_scale),
     )
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
@@ -159,9 +166,10 @@ def test_gated_norms(dtype: torch.dtype, place: NormPlace, size: int) -> None:
     """Of groups with a weight in common, and of whole tokens."""
     y_TO, z_TO = random(7, 60), random(7, 90, dtype=dtype, seed=1)[:, 20:80]
     weight = random(size, seed=2)
-    norm = GatedNorm(weight=weight, size=size, eps=1e-3, place=place, gate_scale=0.7)
+    gate: GateKind = "sigmoid" if size == 20 and place == "first" else "silu"
+    norm = GatedNorm(weight=weight, size=size, eps=1e-3, place=place, gate=gate, gate_scale=0.7)
     expected = gated_norm(y_TO, z_TO, norm)
-    found = launch_norm(y_TO, z_TO, weight, size, norm.eps, place, norm.gate_scale)
+    found = launch_norm(y_TO, z_TO, weight, size, norm.eps, place, gate, norm.gate_scale)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
