@@ -13,6 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.weights.layout import brief
 
+_OF_PYTHON = (AttributeError, IndexError, TypeError)
+"""Errors whose messages say what code does, and nothing about the file."""
 _UNFIT = (
     ArithmeticError,
     AssertionError,
@@ -35,4 +37,14 @@ def library_errors(problem: str) -> Iterator[None]:
     except TriptychError:
         raise
     except _UNFIT as error:
-        raise WeightsError(f"{problem}: {brief(error)}.") from error
+        raise WeightsError(f"{problem}: {_cause(error)}.") from error
+
+
+def _cause(error: BaseException) -> str:
+    """The cause, in words that say something to the owner of the file."""
+    if isinstance(error, _OF_PYTHON):
+        return "a value that its class reads is missing, or of another kind"
+    if isinstance(error, KeyError) and error.args:
+        key = str(error.args[0])
+        return key.rstrip(". ") if " " in key else f"{key} is missing"
+    return brief(error)

@@ -10,17 +10,30 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.library_errors import library_errors
+from triptych.core.weights.unserved import check_served
 from triptych.modalities.llm.engine.bridge import refusal
 
+CAUSAL_CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        name: kind if isinstance(kind, str) else kind[0]
+        for names in (
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        )
+        for name, kind in names.items()
+        if names is modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind.endswith("ForCausalLM")
+    }
+)
+"""The class of each causal type. Transformers lists Mistral 4, which is text alone, with images."""
 _OTHER_KINDS = (
     (
         {
@@ -85,6 +98,7 @@ _BRIDGED_LAYERS = {
 def read_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The class of a causal language model, and its configuration. Raises `WeightsError`."""
     family = config.get("model_type")
+    check_served(family)
     kind = _class_of(family)
     _check_architecture(config, kind)
     _check_parts(kind, CONFIG_MAPPING[family])
@@ -106,17 +120,22 @@ def parse_config(config: Mapping[str, Any]) -> Any:
     with library_errors(f"config.json is not usable as {family}"):
         if layers := fields.get(_PER_LAYER):
             fields[_PER_LAYER] = _known_per_layer(layers, known)
-        return kind(**fields)
+        return with_common_fields(kind(**fields))
+
+
+def with_common_fields(config: Any) -> Any:
+    """A configuration whose common fields can be read where some layers have others."""
+    config.allow_global_per_layer_attribute_access = True
+    return config
 
 
 def _class_of(family: object) -> Any:
     """The class of a model type. Raises `WeightsError` for one that is no language model."""
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         raise WeightsError(_other_kind(family))
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family)
-    if names is None:
+    if family not in CAUSAL_CLASSES:
         raise WeightsError(_other_kind(family))
-    kind = getattr(transformers, names if isinstance(names, str) else names[0])
+    kind = getattr(transformers, CAUSAL_CLASSES[family])
     if kind.__name__.endswith("AssistantForCausalLM"):
         raise WeightsError(
             f"model_type {family!r} in config.json: it drafts tokens for another model and does not"

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
-from triptych.modalities.vlm.configs.families import FAMILIES
+from triptych.core.weights.unserved import check_served
 from triptych.modalities.vlm.configs.processor_files import processor_fields, processor_name
 from triptych.modalities.vlm.configs.slots import SlotConfig
 
@@ -40,13 +40,14 @@ def _kind_of(model_type: Any) -> Any:
     """The configuration class of a model type with a language model and a vision encoder."""
     if model_type == SlotConfig.model_type:
         return SlotConfig
+    check_served(model_type)
     if model_type in CONFIG_MAPPING:
         kind = CONFIG_MAPPING[model_type]
         if {"text_config", "vision_config"} <= set(kind.sub_configs):
             return kind
     raise WeightsError(
-        f"model_type {model_type!r} is not a known vision model type:"
-        f" {', '.join(FAMILIES)}, or another one with a processor in transformers."
+        f"model_type {model_type!r} in config.json: it is no model of text_config and vision_config"
+        " that transformers knows, as those are that see images here."
     )
 
 

@@ -174,8 +174,8 @@ class ImageEncoder:
 
     def _encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         output = self._call(self._batch(images))
-        pooled = output.pooler_output
-        hidden_NC = _flatten(output.last_hidden_state if pooled is None else pooled)
+        main, late = _parts_of(output)
+        hidden_NC = _flatten(main)
         sizes = [image.span.num_features for image in images]
         if sum(sizes) != len(hidden_NC):
             error = InvalidRequest(
@@ -183,8 +183,7 @@ class ImageEncoder:
             )
             return [error for _ in images]
         parts = hidden_NC.split(sizes)
-        late = getattr(output, "deepstack_features", None)
-        if late is None:
+        if not late:
             return [Features(part) for part in parts]
         late_parts = torch.stack([_flatten(layer) for layer in late]).split(sizes, dim=1)
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
@@ -233,6 +232,19 @@ def _shape(image: PromptContent, axis: int) -> tuple[Any, ...]:
         (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
         for name, array in sorted(image.inputs.items())
     )
+
+
+def _parts_of(output: Any) -> tuple[Any, Sequence[Any]]:
+    """The main features of an encoder's output, and those that follow later layers.
+
+    Where the output has nothing but features by layer, the first of them count as the main part.
+    """
+    main = output.last_hidden_state if output.pooler_output is None else output.pooler_output
+    late = getattr(output, "deepstack_features", None) or ()
+    if main is not None:
+        return main, late
+    first, *others = (features for _, features in late)
+    return first, others
 
 
 def _flatten(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

@@ -38,7 +38,11 @@ from triptych.modalities.llm.engine.bridge import (
     CachePlan,
     refusal,
 )
-from triptych.modalities.llm.engine.class_config import can_bridge, check_text
+from triptych.modalities.llm.engine.class_config import (
+    can_bridge,
+    check_text,
+    with_common_fields,
+)
 from triptych.modalities.llm.engine.fallback import (
     FallbackBlueprint,
     FallbackModel,
@@ -78,7 +82,7 @@ class LanguagePart(FallbackBlueprint):
         super().__init__({}, **sizes)
 
     def _read(self, config: Mapping[str, Any]) -> tuple[Any, Any]:
-        text = self._whole_config.get_text_config()
+        text = with_common_fields(self._whole_config.get_text_config())
         check_text(self._whole_kind, text)
         is_bridged = can_bridge(self._whole_kind, text)
         text._attn_implementation = ATTENTION if is_bridged else OWN_ATTENTION
@@ -126,6 +130,7 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
         super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
         sizes = {"max_length": max_length, "dtype": dtype, "device": device}
         self.text = LanguagePart(kind, config, **sizes, encoding=encoding)
+        _encoding_part(self.text._sketch)
         self._encoding = encoding
         self._spans = SpanMasks()
 
@@ -139,6 +144,12 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
             whole_spans=self._spans.sees_whole,
             exceeds_windows=self._spans.exceeds_windows,
         )
+
+    @property
+    def num_late(self) -> int:
+        """How many parts of the features follow later layers."""
+        layers = feature_layers(self._config)
+        return len(layers) - 1 if layers else super().num_late
 
     @property
     def feature_layout(self) -> FeatureLayout:
@@ -183,20 +194,32 @@ class FallbackVisionBlueprint(BaseVisionBlueprint):
                 built, self.traits, self.feature_layout, max_length=max_length, dtype=dtype
             )
         report(1.0)
-        inner = model.base_model  # its own arguments are named where the whole hands them on
-        has_features = hasattr(inner, "get_image_features")
-        return built, self._encoder(inner if has_features else model)
+        return built, self._encoder(_encoding_part(model))
 
 
 def _kind_of(model_type: str) -> Any:
     """The class of a model type. Raises `WeightsError` unless it takes features."""
     name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, "")
     kind = getattr(transformers, name, None)
-    if kind is None or not hasattr(kind, "get_image_features"):
-        raise WeightsError(f"{model_type!r} is not a vision model type.")
+    if kind is None:
+        raise WeightsError(
+            f"model_type {model_type!r} in config.json: transformers has no class for it that"
+            " writes text about images."
+        )
     if _ENCODED not in inspect.signature(kind.forward).parameters:
         raise WeightsError(refusal("its class takes no features that were computed before"))
     return kind
+
+
+def _encoding_part(model: Any) -> Any:
+    """The part of a model that encodes images. Raises `WeightsError` if none does so alone.
+
+    The inner part names its arguments, which the whole may hand on without names.
+    """
+    for part in (model.base_model, model):
+        if hasattr(part, "get_image_features"):
+            return part
+    raise WeightsError(refusal("its class does not encode images apart from a prompt"))
 
 
 def _places_of(model: Any) -> Places | None:
@@ -210,6 +233,13 @@ def _places_of(model: Any) -> Places | None:
 def _merge_size(config: Any) -> int:
     """Patches along one side of a feature's square, for models that count in patches."""
     return int(getattr(config.vision_config, "spatial_merge_size", 1))
+
+
+def feature_layers(config: Any) -> tuple[int, ...]:
+    """The layers before which features are added, where a class takes them by layer alone."""
+    by_tower_layer = getattr(config, "deepstack_layer_map", None) or ()
+    by_corner = getattr(config, "spatial_target_layers", None) or ()
+    return (*(layer for _, layer in by_tower_layer), *by_corner)
 
 
 def decoder_of(model: Any) -> Any:
@@ -273,14 +303,21 @@ class FallbackVisionModel(FallbackModel):
     def _step_inputs(self, ids_1T: torch.Tensor, features: Features | None) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": ids_1T}
         if features is not None:
-            hidden_NC = features.hidden_NC
-            output = BaseModelOutputWithPooling(hidden_NC, self.wrap(hidden_NC))
-            if features.late_LNC is not None:
-                output.deepstack_features = [self.wrap(late_NC) for late_NC in features.late_LNC]
-            given[_ENCODED] = {"image": output}
+            given[_ENCODED] = {"image": self._encoded(features)}
         if _ROUTES in self._inputs:
             given[_ROUTES] = torch.isin(ids_1T, ids_1T.new_tensor(self._routed_ids))
         return given
+
+    def _encoded(self, features: Features) -> Any:
+        """Features as the output of the class's encoder."""
+        hidden_NC = features.hidden_NC
+        output = BaseModelOutputWithPooling(hidden_NC, self.wrap(hidden_NC))
+        late = [] if features.late_LNC is None else [self.wrap(x_NC) for x_NC in features.late_LNC]
+        if layers := feature_layers(self.whole.config):
+            late = list(zip(layers, [output.pooler_output, *late], strict=True))
+        if late:
+            output.deepstack_features = late
+        return output
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep

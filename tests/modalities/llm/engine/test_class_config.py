@@ -30,7 +30,7 @@ ODD = (0, -1, "x", None, [], {}, [1, 2], 1.5, True)
     [
         ({"model_type": ["llama"]}, "no language model that transformers knows"),
         ({"model_type": "gemma4_assistant"}, "drafts tokens for another model"),
-        ({"model_type": "emu3"}, "parts for another model around its text and images"),
+        ({"model_type": "emu3"}, "images become tokens of its vocabulary"),
         ({"model_type": "moss_transcribe_diarize"}, "parts for .* sound"),
         (
             {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
