@@ -15,6 +15,7 @@ import transformers
 from transformers.models.auto import modeling_auto as auto
 
 from triptych.modalities.diffusion.spec import PIPELINES
+from triptych.modalities.llm.engine.class_config import CAUSAL_CLASSES
 
 _OF_VIDEO = frozenset({"num_frames", "video", "frames", "video_length", "num_videos_per_prompt"})
 _NO_IMAGES = frozenset({
@@ -36,7 +37,7 @@ def versions() -> dict[str, str]:
 
 def catalog() -> dict[str, dict[str, str]]:
     """The name of the class of each type, by kind."""
-    chat = _first_names(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    chat = _first_names(CAUSAL_CLASSES)
     encoders = _first_names(
         auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
         auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,

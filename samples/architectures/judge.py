@@ -2,7 +2,8 @@
 
 Owns the verdicts. A causal type is a tiny model, which answers through `ChatPipeline` in chunks and
 next to others, and is compared with transformers' own class. A type of another kind is its default
-configuration, for which the loader reserves memory as before reading weights.
+configuration, completed where it is not usable (`usable`), for which the loader reserves memory as
+before reading weights.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tiny_models
 import torch
 from safetensors.torch import save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from usable import completed
 
 from triptych import ChatPipeline
 from triptych.core.errors import TriptychError, WeightsError
@@ -158,6 +160,7 @@ def _judge_default(model_type: str, architecture: str, role: str = "") -> Verdic
     with suppress(WeightsError), library_errors("Its default configuration is not usable"):
         fields = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     fields |= {"model_type": model_type, "architectures": [architecture]}
+    fields = completed(model_type, fields)
     if "vision_config" in fields and fields["vision_config"] is None:  # released folders have one
         tower = CONFIG_MAPPING[model_type].sub_configs["vision_config"]
         fields["vision_config"] = json.loads(tower().to_json_string(use_diff=False))

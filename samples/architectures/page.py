@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from usable import FILE, usable_fields
+
 RESULTS = Path(__file__).with_name("results.json")
+_FIELDS = f"../samples/architectures/{FILE.name}"
 _HEAD = """\
 # Architectures
 
@@ -45,6 +48,8 @@ _TITLES = {
     "images": "Image pipelines",
 }
 _NOTES = {
+    "vision": "Some default configurations are not usable; these types are judged with the fields"
+    " of released folders that [a file of the sample]({fields}) adds: {types}.",
     "embedding": "Chat models can be pooled for embeddings, too, and are not repeated here.",
 }
 
@@ -65,10 +70,16 @@ def _section(kind: str, types: Mapping[str, Mapping[str, str]]) -> str:
     head = [
         f"## {_TITLES[kind]}",
         "",
-        f"{len(types)} types: {listed}. {_NOTES.get(kind, '')}".rstrip(),
+        f"{len(types)} types: {listed}. {_note(kind)}".rstrip(),
     ]
     table = ["| type | class | runs | reason |", "| --- | --- | --- | --- |", *rows]
     return "\n".join([*head, "", *table, ""])
+
+
+def _note(kind: str) -> str:
+    """What a section says of all its types."""
+    completed = ", ".join(f"`{name}`" for name in usable_fields())
+    return _NOTES.get(kind, "").format(fields=_FIELDS, types=completed)
 
 
 def _cell(text: str) -> str:

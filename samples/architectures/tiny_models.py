@@ -14,7 +14,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from triptych.modalities.llm.engine.class_config import CAUSAL_CLASSES
 
 VOCAB_SIZE = 97
 """That of the table."""
@@ -30,8 +31,7 @@ def _tables() -> dict[str, Any]:
 
 def class_of(model_type: str) -> Any:
     """Transformers' class of a type."""
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-    return getattr(transformers, names if isinstance(names, str) else names[0])
+    return getattr(transformers, CAUSAL_CLASSES[model_type])
 
 
 def tiny_config(model_type: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 import torch
 import transformers
 
-from support.vision_fallbacks import BEGIN_ID, END_ID, MODELS, TorchvisionImages, save_model
+from support.vision_fallbacks import MODELS, save_model
 from support.vision_models import IMAGE_ID, pixels
+from support.vision_processors import BEGIN_ID, END_ID, TorchvisionImages
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.errors import WeightsError
@@ -33,7 +34,7 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return *save_model(request.param, folder), folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rig(loaded: Loaded) -> VisionRig:
     made = VisionRig(loaded[2])
     made.encode = encoder_of(loaded[1])
@@ -48,7 +49,7 @@ def expected(loaded: Loaded, row: VisionRow, *images: Any) -> torch.Tensor:
     """The logits of transformers' own model on the same ids and images."""
     model, processor, _ = loaded
     if isinstance(processor.image_processor, TorchvisionImages):
-        found = prepared(row)
+        found = prepared(row, inspect.signature(model.forward).parameters)
     else:
         arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
         options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "pt"}
@@ -67,12 +68,13 @@ def expected(loaded: Loaded, row: VisionRow, *images: Any) -> torch.Tensor:
     return torch.cat(output.logits)
 
 
-def prepared(row: VisionRow) -> dict[str, torch.Tensor]:
-    """The outputs of the child process for all images of a row."""
+def prepared(row: VisionRow, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """The outputs of the child process for all images of a row, by these names."""
     several = [
         {
             name: torch.from_numpy(np.frombuffer(x.data, x.dtype).reshape(x.shape).copy())
             for name, x in image.inputs.items()
+            if name in names
         }
         for image in row.images
     ]
@@ -147,7 +149,7 @@ def test_the_implementation_of_a_configuration(config: Any, implementation: str)
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (transformers.Kosmos2Config, "takes no features"),
+        (transformers.Kosmos2Config, "by a mask, and not by a token"),
         (transformers.Blip2Config, "no image_token_id"),
         (transformers.Gemma3nConfig, "requires the timm library"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from support.samples import SAMPLES, importing_samples
 
 SERVED = (
-    *("llama", "deepseek_v32", "exaone", "lfm2", "mamba", "phimoe", "sarvam_moe"),
+    *("llama", "deepseek_v32", "exaone", "lfm2", "mamba", "mistral4", "phimoe", "sarvam_moe"),
     *("bloom", "doge", "falcon", "rembert"),  # row by row
 )
 REFUSED = ("cpmant", "openai-gpt")

@@ -1,79 +1,28 @@
-"""Tiny models that see, of families that run on transformers: with processors and a tokenizer."""
+"""Tiny models that see, of families that run on transformers: with their processors."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
+from support.more_vision_fallbacks import MORE_MODELS
 from support.vision_models import IMAGE_ID, MERGED_TOWER, TEXT, TOWER, VOCAB_SIZE, text
-
-SQUARE = {"height": 28, "width": 28}
-SPECIAL = (
-    *("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE", "TILE_GLOBAL", "<|IMG_PATCH|>"),
-    *("<begin>", "<end>"),
+from support.vision_processors import (
+    AXES,
+    BEGIN_ID,
+    END_ID,
+    SQUARE,
+    TorchvisionImages,
+    bare,
+    qwen_images,
+    tokenizer,
 )
-BEGIN_ID, END_ID = IMAGE_ID + 6, IMAGE_ID + 7
-_TOKENS = {
-    "image_token": "<image>",
-    "boi_token": "<begin>",
-    "eoi_token": "<end>",
-    "image_start_token": "<begin>",
-    "image_end_token": "<end>",
-    "img_line_break_token": "TILE",
-    "video_token": "w1",
-    "video_start_token": "w2",
-    "video_end_token": "w3",
-}
-_AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
-
-
-def tokenizer(**tokens: str) -> Any:
-    """One word per id; the model's special words among the last."""
-    words = [f"w{index}" for index in range(VOCAB_SIZE)]
-    words[0] = "<unk>"
-    words[IMAGE_ID : IMAGE_ID + len(SPECIAL)] = SPECIAL
-    made = Tokenizer(models.WordLevel(dict(zip(words, range(VOCAB_SIZE), strict=True)), "<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(list(SPECIAL))
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="<unk>", pad_token="<unk>", extra_special_tokens=tokens
-    )
-
-
-def bare(name: str, images: Any, **fields: Any) -> Any:
-    """A processor without the parts for videos and sound."""
-    kind = getattr(transformers, name)
-    plain = type(name, (kind,), {"check_argument_for_proper_class": lambda *_: None})
-    others = dict.fromkeys(kind.get_attributes())
-    parts = {**others, "image_processor": images, "tokenizer": tokenizer(**_TOKENS)}
-    return plain(**parts, **fields)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchvisionImages:
-    """The settings of an image processor that exists for torchvision alone."""
-
-    name: str
-    fields: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.fields, "image_processor_type": self.name}
-
-    def __getattr__(self, name: str) -> Any:
-        return self.fields[name]
-
-
-def qwen_images(kind: str, patch_size: int, **fields: Any) -> Any:
-    area = (2 * patch_size) ** 2
-    size = {"shortest_edge": 4 * area, "longest_edge": 16 * area}
-    return getattr(transformers, kind)(size=size, patch_size=patch_size, **fields)
 
 
 def _vipllava() -> tuple[Any, Any]:
@@ -120,7 +69,7 @@ def _qwen3_vl_moe() -> tuple[Any, Any]:
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=24,
-            rope_parameters={**_AXES, "mrope_section": [2, 1, 1]},
+            rope_parameters={**AXES, "mrope_section": [2, 1, 1]},
         ),
         vision_config={
             "depth": 3,
@@ -140,7 +89,7 @@ def _qwen3_vl_moe() -> tuple[Any, Any]:
 def _glm46v() -> tuple[Any, Any]:
     config = transformers.Glm46VConfig(
         text_config=text(
-            "glm4v_text", rope_parameters={**_AXES, "partial_rotary_factor": 1.0}, head_dim=8
+            "glm4v_text", rope_parameters={**AXES, "partial_rotary_factor": 1.0}, head_dim=8
         ),
         vision_config={
             "model_type": "glm4v_vision",
@@ -161,7 +110,7 @@ def _glm46v() -> tuple[Any, Any]:
 
 def _paddleocr_vl() -> tuple[Any, Any]:
     config = transformers.PaddleOCRVLConfig(
-        text_config=text("paddleocr_vl_text", head_dim=8, rope_parameters=_AXES),
+        text_config=text("paddleocr_vl_text", head_dim=8, rope_parameters=AXES),
         vision_config={**TOWER, "spatial_merge_size": 2},
         image_token_id=IMAGE_ID,
         video_token_id=1,
@@ -182,7 +131,7 @@ def _ernie4_5_vl_moe() -> tuple[Any, Any]:
             moe_num_experts=4,
             moe_k=2,
             moe_num_shared_experts=1,
-            rope_parameters={**_AXES, "mrope_section": [1, 1, 2]},
+            rope_parameters={**AXES, "mrope_section": [1, 1, 2]},
         ),
         vision_config={
             "depth": 2,
@@ -237,7 +186,7 @@ def _gemma4() -> tuple[Any, Any]:
 def _hunyuan_vl() -> tuple[Any, Any]:
     config = transformers.HunYuanVLConfig(
         text_config=text(
-            "hunyuan_vl_text", head_dim=8, rope_parameters={**_AXES, "mrope_section": [1, 1, 1, 1]}
+            "hunyuan_vl_text", head_dim=8, rope_parameters={**AXES, "mrope_section": [1, 1, 1, 1]}
         ),
         vision_config={**TOWER, "out_hidden_size": 32, "text_hidden_size": 32},
         image_token_id=IMAGE_ID,
@@ -272,6 +221,7 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "gemma4": _gemma4,
     "hunyuan_vl": _hunyuan_vl,
     "cohere2_vision": _cohere2_vision,
+    **MORE_MODELS,
 }
 
 
@@ -287,9 +237,9 @@ def save_model(name: str, folder: Path) -> tuple[Any, Any]:
     model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)
     fields = {"image_processor": processor.image_processor.to_dict()}
-    for field in ("patch_size", "img_size", "downsample_factor", "img_patch_token"):
-        if hasattr(processor, field):
-            fields[field] = getattr(processor, field)
+    for field in inspect.signature(type(processor).__init__).parameters:
+        if isinstance(value := getattr(processor, field, None), str | int):
+            fields[field] = value
     fields["processor_class"] = type(processor).__name__
     (folder / "processor_config.json").write_text(json.dumps(fields, default=str))
     return model, processor

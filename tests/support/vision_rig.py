@@ -34,9 +34,8 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.api.preparation import PooledPreparation
 from triptych.modalities.vlm.configs.config import open_image_processor
-from triptych.modalities.vlm.configs.families import FAMILIES
 from triptych.modalities.vlm.configs.processor_files import needs_torch
-from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
@@ -96,9 +95,8 @@ class VisionRig(Rig):
         **options: Any,
     ) -> None:
         with Checkpoint.open(folder) as checkpoint:
-            is_known = checkpoint.config["model_type"] in FAMILIES
             kind: Any = FallbackVisionBlueprint
-            if is_known:
+            if is_native(checkpoint.config):
                 kind = partial(VisionBlueprint, native=native)
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             if ranks is not None:
@@ -135,7 +133,7 @@ class VisionRig(Rig):
         self.head_type = head_of
         layout = blueprint.text.kv_layout(4, dtype)
         self.encode = encode
-        options |= {"recorder": VisionRecorder, "max_length": 256, "native": native}
+        options |= {"recorder": VisionRecorder, "max_length": 512, "native": native}
         super().__init__(decoder, layout, **options)
         stream = StepStream(CPU)
         self.runner = VisionRunner(self.runner, encoder, self.features, CPU, stream)
