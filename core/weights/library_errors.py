@@ -15,6 +15,7 @@ from triptych.core.weights.layout import brief
 
 _OF_PYTHON = (AttributeError, IndexError, TypeError)
 """Errors whose messages say what code does, and nothing about the file."""
+_MOST_CHARACTERS = 120
 _UNFIT = (
     ArithmeticError,
     AssertionError,
@@ -47,4 +48,7 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, KeyError) and error.args:
         key = str(error.args[0])
         return key.rstrip(". ") if " " in key else f"{key} is missing"
+    if isinstance(error, StrictDataclassError):  # its first line names a validator
+        said = str(error).splitlines()[-1].partition(": ")[2]
+        return said[:_MOST_CHARACTERS].rstrip(". ") or brief(error)
     return brief(error)

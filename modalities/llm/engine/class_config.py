@@ -7,8 +7,6 @@ No code of a checkpoint is ever executed. Knows neither weights nor caches.
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +16,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.core.errors import WeightsError
+from triptych.core.weights.config_fields import LEGACY, KnownFields
 from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.unserved import check_served
 from triptych.modalities.llm.engine.bridge import refusal
@@ -79,13 +78,6 @@ _PARTS = {
     "text_config": "another model around its text",
 }
 """Parts of a model by their configuration, and what they are for."""
-_LEGACY_FIELDS = frozenset(
-    (
-        *("rope_theta", "rope_scaling", "partial_rotary_factor"),
-        *("original_max_position_embeddings", "per_layer_config"),
-    )
-)
-_ARGUMENT = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"')
 _PER_LAYER = "per_layer_config"
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers")
 _RECURRENT_LAYERS = {"linear_attention", "conv"}
@@ -115,8 +107,8 @@ def parse_config(config: Mapping[str, Any]) -> Any:
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     kind = CONFIG_MAPPING[family]
-    known = _known_fields(kind)
-    fields = {k: v for k, v in config.items() if k in known and k[0] != "_"}
+    known = KnownFields.of(kind) | LEGACY
+    fields = known.of_file(config)
     with library_errors(f"config.json is not usable as {family}"):
         if layers := fields.get(_PER_LAYER):
             fields[_PER_LAYER] = _known_per_layer(layers, known)
@@ -210,24 +202,11 @@ def _layer_types(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
 
-def _known_fields(config_kind: Any) -> set[str]:
-    """The fields that a class declares, and older ones that its own code takes as arguments."""
-    own = [kind for kind in config_kind.__mro__ if issubclass(kind, transformers.PreTrainedConfig)]
-    code = [kind.__post_init__ for kind in own[:-1] if "__post_init__" in vars(kind)]
-    older = _ARGUMENT.findall("".join(map(inspect.getsource, code)))
-    other_names = config_kind.attribute_map
-    declared = {*config_kind.__dataclass_fields__, *other_names, *other_names.values()}
-    return declared | _LEGACY_FIELDS | set(older)
-
-
-def _known_per_layer(layers: object, known: set[str]) -> dict[int, dict[str, Any]]:
+def _known_per_layer(layers: object, known: KnownFields) -> dict[int, dict[str, Any]]:
     """The exceptions of single layers, reduced to known fields."""
     if not isinstance(layers, Mapping):
         raise WeightsError(f"config.json: {_PER_LAYER} is not an object.")
-    return {
-        int(layer): {k: v for k, v in dict(fields).items() if k in known and k[0] != "_"}
-        for layer, fields in layers.items()
-    }
+    return {int(layer): known.of_file(dict(fields)) for layer, fields in layers.items()}
 
 
 def fit_context(config: Any, max_length: int) -> None:

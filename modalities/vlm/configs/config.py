@@ -15,6 +15,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.core.errors import WeightsError
+from triptych.core.weights.config_fields import LEGACY, KnownFields
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.library_errors import library_errors
 from triptych.core.weights.unserved import check_served
@@ -28,12 +29,12 @@ def read_config(config: Mapping[str, Any]) -> Any:
     kind = _kind_of(model_type)
     if config.get("quantization_config"):
         raise WeightsError("config.json has a quantization_config, which is not supported.")
-    known = set(kind.__dataclass_fields__) | set(kind.attribute_map)
+    known, text_kind = KnownFields.of(kind), kind.sub_configs["text_config"]
     if "text_config" not in config:  # older files have its fields at the top level
-        text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
-        known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
+        has_fields = hasattr(text_kind, "__dataclass_fields__")
+        known |= LEGACY | KnownFields.of(text_kind) if has_fields else LEGACY
     with library_errors(f"config.json is invalid as {model_type}"):
-        return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
+        return kind(**known.of_file(config))
 
 
 def _kind_of(model_type: Any) -> Any:
