@@ -58,7 +58,7 @@ def on_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> BatchDriver:
     return BatchDriver(model, layout, None, num_pages=9, windows=windows, **options)
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "llama-4", "granite-hybrid"])
+@pytest.mark.parametrize("name", ["gpt-oss", "llama-4", "granite-hybrid", "kimi-linear"])
 def test_logits_through_every_path(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,9 +36,9 @@ PAGE_SIZE = 16
 NUM_NEW = 64
 NATIVE = (
     *("qwen3.5", "lfm2", "qwen3.5-moe", "qwen3-next", "lfm2-moe", "granite-hybrid", "bamba"),
-    *("nemotron-h", "falcon-h1", "falcon-h1, with norms"),
+    *("kimi-linear", "olmo-hybrid", "nemotron-h", "falcon-h1", "falcon-h1, with norms"),
 )
-EVERY_LEVEL = ("nemotron-h", "falcon-h1")
+EVERY_LEVEL = ("kimi-linear", "nemotron-h", "falcon-h1")
 
 
 @pytest.fixture
@@ -210,6 +210,7 @@ def test_logits_are_bitwise_those_of_a_row_alone(
 IN_BFLOAT16 = [
     *((name, FallbackBlueprint) for name in ("qwen3.5", "lfm2", "granite-hybrid")),
     *((name, NativeBlueprint) for name in ("granite-hybrid", "nemotron-h", "falcon-h1")),
+    *((name, NativeBlueprint) for name in ("kimi-linear", "olmo-hybrid")),
 ]
 
 

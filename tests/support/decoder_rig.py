@@ -17,6 +17,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.decoders.causal_model import CausalModel
 from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
+from triptych.core.runtime.decoders.layer_names import LAYER_NAMES
 from triptych.core.runtime.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
@@ -27,6 +28,7 @@ from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import load_tensors
+from triptych.core.runtime.tensors.renamed import renamed
 from triptych.core.runtime.tensors.stacked import split_experts
 
 CPU = torch.device("cpu")
@@ -61,6 +63,7 @@ def load_decoder(
         config = read_decoder_config(checkpoint.config, max_length=max_length)
         decoder = Decoder(config, dtype=dtype, device=device)
         split = split_experts(checkpoint, names_of(config.moe).stacked)
+        split = renamed(split, LAYER_NAMES[config.naming].stored)
         load_tensors(split, decoder_targets(decoder), ignored=is_unused)
     decoder.prepare(native)
     return decoder

@@ -14,6 +14,7 @@ from support.gguf_models import (
     gemma4,
     halved_experts,
     interleaved_experts,
+    kimi,
     latent,
     mamba,
     plus_one,
@@ -459,6 +460,28 @@ FAMILIES: Mapping[str, Family] = {
         },
         {**DELTA_KEYS, **EXPERT_KEYS, **SHARED_KEY},
         (by_kind_of_row, plus_one_but_inner, state_space),
+    ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        {
+            **{name: size for name, size in LATENT.items() if name != "q_lora_rank"},
+            **EXPERTS,
+            "num_experts": 4,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "linear_conv_kernel_dim": 4,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        },
+        {
+            **{key: size for key, size in LATENT_KEYS.items() if key != "attention.q_lora_rank"},
+            **ROUTED_KEYS,
+            "attention.head_count_kv": [0, 0, 0, 1],
+            "ssm.conv_kernel": 4,
+            "kda.head_dim": 8,
+        },
+        (kimi,),
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM", {**CONV, "block_auto_adjust_ff_dim": False}, CONV_KEYS, (state_space,)

@@ -199,6 +199,20 @@ def latent(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     yield name.replace("kv_b", "v_b"), values
 
 
+def kimi(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
+    if name.endswith("conv1d.weight"):
+        tensor = tensor.reshape(1, -1, 1, tensor.shape[-1])
+    elif name.endswith(".A_log"):
+        tensor = -torch.exp(tensor)
+    name = as_published(name).replace(".dt_bias", ".dt_proj.bias")
+    yield from latent(name, tensor, config)
+
+
+def as_published(name: str) -> str:
+    """A name of Kimi Linear, as transformers saves it."""
+    return re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
+
+
 def gemma4(name: str, tensor: torch.Tensor, config: Any) -> Tensors:
     block = re.sub(r"model\.layers\.(\d+)\..*", r"blk.\1", name)
     if name.endswith("router.scale"):

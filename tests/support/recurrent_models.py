@@ -74,7 +74,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_head_dim": 8,
             "linear_num_heads": 4,
             "linear_conv_kernel_dim": 4,
-            "n_group": 1,
+            "n_group": 2,
             "topk_group": 1,
         },
     ),

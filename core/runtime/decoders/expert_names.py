@@ -56,6 +56,15 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
             up="w3",
             down="w2",
         ),
+        "kimi_linear": ExpertNames(
+            module="block_sparse_moe",
+            router="block_sparse_moe.gate",
+            correction="block_sparse_moe.gate.e_score_correction_bias",
+            gate="w1",
+            up="w3",
+            down="w2",
+            shared="block_sparse_moe.shared_experts",
+        ),
         "qwen2": ExpertNames(shared="mlp.shared_expert"),
         "qwen3_next": ExpertNames(
             shared="mlp.shared_expert", stacked=StackedNames(is_transposed=False)

@@ -9,6 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from triptych.core.runtime.tensors.renamed import StoredNames
+
+_CONVOLUTIONS = {
+    "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+}
+"""Of queries, keys and values; transformers divides them evenly where it saves them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
@@ -20,8 +27,10 @@ class LayerNames:
     has `mlp_norm` in a layer with norms after attention, and that of the norm after attention in
     others. `mlp` is the module of the MLP where no mixture has another name for it, `recurrent`
     that of a recurrent layer where its kind has another one. `body` is that of the whole stack.
+    Files may have `stored` names, which become these.
     """
 
+    stored: StoredNames | None = None
     body: str = "model"
     embedding: str = "embed_tokens"
     attention: str = "self_attn"
@@ -87,6 +96,23 @@ LAYER_NAMES: Mapping[str, LayerNames] = MappingProxyType(
             attention_post_norm="norm",
             final_norm="norm_f",
             mlp="mixer",
+        ),
+        "kimi_linear": LayerNames(
+            recurrent="self_attn",
+            mlp="mlp",
+            stored=StoredNames(  # as transformers saves layers without experts
+                renamed={r"\.block_sparse_moe\.(gate|up|down)_proj\.": r".mlp.\1_proj."},
+                joined=_CONVOLUTIONS,
+            ),
+        ),
+        "olmo_hybrid": LayerNames(
+            stored=StoredNames(
+                renamed={
+                    r"\.attention_layer_norm\.": ".input_layernorm.",
+                    r"\.feedforward_layer_norm\.": ".post_attention_layernorm.",
+                },
+                joined=_CONVOLUTIONS,
+            )
         ),
         "apertus": LayerNames(
             input_norm="attention_layernorm", attention_post_norm="feedforward_layernorm"

@@ -26,6 +26,7 @@ from triptych.core.runtime.decoders.division import divide
 from triptych.core.runtime.decoders.expert_names import names_of
 from triptych.core.runtime.decoders.families.table import read_decoder_config
 from triptych.core.runtime.decoders.host_plan import HostPlan, after_each_layer
+from triptych.core.runtime.decoders.layer_names import LAYER_NAMES
 from triptych.core.runtime.decoders.projection_targets import AS_STORED, ProjectionTarget
 from triptych.core.runtime.decoders.shared_packing import SharedPacking
 from triptych.core.runtime.decoders.tensor_names import (
@@ -51,6 +52,7 @@ from triptych.core.runtime.layers.rotary import RopeConfig
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import Target, load_tensors
+from triptych.core.runtime.tensors.renamed import renamed
 from triptych.core.runtime.tensors.stacked import split_experts
 from triptych.core.weights.encoding import WeightEncoding
 
@@ -215,6 +217,7 @@ class NativeBlueprint:
         found where the names say that there is more.
         """
         checkpoint = split_experts(checkpoint, names_of(self.config.moe).stacked)
+        checkpoint = renamed(checkpoint, LAYER_NAMES[self.config.naming].stored)
         decoder = Decoder(self.config, dtype=self.dtype, device=self.device, group=self._group)
         for linear in decoder.linears():
             linear.is_deterministic = self.is_deterministic and self.device.type == "cuda"

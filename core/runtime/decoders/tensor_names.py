@@ -243,6 +243,9 @@ def _recurrent_targets(
     yield from fused_targets(place, layer.into, names.into, encoding)
     outputs = [(names.out, Shard.whole(layer.out.num_outputs))]
     yield from fused_targets(place, layer.out, outputs, encoding)
+    for name, linear in names.later.items():
+        rows = [(name, Shard.whole(linear.num_outputs))]
+        yield from fused_targets(place, linear, rows, encoding)
     yield TensorTarget(f"{place}.{names.convolution}.weight", layer.convolution_X1K)
     if layer.convolution_bias_X is not None:
         yield TensorTarget(f"{place}.{names.convolution}.bias", layer.convolution_bias_X)

@@ -70,14 +70,15 @@ class DecoderConfig:
     `residual_scale`.
 
     Weights of norms may be centred (see `core.runtime.layers.norm`). There are norms before
-    attention and MLP (`has_pre_norms`), after them (`has_post_norms`) or both; in a parallel block
-    the MLP reads the same normed input as attention. An MLP has a gate, or only an activation
-    between its two projections, which may be xIELU; `mlp_scales` are its factors. `mlp_sizes` are
-    the intermediate sizes of all layers where they differ; 0: no MLP. With `moe` most MLPs are
-    mixtures of experts. `layer_inputs` are additional inputs of each layer, and `has_layer_scales`:
-    a layer's result is multiplied by a weight. With `altup` there are several residual streams.
-    Gates of sparse layers count from `gate_deviations` standard deviations over their mean on; 0:
-    all of them count. Checkpoints have `num_draft_layers` more, which are not used.
+    attention and MLP (`has_pre_norms`), after them (`has_post_norms`) or both, but in the layers
+    `pre_normed` before them alone; in a parallel block the MLP reads the same normed input as
+    attention. An MLP has a gate, or only an activation between its two projections, which may be
+    xIELU; `mlp_scales` are its factors. `mlp_sizes` are the intermediate sizes of all layers where
+    they differ; 0: no MLP. With `moe` most MLPs are mixtures of experts. `layer_inputs` are
+    additional inputs of each layer, and `has_layer_scales`: a layer's result is multiplied by a
+    weight. With `altup` there are several residual streams. Gates of sparse layers count from
+    `gate_deviations` standard deviations over their mean on; 0: all of them count. Checkpoints have
+    `num_draft_layers` more, which are not used.
 
     In a model that is divided over ranks, `intermediate_size`, `mlp_sizes` and the heads are this
     rank's: `features`, of each layer, and `vocabulary` say which part of the whole it has. `naming`
@@ -106,6 +107,7 @@ class DecoderConfig:
     has_centred_norms: bool = False
     has_pre_norms: bool = True
     has_post_norms: bool = False
+    pre_normed: frozenset[int] = frozenset()
     is_parallel: bool = False
     mlp_scales: MlpScales = UNSCALED
     mlp_sizes: tuple[int, ...] = ()
@@ -238,13 +240,16 @@ class DecoderLayer:
         group: RankGroup | None = None,
     ) -> None:
         make_norm = partial(new_norm, config, dtype=dtype, device=device)
-        has_mlp_norm = config.has_pre_norms and not config.is_parallel
+        is_pre_normed = layer in config.pre_normed
+        has_pre_norms = config.has_pre_norms or is_pre_normed
+        has_mlp_norm = has_pre_norms and not config.is_parallel
         self.attention = _mixer(config, layer, dtype=dtype, device=device, group=group)
         self.mlp = _mlp(config, layer, dtype=dtype, device=device, group=group)
-        has_input_norm = config.has_pre_norms and self.attention is not None
+        has_input_norm = has_pre_norms and self.attention is not None
         self.input_norm = make_norm() if has_input_norm else Norm()
         self.mlp_norm = make_norm() if has_mlp_norm and self.mlp is not None else Norm()
-        self.post_norms = (make_norm(), make_norm()) if config.has_post_norms else None
+        has_post_norms = config.has_post_norms and not is_pre_normed
+        self.post_norms = (make_norm(), make_norm()) if has_post_norms else None
         self.input_gate: InputGate | None = None
         if config.layer_inputs is not None:
             self.input_gate = InputGate(

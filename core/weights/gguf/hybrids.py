@@ -38,10 +38,11 @@ from triptych.core.weights.gguf.layouts import (
     flat,
     joined,
     log_of_negative,
+    log_of_negative_4d,
     value_columns,
 )
 from triptych.core.weights.gguf.metadata import Metadata
-from triptych.core.weights.gguf.mixtures import GRANITE_EXPERTS, LOCAL_MIXTURE
+from triptych.core.weights.gguf.mixtures import GRANITE_EXPERTS, LATENT, LATENT_SIZES, LOCAL_MIXTURE
 
 # Qwen: gated delta net
 
@@ -260,6 +261,43 @@ _CONV_GLOBALS: Names = {
     "output": "lm_head",
 }
 
+# Kimi Delta Attention
+
+_KIMI: Fields = {
+    **LATENT_SIZES,
+    "linear_conv_kernel_dim": f.count("ssm.conv_kernel"),
+    "linear_head_dim": f.count("kda.head_dim"),
+    "linear_num_heads": f.count("attention.head_count"),
+    "layer_types": f.kinds_by_tensor(
+        linear_attention="ssm_f_a.weight", full_attention="attn_kv_a_mqa.weight"
+    ),
+    "mlp_layer_types": f.kinds_by_tensor(sparse="ffn_gate_inp.weight", dense="ffn_up.weight"),
+    "num_experts": f.count("expert_count"),
+    "num_experts_per_token": f.count("expert_used_count"),
+    "moe_intermediate_size": f.count("expert_feed_forward_length"),
+    "num_shared_experts": f.count("expert_shared_count", 1),
+    "num_expert_group": f.count("expert_group_count", 1),
+    "topk_group": f.count("expert_group_used_count", 1),
+    "routed_scaling_factor": f.number("expert_weights_scale", 1.0),
+    "moe_renormalize": f.flag("expert_weights_norm", True),
+}
+_KIMI_LAYERS: Names = {
+    **LATENT,
+    **experts("block_sparse_moe", ("w1", "w3", "w2")),
+    **shared_mlp("block_sparse_moe.shared_experts"),
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b.bias": Place("block_sparse_moe.gate.e_score_correction_bias", exact),
+    **{
+        f"ssm_conv1d_{part}": Place(f"self_attn.{part}_conv1d", convolution)
+        for part in ("q", "k", "v")
+    },
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+    "ssm_a": Place("self_attn.A_log", log_of_negative_4d),
+    "ssm_dt.bias": Place("self_attn.dt_bias", exact),
+}
+
 HYBRID_ROWS: Mapping[str, tuple[Architecture, ...]] = {
     "qwen35": (
         Architecture(
@@ -301,6 +339,7 @@ HYBRID_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             predicts_apart=True,
         ),
     ),
+    "kimi-linear": (Architecture("KimiLinearForCausalLM", "kimi_linear", _KIMI, _KIMI_LAYERS),),
     "lfm2": (
         Architecture(
             "Lfm2ForCausalLM",

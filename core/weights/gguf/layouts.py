@@ -80,10 +80,13 @@ def one_row(name: str, sources: Tensors, config: Config) -> Iterator[tuple[str, 
 
 
 def convolution(name: str, sources: Tensors, config: Config) -> Iterator[tuple[str, GgufTarget]]:
-    """The kernel of a convolution of single channels: `[C, K]` becomes `[C, 1, K]`."""
+    """The kernel of a convolution of single channels: `[C, K]` becomes `[C, 1, K]`.
+
+    There may be axes of one value, too.
+    """
     (source,) = sources
-    num_channels, width = source.shape
-    yield name, GgufTarget((source,), (num_channels, 1, width))
+    width = source.shape[-1]
+    yield name, GgufTarget((source,), (_num_values(source) // width, 1, width))
 
 
 def minus_one(name: str, sources: Tensors, config: Config) -> Iterator[tuple[str, GgufTarget]]:
@@ -102,6 +105,14 @@ def log_of_negative(
         return np.log(-values)
 
     yield name, GgufTarget((source,), (_num_values(source),), change=change, is_exact=True)
+
+
+def log_of_negative_4d(
+    name: str, sources: Tensors, config: Config
+) -> Iterator[tuple[str, GgufTarget]]:
+    """The same of Kimi Linear, which is `[1, 1, H, 1]`."""
+    for place, target in log_of_negative(name, sources, config):
+        yield place, replace(target, shape=(1, 1, *target.shape, 1))
 
 
 def per_expert(name: str, sources: Tensors, config: Config) -> Iterator[tuple[str, GgufTarget]]:

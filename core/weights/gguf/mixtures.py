@@ -107,11 +107,8 @@ def _llama4_uses_rope(m: Metadata) -> list[int]:
     return [int(kind != "full_attention" or "chunked_attention" not in kinds) for kind in kinds]
 
 
-_LATENT: Names = {
+LATENT: Names = {
     **DENSE,
-    **experts("mlp"),
-    **shared_mlp("mlp.shared_experts"),
-    **_ROUTER,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -120,18 +117,23 @@ _LATENT: Names = {
     "attn_kv_b": "self_attn.kv_b_proj",
     **joined_from("attn_k_b", "attn_v_b", into="self_attn.kv_b_proj", layout=latent_heads),
 }
-_DEEPSEEK: Fields = {
-    **{name: field for name, field in BASE.items() if name != "head_dim"},
-    **BIASED,
-    **_ROUTED,
+"""Latent attention, norms and MLPs."""
+LATENT_SIZES: Fields = {
+    **{name: field for name, field in BASE.items() if name not in ("head_dim", "rope_parameters")},
     "num_key_value_heads": f.count("attention.head_count"),
-    "rope_parameters": _deepseek_rope,
     "kv_lora_rank": f.count("attention.kv_lora_rank"),
     "q_lora_rank": f.count_or_null("attention.q_lora_rank"),
     "qk_rope_head_dim": f.count("rope.dimension_count"),
     "qk_nope_head_dim": lambda m: _latent_sizes(m, "key") - m.count("rope.dimension_count"),
     "v_head_dim": lambda m: _latent_sizes(m, "value"),
 }
+_DEEPSEEK_LAYERS: Names = {
+    **LATENT,
+    **experts("mlp"),
+    **shared_mlp("mlp.shared_experts"),
+    **_ROUTER,
+}
+_DEEPSEEK: Fields = {**LATENT_SIZES, **BIASED, **_ROUTED, "rope_parameters": _deepseek_rope}
 
 
 def _topk_method(m: Metadata) -> str:
@@ -277,7 +279,7 @@ MIXTURE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             "DeepseekV3ForCausalLM",
             "deepseek_v3",
             {**_DEEPSEEK, "scoring_func": f.always("sigmoid")},
-            _LATENT,
+            _DEEPSEEK_LAYERS,
             fits=_gates_by_sigmoid,
             predicting=PREDICTING,
         ),
@@ -285,7 +287,7 @@ MIXTURE_ROWS: Mapping[str, tuple[Architecture, ...]] = {
             "DeepseekV2ForCausalLM",
             "deepseek_v2",
             {**_DEEPSEEK, "topk_method": _topk_method},
-            _LATENT,
+            _DEEPSEEK_LAYERS,
         ),
     ),
     "llama4": (

@@ -86,7 +86,9 @@ def _scale(fields: LatentFields) -> float:
     return scale * math.pow(0.1 * rope.mscale_all_dim * growth + 1.0, 2)
 
 
-class _DeepseekV3Config(LatentFields, frozen=True, kw_only=True):
+class DeepseekV3Fields(LatentFields, frozen=True, kw_only=True):
+    """The fields of DeepSeek-V3's mixture besides, with its defaults."""
+
     n_routed_experts: Count = 256
     n_shared_experts: Annotated[int, msgspec.Meta(ge=0)] | None = 1
     moe_intermediate_size: Count = 2048
@@ -100,7 +102,7 @@ class _DeepseekV3Config(LatentFields, frozen=True, kw_only=True):
     num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] | None = 1
 
 
-class _DeepseekV2Config(_DeepseekV3Config, frozen=True, kw_only=True):
+class _DeepseekV2Config(DeepseekV3Fields, frozen=True, kw_only=True):
     max_position_embeddings: Count = 2048
     n_routed_experts: Count = 64
     n_shared_experts: Annotated[int, msgspec.Meta(ge=0)] | None = 2
@@ -114,7 +116,7 @@ class _DeepseekV2Config(_DeepseekV3Config, frozen=True, kw_only=True):
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
 
 
-class _DeepseekV32Config(_DeepseekV3Config, frozen=True, kw_only=True):
+class _DeepseekV32Config(DeepseekV3Fields, frozen=True, kw_only=True):
     max_position_embeddings: Count = 163_840
     index_topk: Count = 2048
     index_head_dim: Count = 128
@@ -136,7 +138,7 @@ class _GlmMoeDsaConfig(_DeepseekV32Config, frozen=True, kw_only=True):
     index_skip_topk_offset: int = 2
 
 
-class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
+class _Glm4MoeLiteConfig(DeepseekV3Fields, frozen=True, kw_only=True):
     max_position_embeddings: Count = 202752
     rms_norm_eps: Positive = 1e-5
     q_lora_rank: Count | None = 768
@@ -152,13 +154,12 @@ class _Glm4MoeLiteConfig(_DeepseekV3Config, frozen=True, kw_only=True):
 
 
 def _deepseek_v3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Experts in groups, of which the best are chosen by corrected sigmoid scores."""
-    return _by_corrected_scores(parse_latent(config, _DeepseekV3Config), max_length)
+    return by_corrected_scores(parse_latent(config, DeepseekV3Fields), max_length)
 
 
 def _glm4_moe_lite(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """GLM-4.7-Flash: DeepSeek-V3 with other sizes."""
-    return _by_corrected_scores(parse_latent(config, _Glm4MoeLiteConfig), max_length)
+    return by_corrected_scores(parse_latent(config, _Glm4MoeLiteConfig), max_length)
 
 
 def _deepseek_v32(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
@@ -200,7 +201,7 @@ def _indexed(
         raise NotNativeError("config.json: q_lora_rank is missing, which an index of keys reads.")
     if fields.index_head_dim < fields.qk_rope_head_dim:
         raise WeightsError("config.json: index_head_dim is less than qk_rope_head_dim.")
-    decoder = _by_corrected_scores(replace_fields(fields, rope_interleave=True), max_length)
+    decoder = by_corrected_scores(replace_fields(fields, rope_interleave=True), max_length)
     if (max_length or fields.max_position_embeddings) <= fields.index_topk:
         return decoder
     index = KeyIndexConfig(
@@ -218,7 +219,8 @@ def _indexed(
     return replace(decoder, attention=tuple(attention))
 
 
-def _by_corrected_scores(fields: _DeepseekV3Config, max_length: int) -> DecoderConfig:
+def by_corrected_scores(fields: DeepseekV3Fields, max_length: int) -> DecoderConfig:
+    """Latent attention in all layers; experts in groups, chosen by corrected sigmoid scores."""
     routing = Routing(
         num_chosen=fields.num_experts_per_tok,
         scoring="sigmoid",
@@ -246,7 +248,7 @@ def _deepseek_v2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _mixture(
-    fields: _DeepseekV3Config, routing: Routing, max_length: int, *, has_correction: bool
+    fields: DeepseekV3Fields, routing: Routing, max_length: int, *, has_correction: bool
 ) -> DecoderConfig:
     moe = MoeConfig(
         num_experts=fields.n_routed_experts,
@@ -261,7 +263,7 @@ def _mixture(
     return replace(decoder, num_draft_layers=fields.num_nextn_predict_layers or 0)
 
 
-def _dense_layers(fields: _DeepseekV3Config) -> frozenset[int]:
+def _dense_layers(fields: DeepseekV3Fields) -> frozenset[int]:
     kinds, num_layers = fields.mlp_layer_types, fields.num_hidden_layers
     if kinds is None:
         return frozenset(range(min(fields.first_k_dense_replace, num_layers)))

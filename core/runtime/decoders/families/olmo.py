@@ -1,12 +1,20 @@
-"""OLMo 2 and 3, and EXAONE 4: norms after attention and MLP alone."""
+"""OLMo 2 and 3, OLMo hybrid, and EXAONE 4: norms after attention and MLP alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from triptych.core.runtime.decoders.families.recurrent import (
+    DeltaNetFields,
+    check_silu,
+    delta_net_of,
+    layers_by_type,
+)
 from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
@@ -22,6 +30,8 @@ from triptych.core.runtime.decoders.hf_config import (
 )
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.delta_net import DeltaNetConfig
+from triptych.core.runtime.layers.mixers import MixerConfig
 
 
 class _OlmoConfig(CausalLmConfig, frozen=True, kw_only=True):
@@ -41,9 +51,9 @@ class _Exaone4Config(CausalLmConfig, frozen=True, kw_only=True):
 
 
 def _normed_after(
-    fields: CausalLmConfig, attention: tuple[AttentionConfig, ...], max_length: int
+    fields: CausalLmConfig, layers: tuple[MixerConfig, ...], max_length: int
 ) -> DecoderConfig:
-    decoder = decoder_of(fields, attention, max_length)
+    decoder = decoder_of(fields, layers, max_length)
     return replace(decoder, has_pre_norms=False, has_post_norms=True)
 
 
@@ -71,6 +81,67 @@ def _olmo3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return replace(decoder, local_rope=rope_of(local, max_length))
 
 
+class _LinearSizes(CausalLmConfig, frozen=True, kw_only=True):
+    linear_num_key_heads: Count | None = None
+    linear_num_value_heads: Count | None = None
+    linear_key_head_dim: Count | None = None
+    linear_value_head_dim: Count | None = None
+
+    def stated(self) -> dict[str, int]:
+        """All four sizes, by name: those that a configuration leaves out follow from others."""
+        num_keys = self.linear_num_key_heads or self.num_attention_heads
+        key_dim = self.linear_key_head_dim or int(0.75 * self.hidden_size / num_keys)
+        return {
+            "linear_num_key_heads": num_keys,
+            "linear_num_value_heads": self.linear_num_value_heads or self.num_attention_heads,
+            "linear_key_head_dim": key_dim,
+            "linear_value_head_dim": self.linear_value_head_dim or 2 * key_dim,
+        }
+
+
+class _OlmoHybridConfig(DeltaNetFields, frozen=True, kw_only=True):
+    head_dim: Count | None = None
+    num_key_value_heads: Count | None = None
+    max_position_embeddings: Count = 65536
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    linear_allow_neg_eigval: bool = True
+
+
+_RESULT_EPS = 1e-5
+"""Of the norm of a recurrent layer's result, whatever the configuration says."""
+
+
+def _olmo_hybrid(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Gated delta nets between layers of OLMo 3, with norms before them and their MLPs."""
+    given = {name: value for name, value in config.items() if value is not None}
+    sizes = parse(given, _LinearSizes).stated()
+    fields = parse({**given, **sizes}, _OlmoHybridConfig)
+    check_silu(fields)
+    kinds: dict[str, MixerConfig] = {
+        "full_attention": replace(_olmo_attention(fields), uses_rope=_has_theta(config)),
+        "linear_attention": replace(
+            delta_net_of(fields),
+            norm_eps=_RESULT_EPS,
+            beta_scale=2.0 if fields.linear_allow_neg_eigval else 1.0,
+        ),
+    }
+    default = sliding_except(fields, 4)
+    types = fields.layer_types or tuple(
+        "linear_attention" if is_linear else "full_attention" for is_linear in default
+    )
+    layers = layers_by_type(fields, types, kinds)
+    pre_normed = frozenset(i for i, layer in enumerate(layers) if isinstance(layer, DeltaNetConfig))
+    decoder = _normed_after(fields, layers, max_length)
+    return replace(decoder, pre_normed=pre_normed, naming="olmo_hybrid")
+
+
+def _has_theta(config: Mapping[str, Any]) -> bool:
+    """Whether heads are rotated: not if the base of their frequencies is null."""
+    places = (config.get("rope_parameters") or {}, config)
+    stated = [place["rope_theta"] for place in places if "rope_theta" in place]
+    return not stated or stated[0] is not None
+
+
 def _exaone4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Norms on heads; layers without a window have no positions, if others have a window."""
     fields = parse(config, _Exaone4Config)
@@ -95,6 +166,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "Olmo2ForCausalLM": _olmo2,
         "Olmo3ForCausalLM": _olmo3,
+        "OlmoHybridForCausalLM": _olmo_hybrid,
         "Exaone4ForCausalLM": _exaone4,
     }
 )

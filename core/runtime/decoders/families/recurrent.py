@@ -16,6 +16,7 @@ from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     ConvolutionWidth,
     Count,
+    NotNativeError,
     Positive,
     Reader,
     StateHead,
@@ -49,11 +50,25 @@ class DeltaNetFields(CausalLmConfig, frozen=True, kw_only=True):
 
 def delta_net_layers(fields: DeltaNetFields) -> tuple[MixerConfig, ...]:
     """Attention with an output gate in some layers, gated delta nets in the others."""
-    if fields.linear_num_value_heads % fields.linear_num_key_heads:
-        raise WeightsError("config.json: key heads do not serve value heads evenly.")
     norm = HeadNormConfig(eps=fields.rms_norm_eps, is_centred=True)
     attention = replace(attention_of(fields), head_norm=norm, has_output_gate=True)
-    recurrent = DeltaNetConfig(
+    every = fields.full_attention_interval
+    default = tuple(
+        "linear_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(fields.num_hidden_layers)
+    )
+    kinds: dict[str, MixerConfig] = {
+        "full_attention": attention,
+        "linear_attention": delta_net_of(fields),
+    }
+    return layers_by_type(fields, fields.layer_types or default, kinds)
+
+
+def delta_net_of(fields: DeltaNetFields) -> DeltaNetConfig:
+    """The recurrent layer of these fields; families replace what differs."""
+    if fields.linear_num_value_heads % fields.linear_num_key_heads:
+        raise WeightsError("config.json: key heads do not serve value heads evenly.")
+    return DeltaNetConfig(
         hidden_size=fields.hidden_size,
         num_key_heads=fields.linear_num_key_heads,
         num_value_heads=fields.linear_num_value_heads,
@@ -62,16 +77,12 @@ def delta_net_layers(fields: DeltaNetFields) -> tuple[MixerConfig, ...]:
         width=fields.linear_conv_kernel_dim,
         norm_eps=fields.rms_norm_eps,
     )
-    every = fields.full_attention_interval
-    default = tuple(
-        "linear_attention" if (layer + 1) % every else "full_attention"
-        for layer in range(fields.num_hidden_layers)
-    )
-    kinds: dict[str, MixerConfig] = {
-        "full_attention": attention,
-        "linear_attention": recurrent,
-    }
-    return layers_by_type(fields, fields.layer_types or default, kinds)
+
+
+def check_silu(fields: CausalLmConfig) -> None:
+    """Raise `NotNativeError` for another activation, which would also follow convolutions."""
+    if fields.hidden_act not in ("silu", "swish"):
+        raise NotNativeError("config.json: hidden_act is silu alone where layers are recurrent.")
 
 
 def layers_by_type(

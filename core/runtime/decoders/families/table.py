@@ -18,6 +18,7 @@ from triptych.core.runtime.decoders.families import (
     deepseek,
     gemma,
     gpt_oss,
+    kimi_linear,
     llama,
     llama4,
     mamba,
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         **gpt_oss.READERS,
         **llama4.READERS,
         **deepseek.READERS,
+        **kimi_linear.READERS,
     }
 )
 """The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from support.decoder_rig import Rig, load_decoder
 from support.gguf_families import FAMILIES, fields_of
-from support.gguf_models import write_model
+from support.gguf_models import as_published, write_model
 from triptych.core.runtime.decoders.families.table import is_native
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.gguf.convert import convert_gguf
@@ -46,7 +46,7 @@ def test_tensors_and_configuration_come_back(name: str, tmp_path: Path) -> None:
     expected_fields, found = fields_of(model.config), fields_of(parsed)
     assert {key: found.get(key) for key in expected_fields} == expected_fields
     for place, tensor in theirs.items():
-        expected = unfused(place, tensor, family.model)
+        expected = unfused(as_published(place), tensor, family.model)
         for key, value in expected.items():
             assert torch.allclose(ours.pop(key), value, rtol=0, atol=2e-7), key
     assert not ours

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Callable[[Path, str], Any], str, str, str]] = {
     "windows in chunks": (save_expert, "llama-4", "float8_e4m3fn", "auto"),
     "half layers": (save_recurrent, "nemotron-h", "auto", "auto"),
     "pairs": (save_recurrent, "falcon-h1", "int8", "auto"),
+    "states beside latents": (save_recurrent, "kimi-linear", "int8", "auto"),
     "latents": (save_dense, "youtu", "auto", "auto"),
     "latents in int8": (save_dense, "youtu", "int8", "auto"),
     "keys of an index": (save_indexed, "FSFS", "int8", "auto"),

@@ -14,8 +14,10 @@ from triptych.core.runtime.decoders.families.table import FAMILIES, is_native, r
 from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.layers.attention import AttentionConfig
 from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.mamba2 import Mamba2Config
 from triptych.core.runtime.layers.mixers import mixer_parts
+from triptych.core.runtime.layers.rotary import rope_frequencies
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,
@@ -143,6 +145,48 @@ def test_windows_begin_at_a_layer(architecture: str) -> None:
     assert [layer.window for layer in layers] == [None, None, None, 16]
 
 
+def test_kimi_linear_is_read_as_published_and_as_transformers_saves_it() -> None:
+    sizes = {"num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1}
+    linear = {"head_dim": 16, "num_heads": 2, "short_conv_kernel_size": 3}
+    layers = {"full_attn_layers": [2, 4], "kda_layers": [1, 3]}
+    published = {"linear_attn_config": linear | layers, "moe_renormalize": False}
+    saved = {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "linear_head_dim": 16,
+        "linear_num_heads": 2,
+        "linear_conv_kernel_dim": 3,
+        "norm_topk_prob": False,
+    }
+    found = [
+        read_decoder_config(config("KimiLinearForCausalLM", **sizes, **each))
+        for each in (published, saved)
+    ]
+    assert found[0] == found[1]
+    assert [isinstance(layer, LatentConfig) for layer in found[0].attention] == [False, True] * 2
+    assert rope_frequencies(found[0].rope)[0].count_nonzero() == 0
+    with pytest.raises(WeightsError, match="mla_use_nope"):
+        read_decoder_config(config("KimiLinearForCausalLM", **sizes, mla_use_nope=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "uses_rope"),
+    [
+        ({}, True),
+        ({"rope_theta": None}, False),
+        ({"rope_parameters": {"rope_theta": None, "rope_type": "default"}}, False),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}, True),
+    ],
+)
+def test_olmo_hybrid_without_a_base_rotates_nothing(
+    fields: dict[str, Any], *, uses_rope: bool
+) -> None:
+    decoder = read_decoder_config(config("OlmoHybridForCausalLM", **fields))
+    assert decoder.attending == [decoder.attention[3]]
+    assert [each.uses_rope for each in decoder.attending] == [uses_rope]
+    assert decoder.pre_normed == {0, 1, 2}
+
+
 def test_layers_of_one_half_are_read_from_letters() -> None:
     pattern = {"hybrid_override_pattern": "M-*E", "mamba_d_conv": 3}
     decoder = read_decoder_config(config("NemotronHForCausalLM", **pattern))
@@ -235,6 +279,9 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     if architecture in ("BambaForCausalLM", "GraniteMoeHybridForCausalLM"):
         fields["layer_types"] = ["mamba", "attention", "mamba", "attention"]
         fields["attn_layer_indices"] = [1, 3]
+    if architecture == "KimiLinearForCausalLM":
+        fields["layer_types"] = ["linear_attention", "full_attention"] * 2
+        fields |= {"num_experts": 8, "attention_bias": False}  # files have no bias of queries
     fields["mlp_bias"] = architecture != "NemotronHForCausalLM"  # its experts have none
     fields |= {"mamba_d_ssm": None, "num_kv_shared_layers": 0}
     decoder = Decoder(
