@@ -36,7 +36,7 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @pytest.fixture(scope="module")
 def rig(loaded: Loaded) -> VisionRig:
-    made = VisionRig(loaded[2])
+    made = VisionRig(loaded[2], max_length=512)
     made.encode = encoder_of(loaded[1])
     return made
 

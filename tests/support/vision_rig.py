@@ -133,7 +133,7 @@ class VisionRig(Rig):
         self.head_type = head_of
         layout = blueprint.text.kv_layout(4, dtype)
         self.encode = encode
-        options |= {"recorder": VisionRecorder, "max_length": 512, "native": native}
+        options = {"max_length": 256, **options, "recorder": VisionRecorder, "native": native}
         super().__init__(decoder, layout, **options)
         stream = StepStream(CPU)
         self.runner = VisionRunner(self.runner, encoder, self.features, CPU, stream)
