@@ -67,6 +67,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeLite",
         EXPERTS | {"n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
+    "mistral 4": (
+        "Mistral4",
+        EXPERTS
+        | GROUPS
+        | {"head_dim": 18, "n_shared_experts": 1, "first_k_dense_replace": 0}
+        | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "partial_rotary_factor": 4 / 9}},
+    ),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import transformers
@@ -17,7 +16,6 @@ from support.vision_processors import (
     TorchvisionImages,
     bare,
     qwen_images,
-    tokenizer,
 )
 
 
@@ -218,43 +216,6 @@ def _cohere_compass() -> tuple[Any, Any]:
     return config, bare("CohereCompassProcessor", images, image_word="<|IMAGE_PAD|>")
 
 
-def _mistral3() -> tuple[Any, Any]:
-    """Mistral Small 4: our own family of vision models, around a language model that is not."""
-    config = transformers.Mistral3Config(
-        text_config=text(
-            "mistral4",
-            num_key_value_heads=4,
-            head_dim=12,
-            q_lora_rank=24,
-            kv_lora_rank=16,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=8,
-            v_head_dim=8,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-                "partial_rotary_factor": 1 / 3,
-            },
-        ),
-        vision_config={**TOWER, "model_type": "pixtral", "image_size": 56},
-        vision_feature_layer=-1,
-        spatial_merge_size=2,
-        image_token_index=IMAGE_ID,
-    )
-    images = transformers.PixtralImageProcessorPil(
-        size={"longest_edge": 56}, patch_size={"height": 7, "width": 7}
-    )
-    return config, SimpleNamespace(image_processor=images, tokenizer=tokenizer())
-
-
 _SIGLIP = {**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False}
 
 
@@ -324,5 +285,4 @@ MORE_MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "deepseek_vl": _deepseek_vl,
     "deepseek_vl_hybrid": _deepseek_vl_hybrid,
     "janus": _janus,
-    "mistral3": _mistral3,
 }

@@ -136,6 +136,26 @@ def _mistral3() -> tuple[Any, Any]:
     return config, _pixtral_images()
 
 
+def _mistral_small_4() -> tuple[Any, Any]:
+    config, images = _mistral3()
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0}
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config.text_config = transformers.Mistral4Config(
+        **text("mistral4", num_key_value_heads=4, head_dim=12, qk_rope_head_dim=4),
+        **latent,
+        **experts,
+        rope_parameters={
+            **yarn,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.1,
+            "partial_rotary_factor": 1 / 3,
+        },
+    )
+    return config, images
+
+
 def _qwen_images(patch_size: int) -> Any:
     area = (2 * patch_size) ** 2
     size = {"shortest_edge": 4 * area, "longest_edge": 16 * area}
@@ -303,6 +323,7 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "smolvlm": _smolvlm,
     "internvl": _internvl,
     "mistral3": _mistral3,
+    "mistral_small_4": _mistral_small_4,
     "gemma3": _gemma3,
     "paligemma": _paligemma,
     "glm_ocr": _glm_ocr,

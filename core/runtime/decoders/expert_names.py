@@ -69,6 +69,7 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
         "qwen3_next": ExpertNames(
             shared="mlp.shared_expert", stacked=StackedNames(is_transposed=False)
         ),
+        "mistral4": ExpertNames(stacked=StackedNames(is_transposed=False)),
         "lfm2": ExpertNames(
             module="feed_forward",
             router="feed_forward.gate",

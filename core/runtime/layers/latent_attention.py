@@ -53,7 +53,7 @@ class LatentConfig:
     through `q_rank` values, or directly where that is `None`. Compressed queries and rows have
     norms. `scale` is that of the scores; an `index` reads compressed queries. In a model that is
     divided over ranks, `num_heads` are this rank's, and `heads` says which of all they are; every
-    rank has the whole rows, and the whole index.
+    rank has the whole rows, and the whole index. `scales_queries`: see `StepPositions`.
     """
 
     hidden_size: int
@@ -67,6 +67,7 @@ class LatentConfig:
     norm_eps: float = 1e-6
     has_bias: bool = False
     is_interleaved: bool = True
+    scales_queries: bool = False
     index: KeyIndexConfig | None = None
     heads: Shard | None = None
     reads_layer: ClassVar[int | None] = None
@@ -204,14 +205,17 @@ class LatentAttention:
             q_TX = self.q_norm(q_TX.contiguous())
         if self.index is not None:
             self.index(x_TC, q_TX, positions.full, step)
-        q_THD, rule = self._queries(q_TX, rotation), AttentionRule(scale=config.scale)
+        scale_T = positions.query_scale_T if config.scales_queries else None
+        q_THD, rule = self._queries(q_TX, rotation, scale_T), AttentionRule(scale=config.scale)
         if step.chosen is None:
             out_THL = latent_attention(q_THD, pages, step.batch, rule)
         else:
             out_THL = attend_chosen(q_THD, pages, step.chosen, rule)
         return self.out(self.heads_of_values(out_THL).flatten(1), residual_TC)
 
-    def _queries(self, q_TX: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def _queries(
+        self, q_TX: torch.Tensor, rotation: Rotation, scale_T: torch.Tensor | None
+    ) -> torch.Tensor:
         """The queries in the space of rows, `[T, H, D]`, from normalized inputs."""
         config = self.config
         if self.q_up is not None:
@@ -224,5 +228,8 @@ class LatentAttention:
             rotation.sin_T1R,
             is_interleaved=rotation.is_interleaved,
         )
+        if scale_T is not None:
+            scale_T11 = scale_T.to(rope_THP.dtype).view(-1, 1, 1)
+            nope_THN, rope_THP = nope_THN * scale_T11, rope_THP * scale_T11
         assert self.heads_of_keys is not None
         return torch.cat((self.heads_of_keys(nope_THN), rope_THP), dim=2)

@@ -178,13 +178,17 @@ class _Latents:
 
     def fields(self) -> dict[str, Any]:
         config = self._owner.config
+        has = {
+            LayerFlags.ADJACENT_PAIRS: config.is_interleaved,
+            LayerFlags.SCALED_QUERIES: config.scales_queries,
+        }
         return {
             "out": projection_pointers(self._owner.out),
             "latents": ctypes.pointer(self._pointers),
             "num_heads": config.num_heads,
             "num_kv_heads": 1,
             "head_dim": config.row_dim,
-            "flags": LayerFlags.ADJACENT_PAIRS if config.is_interleaved else LayerFlags(0),
+            "flags": LayerFlags(sum(flag for flag, is_set in has.items() if is_set)),
             "scale": config.scale,
             "attention_scale": 1.0,
         }

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from triptych.core.runtime.decoders.families.table import is_native as is_native_decoder
 from triptych.core.runtime.decoders.native import NativeBlueprint
@@ -29,6 +26,7 @@ from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
+from triptych.modalities.llm.engine.class_config import CAUSAL_CLASSES
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
@@ -254,7 +252,7 @@ def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
     """The text part of a configuration, as a language model's `config.json`."""
     text = config.text_config
     kind = text.model_type
-    architecture = _TEXT_MODELS.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, kind)
+    architecture = _TEXT_MODELS.get(kind) or CAUSAL_CLASSES.get(kind, kind)
     fields = {name: value for name, value in text.to_dict().items() if value is not None}
     return {
         **fields,

@@ -30,6 +30,7 @@ from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.key_index import KeyIndexConfig
 from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.moe import MoeConfig
+from triptych.core.runtime.layers.rotary import QueryScaling
 
 
 class LatentFields(CausalLmConfig, frozen=True, kw_only=True):
@@ -153,6 +154,36 @@ class _Glm4MoeLiteConfig(DeepseekV3Fields, frozen=True, kw_only=True):
     first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)] = 1
 
 
+class _Mistral4Config(DeepseekV3Fields, frozen=True, kw_only=True):
+    max_position_embeddings: Count = 1_048_576
+    q_lora_rank: Count | None = 1024
+    kv_lora_rank: Count = 256
+    qk_nope_head_dim: Count = 64
+    n_routed_experts: Count = 128
+    num_experts_per_tok: Count = 4
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
+    routed_scaling_factor: Positive = 1.0
+    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] | None = 0
+
+
+_MISTRAL4_ROPE = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+)
+"""The default of the family."""
+
+
 def _deepseek_v3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return by_corrected_scores(parse_latent(config, DeepseekV3Fields), max_length)
 
@@ -247,8 +278,42 @@ def _deepseek_v2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return _mixture(fields, routing, max_length, has_correction=False)
 
 
+def _mistral4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Softmax scores in groups, and queries that grow with their positions.
+
+    `partial_rotary_factor` states the rotated part of a head, which the sizes of heads give, too.
+    """
+    rope = dict(config.get("rope_parameters") or _MISTRAL4_ROPE)
+    share = rope.pop("partial_rotary_factor", None)
+    fields = parse_latent({**config, "rope_parameters": rope}, _Mistral4Config)
+    head_dim = fields.qk_nope_head_dim + fields.qk_rope_head_dim
+    if share is not None and round(share * head_dim) != fields.qk_rope_head_dim:
+        raise NotNativeError("config.json: partial_rotary_factor is not that of qk_rope_head_dim.")
+    routing = Routing(
+        num_chosen=fields.num_experts_per_tok,
+        renormalizes=fields.norm_topk_prob,
+        scale=fields.routed_scaling_factor,
+        num_groups=fields.n_group or 1,
+        num_chosen_groups=fields.topk_group or 1,
+    )
+    decoder = _mixture(fields, routing, max_length, has_correction=False, naming="mistral4")
+    beta = None if fields.rope_parameters is None else fields.rope_parameters.llama_4_scaling_beta
+    if beta is None:
+        return decoder
+    scaling = QueryScaling(beta=beta, length=decoder.rope.trained_length)
+    attention = (replace(latent_attention_of(fields), scales_queries=True),) * len(
+        decoder.attention
+    )
+    return replace(decoder, attention=attention, query_scaling=scaling)
+
+
 def _mixture(
-    fields: DeepseekV3Fields, routing: Routing, max_length: int, *, has_correction: bool
+    fields: DeepseekV3Fields,
+    routing: Routing,
+    max_length: int,
+    *,
+    has_correction: bool,
+    naming: str = "",
 ) -> DecoderConfig:
     moe = MoeConfig(
         num_experts=fields.n_routed_experts,
@@ -256,6 +321,7 @@ def _mixture(
         intermediate_size=fields.moe_intermediate_size,
         shared_size=fields.moe_intermediate_size * (fields.n_shared_experts or 0),
         has_correction=has_correction,
+        naming=naming,
         dense_layers=_dense_layers(fields),
     )
     attention = (latent_attention_of(fields),) * fields.num_hidden_layers
@@ -316,6 +382,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": _glm4_moe_lite,
         "GlmMoeDsaForCausalLM": _glm_moe_dsa,
         "MiniCPM3ForCausalLM": _minicpm3,
+        "Mistral4ForCausalLM": _mistral4,
         "YoutuForCausalLM": _youtu,
     }
 )

@@ -35,19 +35,23 @@ static void store_row(const Glue *g, int64_t token) {
     store_head(g->attention, s->write_slots[token], 0, row, NULL);
 }
 
-/* Rotate a token's queries, into their places after the absorbed values. */
+/* Rotate a token's queries, into their places after the absorbed values; scale both parts. */
 static void rotate_queries(const Glue *g, int64_t token) {
     const Step *s = g->step;
     const Latents *l = g->layer->latents;
     int64_t num_heads = g->layer->num_heads, row_dim = l->kv_rank + l->rope_dim;
     Parts p = parts_of(g);
-    const char *from = token_of(s, p.queries, token, p.query_stride);
+    char *from = token_of(s, p.queries, token, p.query_stride);
     char *to = token_of(s, p.absorbed, token, num_heads * row_dim);
     size_t num_bytes = (size_t)(l->rope_dim * size_of(dtype_of(s)));
     for (int64_t head = 0; head < num_heads; head++) {
         char *rotated = token_of(s, to, 1, head * row_dim + l->kv_rank);
-        memcpy(rotated, token_of(s, from, 1, head * (l->nope_dim + l->rope_dim) + l->nope_dim), num_bytes);
+        char *plain = token_of(s, from, 1, head * (l->nope_dim + l->rope_dim));
+        memcpy(rotated, token_of(s, plain, 1, l->nope_dim), num_bytes);
         rotate_head(g, token, rotated);
+        if (!(g->layer->flags & SCALED_QUERIES)) continue;
+        scale_values(s, rotated, l->rope_dim, s->query_scales[token]);
+        scale_values(s, plain, l->nope_dim, s->query_scales[token]);
     }
 }
 
