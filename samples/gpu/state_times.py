@@ -1,7 +1,7 @@
 """Recurrent layers: the convolution, the gated delta rule, Mamba 2's scan, and gated norms.
 
-Sizes are those of Qwen3-Next and of a Nemotron-H of 8B. The references go token by token, so only
-decode steps are compared.
+Sizes are those of Qwen3-Next, with a decay for each head and for each value of its key, and of a
+Nemotron-H of 8B. The references go token by token, so only decode steps are compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def cases(place: Place) -> Iterator[Case]:
     for num_rows, length in ((1, 1), (64, 1), (1, 2048)) if place.is_gpu else ((2, 1),):
         wave = _wave(place, num_rows, length)
         yield _convolution(place, wave)
-        yield _delta_rule(place, wave)
+        for has_key_decays in (False, True):
+            yield _delta_rule(place, wave, has_key_decays=has_key_decays)
         for is_deterministic in (False, True) if length > 1 else (False,):
             yield _scan(place, wave, is_deterministic=is_deterministic)
         yield _gated_norm(place, num_rows * length)
@@ -74,14 +75,16 @@ def _convolution(place: Place, wave: StateWave) -> Case:
     return Case(_named("convolution", wave), ours, _peers(wave, theirs), num_bytes)
 
 
-def _delta_rule(place: Place, wave: StateWave) -> Case:
+def _delta_rule(place: Place, wave: StateWave, *, has_key_decays: bool) -> Case:
     from triptych.core.runtime.kernels.triton import delta_rule
 
     num_key_heads, num_heads, size = (16, 32, 128) if place.is_gpu else (2, 4, 16)
     num_rows, num_tokens = len(wave.starts_B), len(wave.starts_B) * wave.max_length
     q, k = (randn(place, num_tokens, num_key_heads, size) for _ in range(2))
-    v, (a, b) = randn(place, num_tokens, num_heads, size), randn(place, 2, num_tokens, num_heads)
-    a, bias = a.unsqueeze(2), randn(place, num_heads, 1).float()
+    num_decays = size if has_key_decays else 1
+    v, b = randn(place, num_tokens, num_heads, size), randn(place, num_tokens, num_heads)
+    a = randn(place, num_tokens, num_heads, num_decays)
+    bias = randn(place, num_heads, num_decays).float()
     decay_H = -randn(place, num_heads).float().exp()
     inputs = DeltaInputs(q, k, v, a, b, decay_H, bias)
     shape = num_rows, num_heads, size, size
@@ -98,8 +101,9 @@ def _delta_rule(place: Place, wave: StateWave) -> Case:
         recurrent._apply_delta_rule(inputs, states[1], wave, y_THE)
         return y_THE
 
-    num_bytes = 2 * states[0].nbytes + q.nbytes + k.nbytes + 3 * v.nbytes
-    return Case(_named("gated delta rule", wave), ours, _peers(wave, theirs), num_bytes)
+    num_bytes = 2 * states[0].nbytes + a.nbytes + q.nbytes + k.nbytes + 3 * v.nbytes
+    name = _named("gated delta rule" + ", decays of keys" * has_key_decays, wave)
+    return Case(name, ours, _peers(wave, theirs), num_bytes)
 
 
 def _scan(place: Place, wave: StateWave, *, is_deterministic: bool) -> Case:

@@ -141,10 +141,11 @@ static void load_unit(const void *from, int64_t index, int64_t size, int dtype, 
 
 /* As `softplus`, without a branch: log(1 + e^-|x|) = 2 artanh(s) as a series, whose s is 1/3 at most. */
 INLINE vec softplus_vec(vec x) {
-    vec power = exp_vec(-max_vec(x, -x)), s = power / (2.0f + power), square = s * s;
+    ivec bits = (ivec)x, is_negative = bits >> 31;
+    vec power = exp_vec((vec)(bits | (int32_t)0x80000000)), s = power / (2.0f + power), square = s * s;
     vec sum = splat(1.0f / 15.0f);
     for (int divisor = 13; divisor > 0; divisor -= 2) sum = sum * square + 1.0f / (float)divisor;
-    return max_vec(x, splat(0.0f)) + 2.0f * s * sum;
+    return (vec)(bits & ~is_negative) + 2.0f * s * sum;
 }
 
 /* The vectors of a token's update of a head. `read` is the key as the state is read by it before it
