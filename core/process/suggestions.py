@@ -1,8 +1,9 @@
 """The known name that a mistyped name most likely stands for.
 
 Owns the measure of likeness. A suggestion never leads to another meaning: two names are alike only
-if each of their words is the same or a misspelling, and a known word is not a misspelling of
-another. Names are words joined by dashes, underscores, dots or colons. Knows no names.
+if each word of one is that of the other, a misspelling of it, or at least its first half, and a
+known word is not a misspelling of another. Names are words joined by dashes, underscores, dots or
+colons. Knows no names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import partial
 _ALIKE, _ALIKE_IF_SHORT = 0.8, 0.74
 """The least likeness of a misspelled word; if short, one exchange of letters in a word of four."""
 _SHORT_CHARS = 5
+_CUT_CHARS = 3
+"""The least letters of a word that was cut short: two begin too many words."""
 _MAX_CHARS = 80
 """Longer names are not compared: it takes time that grows with their square."""
 _SEPARATORS = re.compile(r"[-_.: ]+")
@@ -46,9 +49,9 @@ def _likeness(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
-def _rank(word: str, name: str) -> tuple[bool, float]:
-    """Return what orders similar names: letters that changed places, then the likeness."""
-    return sorted(word) == sorted(name), _likeness(word, name)
+def _rank(word: str, name: str) -> tuple[bool, bool, float]:
+    """Return what orders similar names: letters that changed places, a beginning, the likeness."""
+    return sorted(word) == sorted(name), name.startswith(word), _likeness(word, name)
 
 
 def _is_spelling_of(typed: Sequence[str], name: Sequence[str], terms: Collection[str]) -> bool:
@@ -69,5 +72,11 @@ def _is_spelling_of(typed: Sequence[str], name: Sequence[str], terms: Collection
 def _is_same(word: str, known: str, terms: Collection[str]) -> bool:
     if word == known or word.rstrip("s") == known.rstrip("s"):
         return True
+    if word in terms:
+        return False
     least = _ALIKE_IF_SHORT if len(word) <= _SHORT_CHARS else _ALIKE
-    return word not in terms and _likeness(word, known) >= least
+    return _likeness(word, known) >= least or _is_first_half(word, known)
+
+
+def _is_first_half(word: str, known: str) -> bool:
+    return len(word) >= _CUT_CHARS and 2 * len(word) >= len(known) and known.startswith(word)

@@ -22,6 +22,8 @@ NAMES = [
         ("--max-bacth-size", "--max-batch-size"),
         ("-max-batch-size", "--max-batch-size"),
         ("--CHUNK-SIZE", "--chunk-size"),
+        ("--api-key-fil", "--api-key-file"),
+        ("--max-num-lor", "--max-num-loras"),
     ],
 )
 def test_a_misspelled_name_is_found(typed: str, meant: str) -> None:
@@ -43,6 +45,12 @@ def test_a_known_word_is_no_misspelling_of_another() -> None:
     assert nearest("--max-stop", ["--max-step"]) == "--max-step"
     assert nearest("--max-stop", ["--max-step", "--stop"]) is None
     assert nearest("--max-stop", ["--max-step"], vocabulary=["--stop-at"]) is None
+
+
+def test_a_word_that_was_cut_short_is_completed_before_likelier_ones() -> None:
+    assert nearest("--out", ["-ot", "--output"]) == "--output"
+    assert nearest("--ou", ["--output"]) is None
+    assert nearest("--out", ["--output-folder"]) is None
 
 
 def test_letters_that_changed_places_come_first_and_a_tie_gets_no_suggestion() -> None:
