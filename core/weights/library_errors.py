@@ -20,7 +20,6 @@ _UNFIT = (
     ArithmeticError,
     AssertionError,
     AttributeError,
-    ImportError,
     LookupError,
     NotImplementedError,
     RuntimeError,
@@ -37,6 +36,8 @@ def library_errors(problem: str) -> Iterator[None]:
         yield
     except TriptychError:
         raise
+    except ImportError as error:
+        raise WeightsError(f"A package is missing: {brief(error)}.") from error
     except _UNFIT as error:
         raise WeightsError(f"{problem}: {_cause(error)}.") from error
 

@@ -17,6 +17,7 @@ NO_WORDS = "It fails: a value that its class reads is missing, or of another kin
         (IndexError("list index out of range"), NO_WORDS),
         (KeyError("full_attention"), "It fails: full_attention is missing."),
         (KeyError("Missing keys: rope_theta."), "It fails: Missing keys: rope_theta."),
+        (ImportError("X requires timm."), "A package is missing: X requires timm."),
         (ValueError("heads do not fit.\nmore"), "It fails: heads do not fit."),
     ],
 )
