@@ -41,6 +41,8 @@ _KEY = re.compile(
     r"(?:(?:model|language_model|text_model|backbone)\.)*"
     rf"(layers\.\d+\..+|{_EMBEDDING}|{_HEAD})"
 )
+_UNNAMED = ".forget_gate."
+"""A module of Kimi Linear's class that the names in its files leave out."""
 MAX_RANK = 4096
 """The highest rank of a projection's change on a CPU, whose threads have low values on the stack.
 
@@ -324,7 +326,7 @@ def _refuse_two_of_one(modules: Iterable[str]) -> None:
 def _find_key(module: str) -> str:
     """The name of a module within its decoder, or an empty text."""
     found = _KEY.fullmatch(module)
-    return found[1] if found else ""
+    return found[1].replace(_UNNAMED, ".") if found else ""
 
 
 def _key_of(module: str) -> str:

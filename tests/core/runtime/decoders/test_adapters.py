@@ -44,6 +44,7 @@ Q, K = f"model.{LAYER}.q_proj", f"model.{LAYER}.k_proj"
         (False, 16, (Q, K), ""),
         (False, 17, (Q,), r"rank is 17; this server takes 16 \(--max-lora-rank\)"),
         (True, 4, (Q, f"{LAYER}.q_proj"), "are one module"),
+        (True, 4, (f"model.{LAYER}.forget_gate.q_proj",), ""),
         (True, 4, (f"vision_tower.{LAYER}.q_proj",), "no module of this model"),
     ],
 )
