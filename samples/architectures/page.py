@@ -28,8 +28,8 @@ served or refused like the rest.
 
 - **native**: on our own decoder, encoder or steps.
 - **transformers**: its class runs on the paged cache, all rows of a step together.
-- **row by row**: its class runs with its own attention over the pages of one row at a time, which
-  is slower.
+- **row by row**: its class runs with its own attention over the pages of one row at a time, or with
+  its own cache, which is slower.
 - **refused**: in one sentence, before weights are read.
 - A role such as **vision** or **asr**: the model is served as one of that kind.
 

@@ -19,7 +19,7 @@ import transformers
 from support.batch_driver import CPU, BatchDriver, is_same
 from support.captured import verified_steps
 from support.kernel_levels import LEVELS
-from support.recurrent_models import ALL, RECURRENT, recurrent_model
+from support.recurrent_models import ALL, OWN_CACHES, RECURRENT, recurrent_model
 from support.token_world import token_request
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.runtime.decoders.causal_model import CausalModel
@@ -88,22 +88,35 @@ def test_tokens_of_our_decoder_through_every_path(
     )
 
 
-def go_through_every_path(engine: BatchDriver, reference: Any) -> None:
-    long = prompt(1, 300)
-    prompts = {"a": long, "b": long[:200] + prompt(2, 20), "c": prompt(3, 70), "d": long}
+@pytest.mark.parametrize("name", OWN_CACHES)
+def test_tokens_with_the_cache_of_the_class_through_every_path(tmp_path: Path, name: str) -> None:
+    """Windows and blocks are shorter than the prompt, and longer than some chunks."""
+    reference = recurrent_model(name)
+    reference.save_pretrained(tmp_path)
+    built = build(tmp_path, FallbackBlueprint, torch.float32)
+    engine = BatchDriver(*built, None, num_pages=10, **OPTIONS | {"max_batch_input_tokens": 20})
+    go_through_every_path(engine, reference, length=90, num_new=10)
+
+
+def go_through_every_path(
+    engine: BatchDriver, reference: Any, *, length: int = 300, num_new: int = NUM_NEW
+) -> None:
+    long, num_shared = prompt(1, length), length * 2 // 3
+    parted = long[:num_shared] + prompt(2, 20)
+    prompts = {"a": long, "b": parted, "c": prompt(3, length // 4), "d": long}
     for job, ids in prompts.items():
-        engine.submit(job, token_request(ids, max_tokens=NUM_NEW, temperature=0.0))
+        engine.submit(job, token_request(ids, max_tokens=num_new, temperature=0.0))
     engine.run()
     counters = engine.scheduler.stats().counters
     assert counters["preemptions_total"] > 0
-    assert counters["cached_tokens_total"] >= 200
+    assert counters["cached_tokens_total"] >= num_shared
     for job, ids in prompts.items():
-        check(engine, reference, job, ids)
+        check(engine, reference, job, ids, num_new)
     turn = long + answer(engine, "a") + prompt(4, 20)
     engine.submit("turn", token_request(turn, max_tokens=4, temperature=0.0))
     engine.run()
     check(engine, reference, "turn", turn, num_new=4)
-    assert engine.deltas("turn")[-1].num_cached_tokens == (300 + NUM_NEW - 1) // 16 * 16
+    assert engine.deltas("turn")[-1].num_cached_tokens == (length + num_new - 1) // 16 * 16
 
 
 class KnownDrafts:
@@ -208,7 +221,7 @@ def test_logits_are_bitwise_those_of_a_row_alone(
 
 
 IN_BFLOAT16 = [
-    *((name, FallbackBlueprint) for name in ("qwen3.5", "lfm2", "granite-hybrid")),
+    *((name, FallbackBlueprint) for name in ("qwen3.5", "lfm2", "granite-hybrid", *OWN_CACHES)),
     *((name, NativeBlueprint) for name in ("granite-hybrid", "nemotron-h", "falcon-h1")),
     *((name, NativeBlueprint) for name in ("kimi-linear", "olmo-hybrid")),
 ]
@@ -218,12 +231,13 @@ IN_BFLOAT16 = [
 def test_it_errs_no_more_than_its_class_in_bfloat16(
     tmp_path: Path, name: str, kind: Any, one_kernel: NativeKernels
 ) -> None:
-    rounded = recurrent_model(name, torch.bfloat16)
-    rounded.save_pretrained(tmp_path)
+    model = recurrent_model(name, torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    rounded = type(model).from_pretrained(tmp_path, dtype=model.dtype, attn_implementation="eager")
     native = {"native": one_kernel} if kind is NativeBlueprint else {}
     built = build(tmp_path, kind, torch.bfloat16, **native)
     engine = BatchDriver(*built, native.get("native"), num_pages=30, **OPTIONS)
-    ids = prompt(1, 200)
+    ids = prompt(1, 90 if name in OWN_CACHES else 200)
     engine.submit("a", token_request(ids, max_tokens=20, temperature=0.0))
     engine.run()
     tokens = torch.tensor([(ids + answer(engine, "a"))[:-1]])

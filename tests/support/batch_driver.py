@@ -180,7 +180,7 @@ class BatchDriver(SchedulerDriver):
         for tensor in kv.tensors:
             tensor[:-1].fill_(math.nan if tensor.is_floating_point() else 77)
         for state in () if kv.states is None else chain.from_iterable(kv.states.layers):
-            state.fill_(math.nan)
+            state.fill_(math.nan if state.is_floating_point() else 77)
         self._sampler = LogitsKeeper(
             vocab_size=model.vocab_size, max_batch_size=num_slots, device=CPU, native=native
         )

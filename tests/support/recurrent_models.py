@@ -156,9 +156,57 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OWN_CACHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v4, compressed blocks": (
+        "DeepseekV4",
+        {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "sliding_window": 24,
+            "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 32,
+            },
+            "index_n_heads": 16,
+            "index_head_dim": 8,
+            "index_topk": 16,
+            "q_lora_rank": 24,
+            "o_groups": 2,
+            "o_lora_rank": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "qwen4-exp, an index and n-grams": (
+        "Qwen4ExpText",
+        _DELTA_NET
+        | _GATED
+        | _EXPERTS
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "indexed_attention"],
+            "hc_lowrank": 8,
+            "ple_layer_ids": [1],
+            "ngram_vocab_size_base": 50,
+            "heads_per_ngram": 2,
+            "split_ngram_parts": 2,
+            "indexer_n_heads": 16,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 32,
+            "indexer_compress_ratio": 4,
+        },
+    ),
+}
+"""Models whose own cache is taken apart, with a window or blocks of tokens."""
+
+
 def recurrent_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of a name in `RECURRENT`, as transformers makes it, with random weights."""
-    family, extra = RECURRENT[name]
+    """A model of `RECURRENT` or `OWN_CACHES`, as transformers makes it, with random weights."""
+    family, extra = (RECURRENT | OWN_CACHES)[name]
     config = getattr(transformers, f"{family}Config")(**ALL | extra, attn_implementation="eager")
     torch.manual_seed(3)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()

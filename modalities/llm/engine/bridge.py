@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -32,7 +32,10 @@ from triptych.core.runtime.kernels.paged_attention import (
 )
 from triptych.core.runtime.layers.attention import KvLayout, KvShape, PagedStep
 from triptych.modalities.llm.engine.latents import RowExpansion, expansion_of
-from triptych.modalities.llm.engine.recurrence import RecurrentModule
+from triptych.modalities.llm.engine.recurrence import RECURRENT, RecurrentModule
+
+if TYPE_CHECKING:
+    from triptych.modalities.llm.engine.own_cache import OwnCache
 
 ATTENTION = "triptych_paged"
 """The name of our attention in transformers' registry."""
@@ -75,27 +78,50 @@ class CachePlan:
     """The layers of a model by their index, the cells that they share, and recurrent modules.
 
     With a `cache_argument`, each row of a step runs by itself with the class's own attention, which
-    takes its cache by that name (`rows`).
+    takes its cache by that name (`rows`). With an `own` cache, so it does with the class's own
+    cache, of which cells and states hold the parts (`own_rows`).
     """
 
     layers: Mapping[int, LayerPlan]
     shapes: tuple[KvShape, ...]
     cache_argument: str = ""
     recurrent: tuple[RecurrentModule, ...] = ()
+    own: OwnCache | None = None
 
     @property
     def by_rows(self) -> bool:
         """Whether each row runs by itself."""
-        return bool(self.cache_argument)
+        return bool(self.cache_argument) or self.own is not None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a row has a state."""
+        return bool(self.recurrent) or self.own is not None
+
+    @property
+    def recurrent_parts(self) -> list[tuple[int, int]]:
+        """The states of recurrences, by their layer in a cache's states and number there."""
+        if self.own is not None:
+            return [(0, number) for number in self.own.recurrent_parts]
+        return [
+            (layer, number)
+            for layer, module in enumerate(self.recurrent)
+            for number, (key, _) in enumerate(module.states)
+            if key.kind == RECURRENT
+        ]
 
     def layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
+        shapes: tuple[KvShape, ...] = self.shapes
+        states = tuple(module.layer_state for module in self.recurrent)
+        if self.own is not None:
+            shapes, states = self.own.shapes(page_size, dtype), (self.own.line,)
         return KvLayout(
-            shapes=self.shapes,
+            shapes=shapes,
             page_size=page_size,
             dtype=dtype,
             read_by_torch=self.by_rows,
-            states=tuple(module.layer_state for module in self.recurrent),
+            states=states,
         )
 
     def with_mask_windows(self, windows: Mapping[int, int]) -> CachePlan:
@@ -112,6 +138,11 @@ class CachePlan:
             layer: replace(plan, sees_blocks=layer in layers) for layer, plan in self.layers.items()
         }
         return replace(self, layers=changed)
+
+    @classmethod
+    def of_own(cls, own: OwnCache) -> CachePlan:
+        """The plan of a class with its own cache."""
+        return cls({}, (), own=own)
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[int, KvShape]) -> CachePlan:

@@ -79,6 +79,8 @@ _PARTS = {
 }
 """Parts of a model by their configuration, and what they are for."""
 _PER_LAYER = "per_layer_config"
+_BLOCKS = ("window", "compress", "pool", "stride")
+"""Parts of the names of numbers of tokens that a class keeps together."""
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers")
 _RECURRENT_LAYERS = {"linear_attention", "conv"}
 _BRIDGED_LAYERS = {
@@ -166,10 +168,8 @@ def _check_parts(kind: Any, config_kind: Any) -> None:
 
 
 def check_text(kind: Any, config: Any) -> None:
-    """Raise `WeightsError` for a language model with states that cannot be kept."""
+    """Raise `WeightsError` for a language model without the numbers of one."""
     has_states = keeps_states(kind, config)
-    if has_states and not can_bridge(kind, config):
-        raise WeightsError(refusal("it keeps a recurrent state of another kind"))
     for name in _COUNTS if has_states else (*_COUNTS, "num_attention_heads"):
         count = getattr(config, name, None)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -196,6 +196,17 @@ def can_bridge(kind: Any, config: Any) -> bool:
     """Whether our attention may replace that of a class; its first pass decides."""
     has_interface = kind._supports_attention_backend or kind._is_stateful
     return bool(has_interface) and _layer_types(config) <= _BRIDGED_LAYERS
+
+
+def longest_block(config: Any) -> int:
+    """The most tokens that a configuration names for a window, or that are kept together."""
+    named = (
+        value
+        for name, value in vars(config).items()
+        if any(word in name for word in _BLOCKS)
+        for value in (value.values() if isinstance(value, Mapping) else (value,))
+    )
+    return max((n for n in named if isinstance(n, int) and not isinstance(n, bool)), default=0)
 
 
 def _layer_types(config: Any) -> set[str]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from transformers.core_model_loading import build_glob_alternation
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from triptych.core.errors import WeightsError
@@ -52,12 +53,16 @@ from triptych.modalities.llm.engine.class_config import (
     check_direction,
     fit_context,
     keeps_states,
+    longest_block,
     read_class,
 )
 from triptych.modalities.llm.engine.latents import store_rows
+from triptych.modalities.llm.engine.own_cache import find_own_cache
+from triptych.modalities.llm.engine.own_rows import OwnRows, own_row_bytes
 from triptych.modalities.llm.engine.proof import prove
 from triptych.modalities.llm.engine.recurrence import Recurrence, StateRecorder, recurrent_bytes
 from triptych.modalities.llm.engine.rows import (
+    RunRow,
     cache_argument,
     new_cache,
     plan_of_cache,
@@ -96,31 +101,58 @@ class FallbackBlueprint:
         parsed._attn_implementation = ATTENTION if can_bridge(kind, parsed) else OWN_ATTENTION
         return kind, parsed
 
+    @property
+    def _class(self) -> tuple[Any, Any]:
+        """The class and the configuration of the whole model."""
+        return self._kind, self._config
+
     @cached_property
     def _sketch(self) -> Any:
         """The model on the meta device."""
-        return sketch(self._kind, self._config)
+        return sketch(*self._class)
 
     @property
     def _sketched_body(self) -> Any:
-        return body_of(self._sketch)
+        return self._body_of(self._sketch)
+
+    def _body_of(self, model: Any) -> Any:
+        return body_of(model)
 
     @cached_property
     def plan(self) -> CachePlan:
         """The cells and states of all layers, as the class's forward uses them on the meta device.
 
-        Where our attention cannot replace its own, the plan is by rows. A few old classes read
-        values in their forward, which the meta device has not; their layers are alike, as the
-        configuration says. The proof checks each.
+        Where our attention cannot replace its own, the plan is by rows, and where our cache cannot
+        replace its own either, it has the class's. A few old classes read values in their forward,
+        which the meta device has not; their layers are alike, as the configuration says. The proof
+        checks each.
         """
         check_direction(self._sketch)
-        if keeps_states(self._kind, self._config):
-            return self._bridged_plan()
-        if self.attention == ATTENTION and not _counts_positions(self._sketch):
-            with suppress(WeightsError), library_errors(""):
-                return self._bridged_plan()
+        refused: WeightsError | None = None
+        for attempt in self._attempts():
+            try:
+                with library_errors(""):
+                    return attempt()
+            except WeightsError as error:
+                is_ours = error.__cause__ is None  # a sentence of ours, not a library's words
+                if is_ours and (refused is None or attempt != self._own_plan):
+                    refused = error
+        raise refused or WeightsError(refusal("its class does not run without weights"))
+
+    def _attempts(self) -> Iterator[Callable[[], CachePlan]]:
+        """The ways to run the class, the fastest first."""
+        has_states = keeps_states(self._kind, self._config)
+        is_bridged = self.attention == ATTENTION
+        if is_bridged and (has_states or not _counts_positions(self._sketch)):
+            yield self._bridged_plan
         for config in (self._config, self._sketched_body.config):
             config._attn_implementation = OWN_ATTENTION
+        if not has_states:
+            yield self._plan_by_rows
+        yield self._own_plan
+
+    def _plan_by_rows(self) -> CachePlan:
+        """The plan with the class's own attention over our pages."""
         cache, argument = new_cache(), cache_argument(self._sketch, self._sketched_body)
         num_tokens = _TWO_IDS.shape[1]
         try:
@@ -129,6 +161,12 @@ class FallbackBlueprint:
             first = plan_of_cache(cache, argument, num_tokens).shapes[:1] if cache.layers else ()
             return replace(_stated_plan(self._config, *first), cache_argument=argument)
         return plan_of_cache(cache, argument, num_tokens)
+
+    def _own_plan(self) -> CachePlan:
+        """The plan with the class's own attention and cache."""
+        body = self._body_of(typed_sketch(*self._class, self.dtype))
+        longest = min(longest_block(self._config), self.max_length)
+        return CachePlan.of_own(find_own_cache(body, longest, self.dtype))
 
     @property
     def attention(self) -> str:
@@ -172,10 +210,14 @@ class FallbackBlueprint:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         inner = max(inner) if isinstance(inner, Sequence) else inner
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
-        if self.known_plan().by_rows:
-            values += row_values(self.plan, config.num_attention_heads, self.max_length)
-        state_bytes = recurrent_bytes(self.plan.recurrent)
-        return values * self.dtype.itemsize + state_bytes + logits_bytes(num_rows, self.vocab_size)
+        plan, row_bytes = self.known_plan(), 0
+        num_heads = getattr(config, "num_attention_heads", None) or 0
+        if plan.own is not None:
+            row_bytes = own_row_bytes(plan.own, num_heads, self.max_length)
+        elif plan.by_rows:
+            values += row_values(plan, num_heads, self.max_length)
+        row_bytes += recurrent_bytes(plan.recurrent)
+        return values * self.dtype.itemsize + row_bytes + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The shape of the model's cache."""
@@ -220,6 +262,7 @@ class FallbackModel:
         self.whole = model
         owner, self.body = self._parts(model)
         self.recurrence = Recurrence(self._layers_of(model), plan.recurrent)
+        self._own_rows = None if plan.own is None else OwnRows(plan.own)
         # The same head with a body that returns its input, so that scales and caps are applied.
         self._head = copy.copy(owner)
         self._given = _GivenHidden(self.body)
@@ -252,7 +295,7 @@ class FallbackModel:
     def run_step(self, step: BridgedStep, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Run the body on a step: `hidden_TC`."""
         if self.plan.by_rows:
-            return run_rows(partial(self._run_row, inputs), step.step, self.plan)
+            return self._run_rows(partial(self._run_row, inputs), step.step)
         with self.recurrence.over(step.step):
             output = self.body(
                 position_ids=positions.unsqueeze(0), use_cache=False, **{STEP: step}, **inputs
@@ -260,19 +303,35 @@ class FallbackModel:
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
 
+    def _run_rows(self, run: RunRow, step: PagedStep) -> torch.Tensor:
+        """Run each row of a step by itself: `hidden_TC`."""
+        if self._own_rows is not None:
+            return self._own_rows.run(run, step, is_slow=self.recurrence.is_slow)
+        return run_rows(run, step, self.plan)
+
     def _run_row(
         self, inputs: Mapping[str, torch.Tensor], tokens: slice, cache: Mapping[str, Any]
-    ) -> torch.Tensor:
+    ) -> Any:
         """Run the body on some tokens of a step, all of one row."""
-        output = self.body(**{name: x[:, tokens] for name, x in inputs.items()}, **cache)
-        hidden_TC: torch.Tensor = output.last_hidden_state[0]
-        return hidden_TC
+        return self.body(**{name: x[:, tokens] for name, x in inputs.items()}, **cache)
 
 
 def sketch(kind: Any, config: Any) -> Any:
     """A model of class `kind` on the meta device. Raises `WeightsError`."""
     with library_errors(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
         return kind(copy.deepcopy(config)).to(torch.bfloat16).eval()
+
+
+def typed_sketch(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """As `sketch`, with the weights in float32 that a class loads so in a model of `dtype`."""
+    with library_errors(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
+        model = kind._from_config(copy.deepcopy(config), dtype=torch.bfloat16).eval()
+    if patterns := list(model._get_dtype_plan(dtype)):
+        kept, *_ = build_glob_alternation(patterns)
+        for name, parameter in model.named_parameters():
+            if kept.search(name):
+                parameter.data = parameter.data.float()
+    return model
 
 
 def body_of(model: Any) -> Any:
@@ -322,6 +381,9 @@ def absorbed(model: Any, plan: CachePlan, native: NativeKernels | None) -> Itera
 
     After the block, in which the model is proved, its class can no longer expand them.
     """
+    if plan.own is not None:  # a class may change its weights as it first runs
+        with torch.inference_mode():
+            model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device))
     expansions = [] if plan.by_rows else store_rows(model, ATTENTION)
     for expansion in expansions:
         expansion.take_weight(native)

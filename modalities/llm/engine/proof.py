@@ -80,13 +80,13 @@ def prove(
     Raises `WeightsError` where masks or results differ.
     """
     with torch.inference_mode(), narrowed(model.body) as window:
-        num_tokens = min(max(_NUM_TOKENS, _widest(model.body) + PAGE_SIZE), max_length)
+        num_tokens = min(max(_NUM_TOKENS, _farthest(model) + PAGE_SIZE), max_length)
         ids_T = (torch.arange(num_tokens, device=device) + _FIRST_PLAIN_ID) % model.vocab_size
         with library_errors(problem("its class does not run without a cache")):
             own_TC, own_V, masks = _on_its_own(model, ids_T)
         with library_errors(problem("it does not run a step of several rows")):
             chunks, windows = _on_pages(model, ids_T, dtype)
-            if model.plan.recurrent:
+            if model.plan.has_states:
                 chunks = _at_best_pace(model, ids_T, own_TC, chunks, dtype)
             narrow = None if window is None else min(window, NARROW_WINDOW)
             found, plan = list[int](), model.plan
@@ -118,13 +118,18 @@ def _at_best_pace(
     chunks: _Chunks,
     dtype: torch.dtype,
 ) -> _Chunks:
-    """The chunks, by which rows go on one token at a time if that is nearer to the class."""
+    """The chunks, by which rows go on one token at a time if that is nearer to the class.
+
+    So do those of a class that goes on with several tokens as if its states were zeros.
+    """
     error = _error(chunks, own_TC)
     if error <= _EXACT_DIFFERENCE:
         return chunks
+    forgotten, _ = _on_pages(model, ids_T, dtype, forgets=True)
+    is_forgetful = bool(model.plan.recurrent_parts) and torch.equal(forgotten[1][1], chunks[1][1])
     model.recurrence.is_slow = True
     slow_chunks, _ = _on_pages(model, ids_T, dtype)
-    if 2 * _error(slow_chunks, own_TC) < error:
+    if is_forgetful or 2 * _error(slow_chunks, own_TC) < error:
         return slow_chunks
     model.recurrence.is_slow = False
     return chunks
@@ -151,13 +156,14 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _on_pages(
-    model: BridgedModel, ids_T: torch.Tensor, dtype: torch.dtype
+    model: BridgedModel, ids_T: torch.Tensor, dtype: torch.dtype, *, forgets: bool = False
 ) -> tuple[_Chunks, dict[int, int | None]]:
     """The `hidden_TC` of some chunks on our cache, and the windows that attention was given.
 
     The second step has the second chunk of one row and the first of another, so that a class that
-    counts positions along a step fails. Rows with states also decode, and go on from a snapshot. A
-    chunk is its first position and its hidden states.
+    counts positions along a step fails. Rows with states also decode, and go on from a snapshot; if
+    the cache `forgets`, recurrent states are zeros after each step. A chunk is its first position
+    and its hidden states.
     """
     num_tokens, num_pages = len(ids_T), -(-len(ids_T) // PAGE_SIZE)
     layout = model.plan.layout(PAGE_SIZE, dtype)
@@ -175,6 +181,9 @@ def _on_pages(
         sizes = batch.host_query_lengths_B.tolist()
         starts = [start for _, start, _ in planned.chunks]
         chunks += zip(starts, hidden_TC.split(sizes), strict=True)
+        if forgets and kv.states is not None:
+            for layer, number in model.plan.recurrent_parts:
+                kv.states.layers[layer][number].zero_()
     return chunks, windows
 
 
@@ -270,9 +279,10 @@ class ClassOutputs:
 
     def keep(self, module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """A hook before a layer's attention, which keeps its mask."""
-        mask = given.get("attention_mask")
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            self.masks[int(module.layer_idx)] = _seen(mask[..., : mask.shape[-2]])
+        given_mask = given.get("attention_mask")
+        for mask in given_mask.values() if isinstance(given_mask, Mapping) else (given_mask,):
+            if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+                self.masks[int(module.layer_idx)] = _seen(mask[..., : mask.shape[-2]])
 
 
 @contextmanager
@@ -363,6 +373,12 @@ def _window(owner: Any) -> int | None:
     return (
         window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
     )
+
+
+def _farthest(model: BridgedModel) -> int:
+    """The tokens after which a row has all that its class keeps: a window, or two blocks."""
+    own = model.plan.own
+    return max(_widest(model.body), 0 if own is None else 2 * own.longest_block)
 
 
 def _widest(body: torch.nn.Module) -> int:

@@ -29,6 +29,8 @@ from triptych.core.runtime.layers.states import LayerState, StateShape
 # Its warning that faster kernels are not installed is for users of transformers.
 logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
+RECURRENT = "recurrent"
+"""The kind of a state that is no end of a convolution's inputs."""
 _CACHE = "cache"
 """The argument of transformers' modules that is their cache."""
 _MOST_TOKENS = 256
@@ -62,9 +64,7 @@ def recurrent_bytes(modules: Sequence[RecurrentModule]) -> int:
 
     Mamba computes with a state for each token, others with scores between the tokens of a chunk.
     """
-    shapes = [
-        shape for module in modules for key, shape in module.states if key.kind == "recurrent"
-    ]
+    shapes = [shape for module in modules for key, shape in module.states if key.kind == RECURRENT]
     sizes = [
         12 * prod(shape.shape) if len(shape.shape) < 3 else 16 * _MAMBA2_CHUNK * shape.shape[0]
         for shape in shapes
@@ -149,7 +149,7 @@ class StateRecorder:
         self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
     ) -> torch.Tensor:
         """Record any other state."""
-        self._record(StateKey("recurrent", layer_idx, state_idx), state.shape[1:], state.dtype)
+        self._record(StateKey(RECURRENT, layer_idx, state_idx), state.shape[1:], state.dtype)
         return state
 
     def get_linear_cache(self, layer: int) -> None:
@@ -177,7 +177,7 @@ class _RowsCache:
 
     def get_recurrent_state(self, layer: int, state_idx: int = 0) -> torch.Tensor | None:
         """Any other state."""
-        return None if self._is_new else self._states[StateKey("recurrent", layer, state_idx)]
+        return None if self._is_new else self._states[StateKey(RECURRENT, layer, state_idx)]
 
     def update_conv_state(
         self, inputs: torch.Tensor, layer: int, state_idx: int = 0, **_: object
@@ -194,7 +194,7 @@ class _RowsCache:
         self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
     ) -> torch.Tensor:
         """Keep a state."""
-        kept = self._states[StateKey("recurrent", layer_idx, state_idx)]
+        kept = self._states[StateKey(RECURRENT, layer_idx, state_idx)]
         kept.copy_(state)
         return kept
 

@@ -81,8 +81,8 @@ def row_values(plan: CachePlan, num_heads: int, max_length: int) -> int:
     return max_length * (4 * cells + 4 * num_heads * MAX_TOKENS)
 
 
-RunRow = Callable[[slice, Mapping[str, Any]], torch.Tensor]
-"""Runs some tokens of a step, all of one row, with arguments for its cache: `hidden_TC`."""
+RunRow = Callable[[slice, Mapping[str, Any]], Any]
+"""Runs some tokens of a step, all of one row, with arguments for its cache: the body's output."""
 
 
 def run_rows(run: RunRow, step: PagedStep, plan: CachePlan) -> torch.Tensor:
@@ -90,7 +90,7 @@ def run_rows(run: RunRow, step: PagedStep, plan: CachePlan) -> torch.Tensor:
     hidden = []
     for row in _rows(step):
         cache = {plan.cache_argument: _cache_of(row, plan), "use_cache": True}
-        hidden.append(run(slice(row.start, row.stop), cache))
+        hidden.append(run(slice(row.start, row.stop), cache).last_hidden_state[0])
     return torch.cat(hidden)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +49,8 @@ from triptych.modalities.llm.engine.fallback import (
     absorbed,
     body_of,
     pin_rope,
-    sketch,
 )
 from triptych.modalities.llm.engine.proof import prove
-from triptych.modalities.llm.engine.rows import run_rows
 from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.blueprint import BaseVisionBlueprint
 from triptych.modalities.vlm.engine.encoder import FeatureLayout, Features, ImageEncoder
@@ -88,14 +86,12 @@ class LanguagePart(FallbackBlueprint):
         text._attn_implementation = ATTENTION if is_bridged else OWN_ATTENTION
         return self._whole_kind, text
 
-    @cached_property
-    def _sketch(self) -> Any:
-        """The whole model on the meta device."""
-        return sketch(self._whole_kind, self._whole_config)
-
     @property
-    def _sketched_body(self) -> Any:
-        return decoder_of(self._sketch)
+    def _class(self) -> tuple[Any, Any]:
+        return self._whole_kind, self._whole_config
+
+    def _body_of(self, model: Any) -> Any:
+        return decoder_of(model)
 
     def weight_bytes(self) -> int:
         """Bytes of the language side's weights."""
@@ -355,7 +351,7 @@ class FallbackVisionModel(FallbackModel):
         ids_1T, features = inputs["input_ids"], inputs.get("features")
         if self.plan.by_rows:
             run = partial(self._run_row_of, ids_1T, positions, features)
-            return run_rows(run, step.step, self.plan)
+            return self._run_rows(run, step.step)
         given = self._step_inputs(ids_1T, features)
         position_ids = positions.unsqueeze(-2)
         with self.recurrence.over(step.step):
@@ -368,7 +364,7 @@ class FallbackVisionModel(FallbackModel):
         features: Features | None,
         tokens: slice,
         cache: Mapping[str, Any],
-    ) -> torch.Tensor:
+    ) -> Any:
         """Run the class's forward on some tokens of a step, all of one row."""
         row_1T = ids_1T[:, tokens]
         if features is not None:
@@ -378,14 +374,18 @@ class FallbackVisionModel(FallbackModel):
         given = self._step_inputs(row_1T, features)
         if self._has_axes:
             given["position_ids"] = positions[..., tokens].unsqueeze(-2)
-        return self.hidden(**given, **cache)
+        return self._decoded(**given, **cache)
 
     def hidden(self, **given: Any) -> torch.Tensor:
         """Run the class's forward: the hidden states of its decoder, `hidden_TC`."""
+        hidden_TC: torch.Tensor = self._decoded(**given).last_hidden_state[0]
+        return hidden_TC
+
+    def _decoded(self, **given: Any) -> Any:
+        """Run the class's forward: the output of its decoder."""
         self._outer(**given)
         found, self._found = self._found, None
-        hidden_TC: torch.Tensor = found.last_hidden_state[0]
-        return hidden_TC
+        return found
 
 
 def _itself(features_NC: torch.Tensor) -> torch.Tensor:
