@@ -30,13 +30,13 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import FLOAT4, PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, Int4Weight, StoredWeight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.float8 import float8_blocks, float8_scales
 from triptych.core.runtime.tensors.mxfp4 import mxfp4_blocks
 from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.runtime.tensors.stacked import ALTERNATING, ExpertCheckpoint
 from triptych.core.weights.layout import TensorInfo, read_json_if_there
 
 _BLOCK = 32
-_SQUARE = 128  # side of the squares that share a scale in blockwise fp8
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Bit places, in fours, of the eight columns in a word of AWQ."""
 _SMALL_TYPES = ("I8", "U8", "F8_E4M3")
@@ -274,27 +274,13 @@ def _keep_float8(parts: Parts) -> Float8Weight:
 
 
 def _float8_scales(parts: Parts) -> torch.Tensor:
-    """Scales in float32: one for all `[1]`, `[O]`, or of squares of 128. Raises `ValueError`."""
-    shape = parts["weight"].shape
-    squares = tuple(-(-size // _SQUARE) for size in shape)
-    scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"].float()
-    if tuple(scales.shape) == squares and scales.numel() > 1:
-        return scales
-    if scales.numel() not in (1, shape[0]):
-        raise ValueError("its scales are not one for all, for each output, or for squares of 128")
-    return scales.reshape(-1)
+    scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"]
+    return float8_scales(parts["weight"].shape, scales)
 
 
 def _eight_bit_floats(parts: Parts) -> PackedTensor:
     """Pack fp8 with a scale for all, for each output, or for squares of 128."""
-    weight_OI, scales = parts["weight"].float(), _float8_scales(parts)
-    if scales.dim() == 2:
-        for dim in (0, 1):
-            scales = scales.repeat_interleave(_SQUARE, dim=dim)
-        scales = scales[: weight_OI.shape[0], : weight_OI.shape[1]]
-    else:
-        scales = scales.reshape(-1, 1)
-    return quantize_blocks(weight_OI * scales, FORMATS["q8_0"])
+    return float8_blocks(parts["weight"], _float8_scales(parts))
 
 
 def _four_bit_floats(parts: Parts) -> PackedTensor:
@@ -363,7 +349,7 @@ _AWQ = _Scheme(
 _FP8 = _Scheme(
     "float8_e4m3fn",
     "weight",
-    ("weight_scale", "weight_scale_inv", "input_scale"),
+    ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale"),
     "q8_0",
     _same,
     _eight_bit_floats,

@@ -19,10 +19,16 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import StoredWeight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.float8 import float8_blocks, spread_scales
 from triptych.core.runtime.tensors.mxfp4 import mxfp4_blocks
 from triptych.core.weights.layout import TensorInfo
 
 _BLOCKS, _EXPONENTS, _BIAS = "_blocks", "_scales", "_bias"
+_SCALES, _OF_INPUTS = "_scale_inv", "_activation_scale"
+"""The tensors next to a stack in fp8: scales `[E, parts of outputs, parts of inputs]`, and those of
+activations, which our products do not round."""
+_FLOAT8, _MXFP4 = "q8_0", "mxfp4"
+"""The blocks that become of a stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class StackedNames:
 
     They are `[E, outputs, inputs]`, or `[E, inputs, outputs]` if transposed. The outputs of gate
     and up lie one after the other, or alternate. Biases end in `_bias` besides; in MXFP4 there are
-    `_blocks` and `_scales`, which are never transposed.
+    `_blocks` and `_scales`, which are never transposed, and in fp8 `_scale_inv`.
     """
 
     gate_up: str = "experts.gate_up_proj"
@@ -56,7 +62,10 @@ class _Part:
 
     def of(self, stacked: torch.Tensor) -> torch.Tensor:
         """Select its values in the stacked tensor."""
-        own = stacked[self.expert]
+        return self.select(stacked[self.expert])
+
+    def select(self, own: torch.Tensor) -> torch.Tensor:
+        """Select its values in what the stack has of its expert."""
         return (own.t() if self.is_transposed else own)[self.outputs]
 
 
@@ -69,9 +78,11 @@ class ExpertCheckpoint(Checkpoint):
         self._parts: dict[str, _Part] = {}
         tensors = dict(stored.tensors)
         for info in stored.tensors.values():
-            parts = list(_parts_of(info, names))
+            parts = list(_parts_of(info, names, f"{info.name}{_SCALES}" in stored.tensors))
             self._parts |= {part.info.name: part for part in parts}
-            for name in (info.name, _exponents(info)) if parts else ():
+            ends = (_SCALES, _OF_INPUTS)
+            others = (_exponents(info), *(f"{info.name}{end}" for end in ends))
+            for name in (info.name, *others) if parts else ():
                 tensors.pop(name, None)
         self.tensors = tensors | {name: part.info for name, part in self._parts.items()}
 
@@ -82,12 +93,23 @@ class ExpertCheckpoint(Checkpoint):
             return self._stored.read_packed(name)
         if not part.info.format:
             return None
+        if part.info.format == _FLOAT8:
+            return self._float8(part)
         pairs, exponents_OG = (
             part.of(self._stored.read(stack)) for stack in (part.stack.name, _exponents(part.stack))
         )
         if exponents_OG.shape != pairs.shape[:-1] or exponents_OG.dtype != torch.uint8:
             raise WeightsError(f"Tensor {_exponents(part.stack)!r} does not fit its blocks.")
         return mxfp4_blocks(pairs, exponents_OG)
+
+    def _float8(self, part: _Part) -> PackedTensor:
+        stacked, name = self._stored.read(part.stack.name), f"{part.stack.name}{_SCALES}"
+        try:
+            scales = self._stored.read(name)[part.expert]
+            scales = part.select(spread_scales(stacked.shape[1:], scales))
+            return float8_blocks(part.of(stacked), scales)
+        except (IndexError, ValueError, RuntimeError) as error:
+            raise WeightsError(f"Tensor {name!r} does not fit its matrices.") from error
 
     def read_stored(self, name: str) -> StoredWeight | None:
         """Read a quantized matrix as stored; `None` for any other tensor."""
@@ -108,17 +130,19 @@ def _exponents(blocks: TensorInfo) -> str:
     return blocks.name.removesuffix(_BLOCKS) + _EXPONENTS
 
 
-def _parts_of(info: TensorInfo, names: StackedNames) -> Iterator[_Part]:
+def _parts_of(info: TensorInfo, names: StackedNames, has_scales: bool) -> Iterator[_Part]:
     """The tensors of experts in a tensor; none if it is not stacked."""
+    form = _FLOAT8 if has_scales and info.dtype == "F8_E4M3" else ""
     for base in (names.gate_up, names.down):
         for end, num_dims in (("", 3), (_BIAS, 2), (_BLOCKS, 4)):
             if info.name.endswith(f".{base}{end}") and len(info.shape) == num_dims:
                 prefix = info.name.removesuffix(base + end)
-                yield from _parts_by_name(info, prefix, names, base, end)
+                form = _MXFP4 if end == _BLOCKS else form
+                yield from _parts_by_name(info, prefix, names, base, end, form)
 
 
 def _parts_by_name(
-    info: TensorInfo, prefix: str, names: StackedNames, base: str, end: str
+    info: TensorInfo, prefix: str, names: StackedNames, base: str, end: str, form: str
 ) -> Iterator[_Part]:
     is_transposed = names.is_transposed and not end
     num_experts, num_outputs, *inputs = info.shape
@@ -135,9 +159,9 @@ def _parts_by_name(
         own = TensorInfo(
             f"{prefix}experts.{expert}.{name}.{last}",
             shape,
-            info.dtype,
+            "U8" if form else info.dtype,
             info.file,
-            "mxfp4" if end == _BLOCKS else "",
+            form,
         )
         yield _Part(own, info, expert, outputs, is_transposed)
 

@@ -102,3 +102,34 @@ def test_exponents_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         pytest.raises(WeightsError, match=r"gate_up_proj_scales.*does not fit"),
     ):
         checkpoint.read(f"{PREFIX}experts.0.gate_proj.weight")
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (2, 1), (3, 2)], ids=["one", "gate and up", "squares"])
+def test_fp8_with_scales_of_parts(parts: tuple[int, int], tmp_path: Path) -> None:
+    """Of squares of 128, some lie in the gate and in the up projection."""
+    rows, columns = 384, 256
+    codes, scales = random(EXPERTS, rows, columns).to(torch.float8_e4m3fn), random(EXPERTS, *parts)
+    steps = [128, 128] if parts == (3, 2) else [rows // parts[0], columns]
+    spread = scales.repeat_interleave(steps[0], 1).repeat_interleave(steps[1], 2)
+    stored = {
+        "experts.gate_up_proj": codes,
+        "experts.gate_up_proj_scale_inv": scales,
+        "experts.gate_up_proj_activation_scale": torch.ones(EXPERTS),
+    }
+    with open_checkpoint(saved(tmp_path, stored, "fp8")) as checkpoint:
+        split = split_experts(checkpoint, StackedNames(is_transposed=False))
+        assert len(split.tensors) == 2 * EXPERTS + 1
+        name = f"{PREFIX}experts.2.up_proj.weight"
+        assert split.tensors[name].format == "q8_0"
+        wanted = (codes.float() * spread)[2, rows // 2 :]
+        torch.testing.assert_close(split.read(name).float(), wanted, atol=0.02, rtol=0)
+
+
+def test_fp8_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    codes, scales = torch.ones(EXPERTS, 8, 32), torch.ones(EXPERTS, 3, 1)
+    stored = {"experts.gate_up_proj": codes.to(torch.float8_e4m3fn)}
+    folder = saved(tmp_path, stored | {"experts.gate_up_proj_scale_inv": scales}, "fp8")
+    with open_checkpoint(folder) as checkpoint, pytest.raises(WeightsError, match="does not fit"):
+        split_experts(checkpoint, StackedNames(is_transposed=False)).read(
+            f"{PREFIX}experts.0.up_proj.weight"
+        )
