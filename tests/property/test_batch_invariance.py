@@ -29,6 +29,8 @@ from triptych.core.runtime.layers.altup import AltUpConfig
 from triptych.core.runtime.layers.attention import AttentionConfig, HeadNormConfig, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.delta_net import DeltaNetConfig
+from triptych.core.runtime.layers.latent_attention import LatentConfig
 from triptych.core.runtime.layers.layer_inputs import LayerInputConfig
 from triptych.core.runtime.layers.rotary import QueryScaling, RopeConfig
 
@@ -160,6 +162,33 @@ SHAPES = {
         ),
         has_pre_norms=False,
         has_post_norms=True,
+    ),
+    "key-decays-beside-latents": replace(
+        decoder_config(72, (4, 4, 24), 90),
+        attention=(
+            DeltaNetConfig(
+                hidden_size=72,
+                num_key_heads=3,
+                num_value_heads=3,
+                key_dim=20,
+                value_dim=20,
+                width=4,
+                norm_eps=1e-5,
+                has_key_decays=True,
+                low_rank=20,
+                gate="sigmoid",
+            ),
+            LatentConfig(
+                hidden_size=72,
+                num_heads=4,
+                nope_dim=16,
+                rope_dim=24,
+                value_dim=12,
+                kv_rank=40,
+                q_rank=None,
+                scale=0.2,
+            ),
+        ),
     ),
     "scaled-residuals": decoder_config(64, (4, 2, 32), 112, residual_scale=0.3),
     "smollm2-135m-wide": decoder_config(576, (9, 3, 64), 1536, vocab_size=4999, layers=({},)),

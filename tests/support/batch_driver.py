@@ -35,8 +35,10 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.altup_layer import AltUpLayer
 from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.layers.decoder import Decoder
-from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer
+from triptych.core.runtime.layers.delta_net import GatedDeltaNet
 from triptych.core.runtime.layers.hidden_rows import HiddenShape
+from triptych.core.runtime.layers.latent_attention import LatentAttention
 from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
 from triptych.schedulers.tokens.draft_model import DraftModel
 from triptych.schedulers.tokens.prompt_lookup import LookupRule
@@ -70,18 +72,29 @@ def random_decoder(
     for weight in _norms(decoder):
         fill(weight, 1.0 - config.has_centred_norms, 0.2)
     for layer in decoder.layers:
-        fill(layer.scale_1, 0.8, 0.1)
-        fill(getattr(layer.attention, "sinks_H", None), 0.0, 1.0)
-        if isinstance(layer, AltUpLayer):
-            part = layer.altup
-            for tensor in (part.router_NC, part.predict_SN, part.correct_NN, part.scale_C):
-                fill(tensor, 0.0, 0.5)
+        for tensor, mean, std in _own_tensors(layer):
+            fill(tensor, mean, std)
     if decoder.layer_inputs is not None:
         fill(decoder.layer_inputs.table.weight_OI, 0.0, 1.0)
     if not config.has_tied_embeddings:
         fill(decoder.embedding.weight_OI, 0.0, 1.0)
     decoder.prepare(native)
     return decoder
+
+
+def _own_tensors(layer: DecoderLayer) -> Iterator[tuple[torch.Tensor | None, float, float]]:
+    """The tensors of a layer that are neither projections nor norms over the hidden size."""
+    yield layer.scale_1, 0.8, 0.1
+    yield getattr(layer.attention, "sinks_H", None), 0.0, 1.0
+    if isinstance(layer, AltUpLayer):
+        part = layer.altup
+        for tensor in (part.router_NC, part.predict_SN, part.correct_NN, part.scale_C):
+            yield tensor, 0.0, 0.5
+    if isinstance(net := layer.attention, GatedDeltaNet):
+        for tensor in (net.convolution_X1K, net.decay_log_H, net.dt_bias_X, net.norm_E):
+            yield tensor, 0.0, 0.5
+    if isinstance(latents := layer.attention, LatentAttention):
+        yield latents.kv_norm.weight_C, 1.0, 0.2
 
 
 def _norms(decoder: Decoder) -> Iterator[torch.Tensor | None]:
