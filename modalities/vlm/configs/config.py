@@ -24,11 +24,12 @@ from triptych.modalities.vlm.configs.slots import SlotConfig
 
 
 def read_config(config: Mapping[str, Any]) -> Any:
-    """A `config.json` as transformers' own configuration. Raises `WeightsError`."""
+    """A `config.json` as transformers' own configuration. Raises `WeightsError`.
+
+    How its weights are quantized is not read here: the checkpoint knows it.
+    """
     model_type = config.get("model_type")
     kind = _kind_of(model_type)
-    if config.get("quantization_config"):
-        raise WeightsError("config.json has a quantization_config, which is not supported.")
     known, text_kind = KnownFields.of(kind), kind.sub_configs["text_config"]
     if "text_config" not in config:  # older files have its fields at the top level
         has_fields = hasattr(text_kind, "__dataclass_fields__")

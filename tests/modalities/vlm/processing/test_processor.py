@@ -144,13 +144,17 @@ def test_only_image_processors_are_made(folder: Path, name: str) -> None:
     [
         {"model_type": "llama"},
         {},
-        {"model_type": "llava", "quantization_config": {"quant_method": "gptq"}},
         {"model_type": "llava", "vision_config": {"model_type": "nothing"}},
     ],
 )
 def test_configurations_of_no_use_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(WeightsError):
         read_config(fields)
+
+
+def test_quantization_is_no_part_of_a_configuration() -> None:
+    fields = {"model_type": "llava", "quantization_config": {"quant_method": "fp8"}}
+    assert not hasattr(read_config(fields), "quantization_config")
 
 
 def test_no_torch_is_needed(folder: Path) -> None:
