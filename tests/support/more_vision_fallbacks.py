@@ -276,7 +276,92 @@ def _janus() -> tuple[Any, Any]:
     return config, bare("JanusProcessor", images, num_image_tokens=16)
 
 
+def _glm5_next() -> tuple[Any, Any]:
+    config = transformers.Glm5NextConfig(
+        text_config=text(
+            "glm5_next_text",
+            num_key_value_heads=4,
+            layer_types=["linear_attention", "indexed_attention", "linear_attention"],
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            kv_lora_rank=16,
+            q_lora_rank=24,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+            index_n_heads=16,
+            index_head_dim=8,
+            index_topk=16,
+            index_kpool=4,
+            linear_head_dim=8,
+            linear_num_heads=4,
+            hc_mult=2,
+            hc_sinkhorn_iters=2,
+        ),
+        vision_config={
+            **MERGED_TOWER,
+            "depth": 2,
+            "patch_size": 7,
+            "image_size": 28,
+            "projection_intermediate_size": 48,
+        },
+        image_token_id=IMAGE_ID,
+        image_start_token_id=BEGIN_ID,
+        image_end_token_id=END_ID,
+        video_start_token_id=2,
+        video_end_token_id=3,
+    )
+    images = transformers.Glm5NextImageProcessorPil(
+        patch_size=7, min_image_tokens=2, max_image_tokens=8
+    )
+    return config, bare("Glm5NextProcessor", images)
+
+
+def _qwen4_exp() -> tuple[Any, Any]:
+    config = transformers.Qwen4ExpConfig(
+        text_config=text(
+            "qwen4_exp_text",
+            head_dim=8,
+            num_hidden_layers=2,
+            layer_types=["linear_attention", "indexed_attention"],
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=24,
+            hc_lowrank=8,
+            ple_layer_ids=[1],
+            ngram_vocab_size_base=50,
+            heads_per_ngram=2,
+            split_ngram_parts=2,
+            indexer_n_heads=16,
+            indexer_kv_heads=1,
+            indexer_head_dim=8,
+            indexer_budget=32,
+            indexer_compress_ratio=4,
+            rope_parameters={**AXES, "mrope_section": [2, 1, 1]},
+        ),
+        vision_config={
+            "depth": 2,
+            **MERGED_TOWER,
+            "patch_size": 8,
+            "num_position_embeddings": 16,
+        },
+        image_token_id=IMAGE_ID,
+        video_token_id=1,
+        vision_start_token_id=BEGIN_ID,
+        vision_end_token_id=END_ID,
+    )
+    return config, bare("Qwen3VLProcessor", qwen_images("Qwen2VLImageProcessorPil", 8))
+
+
 MORE_MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
+    "glm5_next": _glm5_next,
+    "qwen4_exp": _qwen4_exp,
     "step3p7": _step3p7,
     "deepseek_ocr2": _deepseek_ocr2,
     "dots3_note": _dots3_note,

@@ -227,11 +227,11 @@ def find_own_cache(body: torch.nn.Module, longest_block: int, dtype: torch.dtype
     is of bfloat16; tensors of that type will have the model's, `dtype`. Raises `WeightsError` for a
     cache that cannot be taken apart.
     """
-    argument = _argument_of(body)
-    found = {
-        num_tokens: parts_of(_pass_over(num_tokens, body)[argument])
-        for num_tokens in _sample_lengths(longest_block)
-    }
+    first = _pass_over(1, body)
+    argument = _argument_of(first, body)
+    found = {1: parts_of(first[argument])}
+    for num_tokens in _sample_lengths(longest_block):
+        found[num_tokens] = parts_of(_pass_over(num_tokens, body)[argument])
     last = found[max(found)]
     if any(parts.keys() != last.keys() for parts in found.values()):
         raise WeightsError(refusal("its cache changes its form in a row"))
@@ -251,9 +251,8 @@ def find_own_cache(body: torch.nn.Module, longest_block: int, dtype: torch.dtype
     )
 
 
-def _argument_of(body: torch.nn.Module) -> str:
+def _argument_of(output: Any, body: torch.nn.Module) -> str:
     """The name by which a class takes its own cache. Raises `WeightsError` if it has none."""
-    output = _pass_over(2, body)
     taken = inspect.signature(body.forward).parameters
     names = [name for name in _ARGUMENTS if name in taken and output.get(name) is not None]
     if not names:
@@ -269,12 +268,12 @@ def _pass_over(num_tokens: int, body: torch.nn.Module) -> Any:
 
 
 def _sample_lengths(longest_block: int) -> tuple[int, ...]:
-    """The numbers of tokens after which caches are compared: one, twice a block, twice that.
+    """The numbers of tokens after which caches are compared: twice a block, and twice that.
 
-    The latter also less one, where blocks of a power of two have their most tokens over.
+    Each also less one, where blocks of a power of two have their most tokens over.
     """
     base = max(_MIN_SAMPLE, 1 << (2 * longest_block).bit_length())
-    return 1, base - 1, base, 2 * base - 1, 2 * base
+    return base - 1, base, 2 * base - 1, 2 * base
 
 
 def _tensor(found: Mapping[int, Any], paths: tuple[Path, ...], dtype: torch.dtype) -> CacheTensor:

@@ -100,7 +100,8 @@ def prove(
     if window is not None:
         model.plan = plan.with_mask_windows(dict.fromkeys(found, window))
     if not _are_near(chunks, own_TC, dtype):
-        raise WeightsError(refusal("its own positions or masks change its results"))
+        share = f"{_error(chunks, own_TC):.2%} of their norm"
+        raise WeightsError(refusal(f"its own positions or masks change its results by {share}"))
     if not bool(is_near(logits_V, own_V, dtype)):
         raise WeightsError(refusal("its head computes other scores than its class"))
 
