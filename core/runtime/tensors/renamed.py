@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
+from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import StoredWeight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -38,12 +39,19 @@ class StoredNames:
 
 
 class RenamedCheckpoint(Checkpoint):
-    """`stored` by other names; open as long as `stored` is."""
+    """`stored` by other names; open as long as `stored` is.
+
+    Raises `WeightsError` for two tensors of one name, and for parts that cannot be joined.
+    """
 
     def __init__(self, stored: Checkpoint, names: StoredNames) -> None:
-        self._sources: dict[str, tuple[TensorInfo, ...]] = {
-            names.of(name): (info,) for name, info in stored.tensors.items()
-        }
+        self._sources: dict[str, tuple[TensorInfo, ...]] = {}
+        for name, info in stored.tensors.items():
+            (other,) = self._sources.setdefault(names.of(name), (info,))
+            if other is not info:
+                raise WeightsError(
+                    f"Tensors {other.name!r} and {name!r} are two names of one; remove one of them."
+                )
         for whole, parts in names.joined.items():
             self._join(whole, parts)
         tensors = {name: _whole(name, sources) for name, sources in self._sources.items()}
@@ -77,6 +85,11 @@ def _whole(name: str, sources: tuple[TensorInfo, ...]) -> TensorInfo:
     first, *others = sources
     if not others:
         return replace(first, name=name)
+    if len({(info.dtype, info.format, info.shape[1:]) for info in sources}) > 1 or not all(
+        info.shape and not info.format for info in sources
+    ):
+        parts = ", ".join(repr(info.name) for info in sources)
+        raise WeightsError(f"Tensors {parts} differ in type or shape, or are no parts of one.")
     num_rows = sum(source.shape[0] for source in sources)
     return replace(first, name=name, shape=(num_rows, *first.shape[1:]))
 

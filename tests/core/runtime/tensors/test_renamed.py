@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
+from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.renamed import StoredNames, renamed
 
@@ -33,3 +35,21 @@ def test_tensors_are_renamed_and_joined(tmp_path: Path) -> None:
         assert torch.equal(found.read("a.conv.weight"), torch.cat((q, k)))
         assert torch.equal(found.read("a.new.scale"), scale)
         assert found.num_bytes == stored.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"q_conv.weight": (3, 1, 4), "k_conv.weight": (3, 1, 3)}, "differ in type or shape"),
+        ({"q_conv.weight": (), "k_conv.weight": ()}, "are no parts of one"),
+        ({"old.scale": (3,), "new.scale": (2,)}, "are two names of one"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, tensors: dict[str, tuple[int, ...]], message: str
+) -> None:
+    made = {f"a.{name}": torch.zeros(shape) for name, shape in tensors.items()}
+    save_file(made, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with Checkpoint.open(tmp_path) as stored, pytest.raises(WeightsError, match=message):
+        renamed(stored, NAMES)
