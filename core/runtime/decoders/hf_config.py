@@ -138,6 +138,12 @@ def _check(fields: CausalLmConfig) -> None:
             raise WeightsError(f"config.json: {name} has fewer entries than there are layers.")
 
 
+def check_silu(fields: CausalLmConfig) -> None:
+    """Raise `NotNativeError` for another activation, which would also follow convolutions."""
+    if fields.hidden_act not in ("silu", "swish"):
+        raise NotNativeError("config.json: hidden_act is silu alone where layers are recurrent.")
+
+
 def head_dim(fields: CausalLmConfig) -> int:
     """The number of dims per head."""
     return fields.head_dim or fields.hidden_size // fields.num_attention_heads

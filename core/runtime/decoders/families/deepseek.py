@@ -50,14 +50,24 @@ F = TypeVar("F", bound=LatentFields)
 
 def parse_latent(config: Mapping[str, Any], kind: type[F]) -> F:
     """Check `config` against `kind`. Raises `WeightsError` naming the field."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
-    rope_dim = config.get("qk_rope_head_dim", defaults["qk_rope_head_dim"])
-    fields = parse({**config, "head_dim": rope_dim}, kind)
-    rope = fields.rope_parameters or fields.rope_scaling
-    shares = fields.partial_rotary_factor, None if rope is None else rope.partial_rotary_factor
-    if any(share not in (None, 1.0) for share in shares):
+    fields = _parse_sizes(config, kind)
+    if any(share != 1.0 for share in _rotary_shares(fields)):
         raise NotNativeError("config.json: partial_rotary_factor is not 1 in latent attention.")
     return fields
+
+
+def _parse_sizes(config: Mapping[str, Any], kind: type[F]) -> F:
+    """The fields, of whose head a part is rotated: `head_dim` is that of the part."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    rope_dim = config.get("qk_rope_head_dim", defaults["qk_rope_head_dim"])
+    return parse({**config, "head_dim": rope_dim}, kind)
+
+
+def _rotary_shares(fields: LatentFields) -> list[float]:
+    """The shares of a head that are rotated, as far as the configuration states them."""
+    rope = fields.rope_parameters or fields.rope_scaling
+    shares = fields.partial_rotary_factor, None if rope is None else rope.partial_rotary_factor
+    return [share for share in shares if share is not None]
 
 
 def latent_attention_of(fields: LatentFields) -> LatentConfig:
@@ -283,12 +293,15 @@ def _mistral4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
     `partial_rotary_factor` states the rotated part of a head, which the sizes of heads give, too.
     """
-    rope = dict(config.get("rope_parameters") or _MISTRAL4_ROPE)
-    share = rope.pop("partial_rotary_factor", None)
-    fields = parse_latent({**config, "rope_parameters": rope}, _Mistral4Config)
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or dict(_MISTRAL4_ROPE)
+    fields = _parse_sizes({**config, "rope_parameters": stated}, _Mistral4Config)
+    rope = fields.rope_parameters
+    assert rope is not None
     head_dim = fields.qk_nope_head_dim + fields.qk_rope_head_dim
-    if share is not None and round(share * head_dim) != fields.qk_rope_head_dim:
+    if any(round(share * head_dim) != fields.qk_rope_head_dim for share in _rotary_shares(fields)):
         raise NotNativeError("config.json: partial_rotary_factor is not that of qk_rope_head_dim.")
+    rope = replace_fields(rope, partial_rotary_factor=None)
+    fields = replace_fields(fields, rope_parameters=rope, partial_rotary_factor=None)
     routing = Routing(
         num_chosen=fields.num_experts_per_tok,
         renormalizes=fields.norm_topk_prob,
@@ -297,10 +310,9 @@ def _mistral4(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
         num_chosen_groups=fields.topk_group or 1,
     )
     decoder = _mixture(fields, routing, max_length, has_correction=False, naming="mistral4")
-    beta = None if fields.rope_parameters is None else fields.rope_parameters.llama_4_scaling_beta
-    if beta is None:
+    if rope.llama_4_scaling_beta is None:
         return decoder
-    scaling = QueryScaling(beta=beta, length=decoder.rope.trained_length)
+    scaling = QueryScaling(beta=rope.llama_4_scaling_beta, length=decoder.rope.trained_length)
     attention = (replace(latent_attention_of(fields), scales_queries=True),) * len(
         decoder.attention
     )

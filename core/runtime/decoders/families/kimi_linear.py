@@ -19,7 +19,7 @@ from triptych.core.runtime.decoders.families.deepseek import (
     latent_attention_of,
     parse_latent,
 )
-from triptych.core.runtime.decoders.families.recurrent import check_silu, layers_by_type
+from triptych.core.runtime.decoders.families.recurrent import layers_by_type
 from triptych.core.runtime.decoders.hf_config import (
     ConvolutionWidth,
     Count,
@@ -27,6 +27,7 @@ from triptych.core.runtime.decoders.hf_config import (
     Positive,
     Reader,
     StateHead,
+    check_silu,
 )
 from triptych.core.runtime.layers.decoder_layer import DecoderConfig
 from triptych.core.runtime.layers.delta_net import DeltaNetConfig
@@ -44,6 +45,10 @@ _SAME_FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The names in configurations of what DeepSeek-V3 calls otherwise."""
+_UNUSED: Mapping[str, Any] = MappingProxyType(
+    {"rope_parameters": None, "rope_scaling": None, "tie_word_embeddings": False}
+)
+"""Nothing is rotated, and the head has weights of its own, whatever a configuration says."""
 
 
 class _LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +79,7 @@ class _KimiLinearFields(DeepseekV3Fields, frozen=True, kw_only=True):
 
 def _kimi_linear(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     same = {new: config[old] for old, new in _SAME_FIELDS.items() if old in config}
-    fields = parse_latent({**config, **same}, _KimiLinearFields)
+    fields = parse_latent({**config, **same, **_UNUSED}, _KimiLinearFields)
     check_silu(fields)
     if not fields.mla_use_nope:
         raise NotNativeError("config.json: mla_use_nope is false, which is not supported.")

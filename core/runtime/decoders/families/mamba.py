@@ -20,6 +20,7 @@ from triptych.core.runtime.decoders.hf_config import (
     Reader,
     StateHead,
     attention_of,
+    check_silu,
     decoder_of,
     parse,
 )
@@ -58,6 +59,7 @@ def parse_with_limits(config: Mapping[str, Any], kind: type[Any]) -> Any:
 
 def mamba_of(fields: Mamba2Fields, inner: int = 0) -> Mamba2Config:
     """The layer of these fields, with `inner` values; 0: as many as `mamba_expand` says."""
+    check_silu(fields)
     inner = inner or fields.mamba_expand * fields.hidden_size
     num_heads, size = fields.mamba_n_heads, fields.mamba_d_head
     head_dim = inner // num_heads if isinstance(size, str) else size

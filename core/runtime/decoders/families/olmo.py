@@ -11,7 +11,6 @@ import msgspec
 
 from triptych.core.runtime.decoders.families.recurrent import (
     DeltaNetFields,
-    check_silu,
     delta_net_of,
     layers_by_type,
 )
@@ -116,7 +115,6 @@ def _olmo_hybrid(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     given = {name: value for name, value in config.items() if value is not None}
     sizes = parse(given, _LinearSizes).stated()
     fields = parse({**given, **sizes}, _OlmoHybridConfig)
-    check_silu(fields)
     kinds: dict[str, MixerConfig] = {
         "full_attention": replace(_olmo_attention(fields), uses_rope=_has_theta(config)),
         "linear_attention": replace(

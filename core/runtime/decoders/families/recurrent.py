@@ -16,11 +16,11 @@ from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     ConvolutionWidth,
     Count,
-    NotNativeError,
     Positive,
     Reader,
     StateHead,
     attention_of,
+    check_silu,
     decoder_of,
     parse,
 )
@@ -66,6 +66,7 @@ def delta_net_layers(fields: DeltaNetFields) -> tuple[MixerConfig, ...]:
 
 def delta_net_of(fields: DeltaNetFields) -> DeltaNetConfig:
     """The recurrent layer of these fields; families replace what differs."""
+    check_silu(fields)
     if fields.linear_num_value_heads % fields.linear_num_key_heads:
         raise WeightsError("config.json: key heads do not serve value heads evenly.")
     return DeltaNetConfig(
@@ -77,12 +78,6 @@ def delta_net_of(fields: DeltaNetFields) -> DeltaNetConfig:
         width=fields.linear_conv_kernel_dim,
         norm_eps=fields.rms_norm_eps,
     )
-
-
-def check_silu(fields: CausalLmConfig) -> None:
-    """Raise `NotNativeError` for another activation, which would also follow convolutions."""
-    if fields.hidden_act not in ("silu", "swish"):
-        raise NotNativeError("config.json: hidden_act is silu alone where layers are recurrent.")
 
 
 def layers_by_type(

@@ -54,7 +54,7 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
     }
 )
 """The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""
-_OTHER_NAMES = frozenset(("exaone", "sarvam_moe"))
+_OTHER_NAMES = ("exaone", "sarvam_moe")
 """Types that declare an architecture here, but whose files have other names of tensors."""
 
 

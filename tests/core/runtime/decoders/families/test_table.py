@@ -167,6 +167,12 @@ def test_kimi_linear_is_read_as_published_and_as_transformers_saves_it() -> None
     assert rope_frequencies(found[0].rope)[0].count_nonzero() == 0
     with pytest.raises(WeightsError, match="mla_use_nope"):
         read_decoder_config(config("KimiLinearForCausalLM", **sizes, mla_use_nope=False))
+    yarn = {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0}  # its class reads none of these
+    unread = {"tie_word_embeddings": True, "rope_scaling": yarn}
+    assert (
+        read_decoder_config(config("KimiLinearForCausalLM", **sizes, **published, **unread))
+        == (found[0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,6 +191,32 @@ def test_olmo_hybrid_without_a_base_rotates_nothing(
     assert decoder.attending == [decoder.attention[3]]
     assert [each.uses_rope for each in decoder.attending] == [uses_rope]
     assert decoder.pre_normed == {0, 1, 2}
+
+
+def test_mistral_4_takes_its_rope_from_either_place() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    yarn |= {"llama_4_scaling_beta": 0.2, "partial_rotary_factor": 0.5}
+    places = "rope_parameters", "rope_scaling"
+    found = [read_decoder_config(config("Mistral4ForCausalLM", **{each: yarn})) for each in places]
+    assert found[0] == found[1]
+    assert found[0].query_scaling is not None
+    assert found[0].query_scaling.length == 64
+
+
+@pytest.mark.parametrize("rope", [1, "yarn", [1], {"partial_rotary_factor": "half"}])
+def test_a_rope_of_another_kind_is_refused(rope: Any) -> None:
+    with pytest.raises(WeightsError, match="rope_parameters"):
+        read_decoder_config(config("Mistral4ForCausalLM", rope_parameters=rope))
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "OlmoHybrid", "KimiLinear", "FalconH1"])
+def test_another_activation_is_left_to_the_class(name: str) -> None:
+    """It would follow convolutions, too."""
+    assert not is_native(config(f"{name}ForCausalLM", hidden_act="gelu_pytorch_tanh"))
+
+
+def test_a_type_that_is_no_name_is_of_no_family() -> None:
+    assert is_native(config(model_type=["exaone"]))
 
 
 def test_layers_of_one_half_are_read_from_letters() -> None:
