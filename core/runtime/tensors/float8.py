@@ -39,7 +39,7 @@ def float8_blocks(weight_OI: torch.Tensor, scales: torch.Tensor) -> PackedTensor
 def spread_scales(shape: torch.Size, scales: torch.Tensor) -> torch.Tensor:
     """Scales of squares, or of equal parts of a matrix, for each number. Raises `ValueError`."""
     for dim, (size, num_scales) in enumerate(zip(shape, scales.shape, strict=True)):
-        step = SQUARE if num_scales == -(-size // SQUARE) else size // num_scales
+        step = SQUARE if num_scales == -(-size // SQUARE) else size // max(1, num_scales)
         if step * num_scales < size:
             raise ValueError("its scales are of no equal parts")
         scales = scales.float().repeat_interleave(step, dim=dim).narrow(dim, 0, size)

@@ -15,6 +15,7 @@ from itertools import product
 
 import torch
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import StoredWeight
@@ -150,6 +151,8 @@ def _parts_by_name(
         num_outputs, inputs = inputs[0], [num_outputs]
     if end == _BLOCKS:
         inputs = [2 * math.prod(inputs)]
+    if form == _FLOAT8 and not FORMATS[form].holds(*inputs):
+        raise WeightsError(f"Tensor {info.name!r} in {info.file} is not of whole groups of inputs.")
     rows = {"down_proj": slice(None)}
     if base == names.gate_up:
         rows = _alternating() if names.alternates else _halves(num_outputs)

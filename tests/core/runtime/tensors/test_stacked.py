@@ -125,11 +125,17 @@ def test_fp8_with_scales_of_parts(parts: tuple[int, int], tmp_path: Path) -> Non
         torch.testing.assert_close(split.read(name).float(), wanted, atol=0.02, rtol=0)
 
 
-def test_fp8_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    codes, scales = torch.ones(EXPERTS, 8, 32), torch.ones(EXPERTS, 3, 1)
+@pytest.mark.parametrize(
+    ("num_inputs", "parts", "message"),
+    [(32, (3, 1), "does not fit"), (32, (0, 1), "does not fit"), (40, (1, 1), "whole groups")],
+)
+def test_fp8_that_does_not_fit_is_refused(
+    tmp_path: Path, num_inputs: int, parts: tuple[int, int], message: str
+) -> None:
+    codes, scales = torch.ones(EXPERTS, 8, num_inputs), torch.ones(EXPERTS, *parts)
     stored = {"experts.gate_up_proj": codes.to(torch.float8_e4m3fn)}
     folder = saved(tmp_path, stored | {"experts.gate_up_proj_scale_inv": scales}, "fp8")
-    with open_checkpoint(folder) as checkpoint, pytest.raises(WeightsError, match="does not fit"):
+    with open_checkpoint(folder) as checkpoint, pytest.raises(WeightsError, match=message):
         split_experts(checkpoint, StackedNames(is_transposed=False)).read(
             f"{PREFIX}experts.0.up_proj.weight"
         )
