@@ -114,13 +114,16 @@ class Modality:
 def modality_of(model: ResolvedModel, modalities: Sequence[Modality]) -> Modality:
     """Return the first of `modalities` that matches `model`, or the last.
 
-    Raises `WeightsError` if the model's configuration cannot be read.
+    Raises `WeightsError` if the model's configuration cannot be read, or names no type.
     """
+    from triptych.core.errors import WeightsError
     from triptych.core.weights.layout import read_json
     from triptych.core.weights.pipeline_index import is_pipeline
 
     folder = Path(model.folder)
     config = {} if is_pipeline(folder) else read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str | None):
+        raise WeightsError("config.json: model_type is not a text.")
     *others, last = modalities
     return next((each for each in others if each.matches(folder, config)), last)
 

@@ -15,6 +15,7 @@ from support.toy_modality import COUNTING, CountDelta, CountRequest
 from triptych import cli
 from triptych.compose import build_app, build_codec, build_engine
 from triptych.core.engine_api.job import Job, Output
+from triptych.core.errors import WeightsError
 from triptych.core.options.config import Config, DeviceOptions
 from triptych.core.transport.messages import Outputs
 from triptych.core.weights.resolve import ResolvedModel
@@ -36,6 +37,12 @@ def counter(tmp_path: Path) -> ResolvedModel:
 def test_it_is_recognized_and_offered(counter: ResolvedModel) -> None:
     assert registry.role_of(counter) == "counting"
     assert "" not in registry.default_models(), "one without a default is served when it is named"
+
+
+def test_a_type_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = write_text_folder(tmp_path, model_type=["llama"])
+    with pytest.raises(WeightsError, match="model_type is not a text"):
+        registry.role_of(folder)
 
 
 async def test_it_is_served_by_its_own_halves(counter: ResolvedModel) -> None:

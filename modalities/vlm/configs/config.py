@@ -43,7 +43,7 @@ def _kind_of(model_type: Any) -> Any:
     if model_type == SlotConfig.model_type:
         return SlotConfig
     check_served(model_type)
-    if model_type in CONFIG_MAPPING:
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         kind = CONFIG_MAPPING[model_type]
         if {"text_config", "vision_config"} <= set(kind.sub_configs):
             return kind

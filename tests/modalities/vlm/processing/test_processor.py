@@ -143,6 +143,7 @@ def test_only_image_processors_are_made(folder: Path, name: str) -> None:
     "fields",
     [
         {"model_type": "llama"},
+        {"model_type": ["llava"]},
         {},
         {"model_type": "llava", "vision_config": {"model_type": "nothing"}},
     ],
