@@ -3,7 +3,8 @@
 Owns the class, its configuration and its weights. The rows of a step go through the model as one
 sequence with explicit positions; only attention (`bridge`) and recurrent layers (`recurrence`) know
 where a row ends. Where its attention cannot be ours, each row runs by itself with the class's own
-(`rows`). Slower than our decoder, with the same server around it.
+(`rows`), and where its cache cannot be ours, with that of the class, too (`own_rows`). Slower than
+our decoder, with the same server around it.
 
 No code of a checkpoint is ever executed: the class comes from the installed transformers by its
 name, the configuration is reduced to that class's fields, weights are safetensors. A model is
