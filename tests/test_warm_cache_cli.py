@@ -174,11 +174,11 @@ def test_kernels_for_a_device_elsewhere_hit_after_a_move(
     pytest.importorskip("triton")
     from triptych.core.runtime.kernels.triton import compile as compiling
 
-    monkeypatch.setattr(compiling, "kernel_modules", lambda: ["paged_decode"])
+    monkeypatch.setattr(compiling, "kernel_modules", lambda: ["add_rms_norm"])
     bundle = tmp_path / "bundle"
     assert warm(tmp_path / "cache", gguf, "--target", "cuda:sm_90", "--bundle", str(bundle)) == 0
     moved = Bundle.open(bundle.rename(tmp_path / "moved"))
-    assert "paged_decode.split" in moved.manifest.targets["cuda:90"]
+    assert "add_rms_norm.add_4096" in moved.manifest.targets["cuda:90"]
     assert moved.manifest.memory is None, "nothing is loaded where the device is not"
     shutil.rmtree(tmp_path / "cache")
     restore(moved, "cuda:90", tmp_path / "elsewhere")

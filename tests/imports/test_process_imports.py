@@ -13,65 +13,83 @@ import pytest
 from triptych.cli import all_commands
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-PROGRAM = "import {modules}, sys; print(*sys.modules)"
+PROGRAM = """
+import sys
+for modules in {stages}:
+    for name in modules:
+        __import__(name)
+    print(*sys.modules)
+"""
+WEB = {"fastapi", "uvicorn", "starlette"}
+ONE_SIDE = (
+    (["triptych.serve"], {"torch", "transformers", *WEB, "tokenizers", "ray"}),
+    (
+        [
+            "triptych.api_process",
+            "triptych.core.http.app",
+            "triptych.core.http.server",
+            "triptych.modalities.llm.api.routes",
+            "triptych.modalities.diffusion.api.routes",
+            "triptych.modalities.asr.api.routes",
+            "triptych.modalities.asr.source",
+        ],
+        {"torch", "transformers", "ray"},
+    ),
+)
+ENGINE = (
+    (
+        ["triptych.engine_process", "triptych.schedulers.engine"],
+        {"torch", *WEB, "pydantic", "tokenizers", "ray"},
+    ),
+    (
+        [
+            "triptych.modalities.llm.engine.loader",
+            "triptych.modalities.embedding.engine.loader",
+        ],
+        {
+            *WEB,
+            "transformers",
+            "diffusers",
+            "torch._dynamo",
+            "triptych.core.runtime.devices.rank_group",  # where models are divided alone
+            "triptych.core.runtime.engine.rank_sampler",
+            "triptych.core.runtime.engine.ranks",
+        },
+    ),
+    (
+        [
+            "triptych.modalities.asr.engine.loader",
+            "triptych.modalities.vlm.engine.loader",
+            "triptych.modalities.diffusion.engine.loader",
+        ],
+        WEB,
+    ),
+)
 
 
-def loaded_by(*modules, **environment):
-    """The modules that are loaded with these; importing prints nothing, no warning either."""
-    program = PROGRAM.format(modules=", ".join(modules))
+def loaded_by(*stages, **environment):
+    """The modules that are loaded after each stage, a list of them, in a fresh interpreter.
+
+    Importing prints nothing, no warning either.
+    """
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", PROGRAM.format(stages=stages)],
         env=os.environ | environment,
         capture_output=True,
         check=True,
         text=True,
     )
-    assert (run.stdout.count("\n"), run.stderr) == (1, "")
-    return set(run.stdout.split())
+    assert (run.stdout.count("\n"), run.stderr) == (len(stages), "")
+    return [set(line.split()) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [
-        (
-            ["triptych.serve"],
-            {"torch", "transformers", "fastapi", "uvicorn", "tokenizers", "ray"},
-        ),
-        (
-            [
-                "triptych.api_process",
-                "triptych.core.http.app",
-                "triptych.core.http.server",
-                "triptych.modalities.llm.api.routes",
-                "triptych.modalities.diffusion.api.routes",
-                "triptych.modalities.asr.api.routes",
-                "triptych.modalities.asr.source",
-            ],
-            {"torch", "transformers", "ray"},
-        ),
-        (
-            ["triptych.engine_process", "triptych.schedulers.engine"],
-            {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers", "ray"},
-        ),
-        (
-            [
-                "triptych.modalities.llm.engine.loader",
-                "triptych.modalities.embedding.engine.loader",
-            ],
-            {"fastapi", "uvicorn", "starlette", "transformers", "diffusers", "torch._dynamo"},
-        ),
-        (
-            [
-                "triptych.modalities.asr.engine.loader",
-                "triptych.modalities.vlm.engine.loader",
-                "triptych.modalities.diffusion.engine.loader",
-            ],
-            {"fastapi", "uvicorn", "starlette"},
-        ),
-    ],
-)
-def test_a_process_does_not_load_the_others_half(modules, unwanted):
-    assert not loaded_by(*modules) & unwanted
+@pytest.mark.parametrize("stages", [ONE_SIDE, ENGINE], ids=["API", "engine"])
+def test_a_process_does_not_load_the_others_half(stages):
+    """What a stage may not load the stages before it may not either."""
+    found = loaded_by(*(modules for modules, _ in stages))
+    assert [loaded & unwanted for loaded, (_, unwanted) in zip(found, stages, strict=True)] == (
+        [set()] * len(stages)
+    )
 
 
 def test_ray_is_imported_where_it_is_asked_for_alone(tmp_path):
@@ -89,21 +107,9 @@ def test_ray_is_imported_where_it_is_asked_for_alone(tmp_path):
         "triptych.core.bulk.run",
         *(command.module for command in all_commands()),
     )
-    found = loaded_by(*modules, PYTHONPATH=str(tmp_path))
+    (found,) = loaded_by(modules, PYTHONPATH=str(tmp_path))
     assert "triptych.core.bulk.cluster" in found
     assert "ray" not in found
-
-
-def test_what_divides_models_is_loaded_where_one_is_divided_alone():
-    program = (
-        "import triptych.modalities.llm.engine.loader, sys;"
-        " print(*(name for name in sys.modules if 'rank' in name and 'triptych' in name));"
-        " import torch.distributed; print(torch.distributed.is_initialized())"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True
-    )
-    assert run.stdout.split() == ["False"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from triptych.core.weights.resolve import resolve
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
 SOME_LAYERS = ([], ["0"], ["13"], ["29"])  # the library takes long; [] is outside of layers
+MAX_ROWS = 2048
+"""Of a tensor: all but the embeddings have fewer."""
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -58,7 +60,7 @@ def test_tensors_equal_the_librarys(tmp_path: Path) -> None:
     with Checkpoint.open(folder) as checkpoint:
         assert len(checkpoint.tensors) == len(names)
         for name in [name for name in names if name.split(".")[1:2] in SOME_LAYERS]:
-            values = dequantize(tensors[name].data, tensors[name].tensor_type)
+            values = dequantize(tensors[name].data[:MAX_ROWS], tensors[name].tensor_type)
             wanted = halves(values, heads[name]) if name in heads else values
-            ours = checkpoint.read(f"{names[name]}.weight")
+            ours = checkpoint.read(f"{names[name]}.weight")[:MAX_ROWS]
             assert torch.equal(ours, torch.from_numpy(wanted.copy()).to(torch.bfloat16)), name

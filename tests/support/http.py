@@ -19,6 +19,7 @@ import httpx
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from support.shared_validators import share_validators
 from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.engine_api.client import EngineStatus
 from triptych.core.engine_api.job import Output
@@ -36,6 +37,7 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
+share_validators()
 _LEAK = re.compile(r"0x[0-9a-f]{9}|Traceback|/usr|/tmp|PIL|\.py|BytesIO")
 ANSWER = "The quick brown fox jumps over the lazy dog."
 READY = EngineStatus(

@@ -17,29 +17,18 @@ MAX_BYTES = 20_000_000
 IMAGES = Path(__file__).with_name("images")
 """Of Microsoft's Fluent emoji (MIT)."""
 DRAWN = [
-    "apple",
-    "balloon",
     "banana",
-    "bicycle",
     "boat",
-    "butterfly",
-    "car",
-    "cat",
-    "dog",
-    "fish",
     "flower",
     "frog",
     "guitar",
     "heart",
-    "house",
     "penguin",
-    "pizza",
     "rocket",
     "tractor",
-    "tree",
 ]
 LEAST_NAMED = 6
-"""Of those, that it names right: it named eight when this was written, in either type."""
+"""Of those, that it names right: it named all but the banana when this was written."""
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,9 @@ def mixed_steps(rig: Rig) -> list[Row]:
     scored = SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=1)
     first, second = rig.open(tuple(range(1, 8))), rig.open((9, 8, 7), scored)
     rig.prefill(first, second)
-    third = rig.open(tuple(range(30, 60)))
-    rig.step((first, 0), (second, 0), (third, 11))
-    rig.step((first, 0), (third, 19))
+    third = rig.open(tuple(range(30, 50)))
+    rig.step((first, 0), (second, 0), (third, 9))
+    rig.step((first, 0), (third, 11))
     fourth = rig.open((5,))
     rig.step((third, 0), (second, 0), (first, 0), (fourth, 1))
     return [first, second, third, fourth]
