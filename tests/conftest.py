@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.kernel_device import choose_kernels, is_interpreted
-from support.kernel_levels import LEVELS, open_kernels
+from support.kernel_levels import EACH_LEVEL, LEVELS, open_kernels
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ def kernels_of() -> Callable[[str], NativeKernels]:
     return open_kernels
 
 
-@pytest.fixture(scope="session", params=LEVELS)
+@pytest.fixture(scope="session", params=EACH_LEVEL)
 def isa(request: pytest.FixtureRequest) -> str:
     """Each level of instructions that this machine has: what asks for it runs once on each."""
     return request.param

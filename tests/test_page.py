@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from support.browser import barriers, chromium, opened
 from support.http import FakeEngine, live, make_app
+from support.tiers import first
 from support.web_page import FOLDER, ask, choose, finished, page_of, reopened
 from triptych.core.http.page import read_pages
 
@@ -446,7 +447,7 @@ class OnlyBelow:
             await Response(status_code=404)(scope, receive, send)
 
 
-@pytest.mark.parametrize("is_stripped", [True, False])
+@pytest.mark.parametrize("is_stripped", first([True, False]))
 def test_the_page_works_below_a_path(browser: Any, tmp_path: Path, is_stripped: bool) -> None:
     with page_below(browser, tmp_path, "/llm", is_stripped=is_stripped) as page:
         address = page.evaluate("location.origin") + "/llm/v1"

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from support.fake_cuda import CUDA, FakeCuda
+from support.tiers import first
 from triptych.core.engine_api.plan import TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.decoders.native import NativeBlueprint
@@ -130,7 +131,7 @@ def plan_of(
 
 @pytest.mark.parametrize(
     ("name", "num_rows", "chunk_size"),
-    [*((name, *SMALL) for name in DECODERS), *((name, *LARGE) for name in WIDEST)],
+    [*((name, *SMALL) for name in DECODERS), *first((name, *LARGE) for name in WIDEST)],
 )
 def test_a_decoder(gpu: FakeCuda, name: str, num_rows: int, chunk_size: int) -> None:
     """Whatever its rows ask of sampling."""

@@ -21,6 +21,7 @@ from support.eagle import save_head
 from support.fake_cuda import CUDA, FakeCuda
 from support.kernel_device import is_interpreted
 from support.shadow_drafts import FreeDrafts
+from support.tiers import first, nightly
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError
@@ -53,6 +54,16 @@ SAMPLINGS = {
     "scored": SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2, max_tokens=2),
     "state": SamplingParams(returns_state=True, max_tokens=1),
 }
+VARIANTS = {
+    "llama",
+    "mistral-full",
+    "mixtral-of-all",
+    "qwen2-window",
+    "qwen3-layer-types",
+    "qwen3-moe-normed",
+    "smollm3-window",
+}
+"""Families whose kernels are those of another one."""
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "gpt-neox": ("GPTNeoX", {}),
@@ -73,7 +84,11 @@ def run_together(run: DryRun, *samplings: SamplingParams) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("family", "extra"), FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "extra"),
+    [nightly(*case) if name in VARIANTS else case for name, case in FAMILIES.items()],
+    ids=FAMILIES,
+)
 def test_each_family(
     gpu: FakeCuda, tmp_path: Path, config: Config, family: str, extra: dict[str, Any]
 ) -> None:
@@ -145,13 +160,15 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     assert gpu.num_replays > 0
 
 
-@pytest.mark.parametrize("name", ["llama-biased-tied", "mixtral", "qwen2-window"])
+@pytest.mark.parametrize("name", first(["mixtral", "llama-biased-tied", "qwen2-window"]))
 def test_steps_with_prompts_are_captured_once_they_came_a_few_times(
     gpu: FakeCuda, tmp_path: Path, config: Config, name: str
 ) -> None:
     family, extra = FAMILIES[name]
     save_family(tmp_path, family, **extra)
-    device = DeviceOptions(device_graph_capture=True, device_graph_prompts=True)
+    device = DeviceOptions(
+        device_graph_capture=True, device_graph_prompts=True, device_graph_rows=(4,)
+    )
     run = dry_run(gpu, LlmLoader, tmp_path, replace(config, device=device))
     run.depth = 2
     for index in range(12):

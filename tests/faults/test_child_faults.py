@@ -21,6 +21,7 @@ from support import images
 from support.audio_signals import wav_bytes
 from support.child_processes import workers
 from support.text_models import write_text_folder
+from support.tiers import among
 from triptych.core.errors import RequestError, TriptychError
 from triptych.core.grammar.constraint import Constraint
 from triptych.core.media import child
@@ -104,7 +105,7 @@ async def test_work_of_a_child_that_was_ended_from_outside_is_done_by_another(wo
     assert await doing is not None
 
 
-@pytest.mark.parametrize("work", PARAMS, indirect=True)
+@pytest.mark.parametrize("work", among(PARAMS, [_images]), indirect=True)
 async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkeypatch):
     monkeypatch.setattr(child, "_MAX_STALLED_CHECKS", 2)
     stopped, doing = await work()

@@ -27,6 +27,7 @@ from support.http import (
     refused,
     until,
 )
+from support.tiers import first
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 
@@ -262,7 +263,7 @@ def test_no_key_or_a_wrong_one(tmp_path: Path, header: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("stage", ["queued", "running"])
-@pytest.mark.parametrize("is_reset", [True, False])
+@pytest.mark.parametrize("is_reset", first([True, False]))
 def test_a_client_that_leaves_frees_its_jobs(
     server: HttpServer, engine: FakeEngine, stream: bool, stage: str, is_reset: bool
 ) -> None:

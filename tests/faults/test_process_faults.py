@@ -15,6 +15,7 @@ import pytest
 from support.engine_events import following, next_of
 from support.fake_engine_process import HANG_PROMPT
 from support.serve_process import Server, eventually, write_model
+from support.tiers import nightly
 from triptych import serve
 from triptych.compose import ChildSetup
 from triptych.core.options.config import Config, ServerOptions
@@ -245,7 +246,7 @@ def test_a_model_that_is_unfit_ends_the_start_with_its_reason(start):
     ("arguments", "advice"),
     [
         (("--device", "gpu:99"), "--device cpu"),
-        (("--device", "cpu", "--device-memory-utilization", "1e-9"), "memory"),
+        nightly(("--device", "cpu", "--device-memory-utilization", "1e-9"), "memory"),
     ],
 )
 def test_the_real_engine_without_its_device_or_memory_ends_the_start(start, arguments, advice):

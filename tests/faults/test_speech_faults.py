@@ -25,6 +25,7 @@ from support.speech_app import (
     num_samples,
     speech,
 )
+from support.tiers import first
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 
@@ -106,7 +107,7 @@ def test_a_voice_that_is_a_path_is_no_voice(shared: HttpServer, voice: str) -> N
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 @pytest.mark.parametrize("kind", ["mp3", "pcm"])
 @pytest.mark.parametrize("stage", ["queued", "running"])
-@pytest.mark.parametrize("is_reset", [True, False])
+@pytest.mark.parametrize("is_reset", first([True, False]))
 def test_a_client_that_leaves_stops_its_speech(
     stream_format: str, kind: str, stage: str, is_reset: bool
 ) -> None:

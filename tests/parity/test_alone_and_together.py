@@ -7,6 +7,7 @@ import torch
 
 from support.image_runner import image_request
 from support.kernel_levels import cache_with_kernels
+from support.tiers import first, nightly
 from triptych.core.bundle.resolve import resolve_all
 from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
@@ -22,7 +23,7 @@ PROMPTS = ("a red apple", "two green frogs")
 NUM_STEPS = 14  # the fewest that plans are calibrated for
 
 
-@pytest.fixture(scope="module", params=["auto", "float32"])
+@pytest.fixture(scope="module", params=first(["auto", "float32"]))
 def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ImageExecutor:
@@ -66,7 +67,7 @@ def generate(
 
 @pytest.mark.parametrize(
     ("cache", "guidance_scale", "side"),
-    [*((cache, 3.5, 64) for cache in CACHES), ("off", 1.0, 128), ("first-block", 1.0, 128)],
+    [*((cache, 3.5, 64) for cache in CACHES), ("off", 1.0, 128), nightly("first-block", 1.0, 128)],
 )
 def test_an_image_alone_equals_itself_in_a_batch(
     executor: ImageExecutor, cache: str, guidance_scale: float, side: int

@@ -22,9 +22,12 @@ from support.decoder_rig import (
 )
 from support.dense_families import DENSE
 from support.kernel_levels import LEVELS
+from support.tiers import among
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 MAX_LENGTH = 400
+SOME = {"gemma4", "gemma3n", "olmo3", "phi3", "cohere2", "granite"}
+"""Families that differ most, for what all families have."""
 KERNELS = ["torch", *LEVELS[:1]]
 Build = Callable[[str], tuple[Path, Any]]
 
@@ -114,6 +117,7 @@ def assert_same(row: Row, expected_TV: torch.Tensor) -> None:
         assert row.tokens[position] == expected_TV[position - 1].argmax()
 
 
+@pytest.mark.parametrize("model", among(DENSE, SOME), indirect=True)
 def test_bfloat16_errs_no_more_than_transformers(
     model: tuple[Path, Any], kernels_of: Callable[[str], NativeKernels]
 ) -> None:

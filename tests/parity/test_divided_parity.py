@@ -16,6 +16,7 @@ from support.dense_families import DENSE
 from support.kernel_levels import LEVELS
 from support.mixture_families import MIXTURES, SMALL
 from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
+from support.tiers import first
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
@@ -228,7 +229,7 @@ def test_a_row_alone_and_in_a_batch_is_the_same_to_the_bit(
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("encoding", ["bfloat16", "q8_0"])
+@pytest.mark.parametrize("encoding", first(["q8_0", "bfloat16"]))
 def test_the_embedded_model_token_for_token(
     encoding: str, kernels_of: Callable[[str | None], NativeKernels]
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from support.decoder_rig import CPU
 from support.kernel_levels import LEVELS
 from support.rank_threads import PlanQueue, following_runner, lead_and_follow
+from support.tiers import among
 from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.engine_api.plan import Runner
@@ -26,6 +27,9 @@ from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.engine.step_features import FollowingFeatures
 from triptych.modalities.vlm.plan import SharedPlan
 
+FAMILIES = [name for name in MODELS if not name.startswith("qwen3_5")]
+TOWERS = {*FAMILIES} - {"llava_next", "mistral3", "qwen2_vl", "smolvlm"}
+"""A family of each tower."""
 HELLO, THEN, WHAT = (1, 5, 9, 12), (13, 14), (20, 21, 22)
 
 
@@ -71,7 +75,7 @@ def assert_same(found: list[VisionRow], expected: list[VisionRow]) -> None:
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [name for name in MODELS if not name.startswith("qwen3_5")])
+@pytest.mark.parametrize("family", among(FAMILIES, TOWERS))
 def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     assert_same(drive_divided(tmp_path, 2), drive(VisionRig(tmp_path)))

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
+from support.tiers import first, nightly
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.engine.caches.methods import (
@@ -156,7 +157,7 @@ def distance(ours: Tensor, expected: Tensor) -> float:
 
 
 CASES = [
-    (name, index)
+    nightly(name, index) if index else (name, index)
     for name in IMG2IMG
     for index, scheduler in enumerate(SCHEDULERS[name])
     if not ("use_flow_sigmas" in scheduler and name != "WanPipeline")
@@ -207,7 +208,7 @@ def test_an_image_changes_as_with_diffusers(name: str, index: int) -> None:
     assert distance(generate(open_recipe(name, parts), REQUEST), expected) < 1e-5
 
 
-@pytest.mark.parametrize("strength", [0.6, 1.0])
+@pytest.mark.parametrize("strength", first([0.6, 1.0]))
 @pytest.mark.parametrize("name", INPAINT)
 def test_an_image_changes_within_a_mask_as_with_diffusers(name: str, strength: float) -> None:
     parts = parts_of(name)
@@ -236,7 +237,7 @@ def check_tokens(recipe: Any, request: ImageRequest) -> None:
     assert num_tokens == sum(counted) + pixels // recipe.token_side**2
 
 
-@pytest.mark.parametrize("num_images", [1, 2])
+@pytest.mark.parametrize("num_images", first([2, 1]))
 @pytest.mark.parametrize("name", REFERRING)
 def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: int) -> None:
     parts = parts_of(name)

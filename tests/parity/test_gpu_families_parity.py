@@ -15,6 +15,7 @@ from support.batch_driver import CPU, BatchDriver
 from support.gpu_rehearsal import rehearse_gpu
 from support.mixture_families import MIXTURES, save_mixture
 from support.recurrent_models import recurrent_model
+from support.tiers import nightly
 from support.token_world import token_request
 from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.decoders.native import NativeBlueprint
@@ -58,7 +59,7 @@ def on_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> BatchDriver:
     return BatchDriver(model, layout, None, num_pages=9, windows=windows, **options)
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "llama-4", "granite-hybrid", "kimi-linear"])
+@pytest.mark.parametrize("name", [nightly("llama-4"), "gpt-oss", "granite-hybrid", "kimi-linear"])
 def test_logits_through_every_path(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

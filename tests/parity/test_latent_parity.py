@@ -17,6 +17,7 @@ from support.every_path import (
     every_path,
     open_rig,
 )
+from support.tiers import first
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 EXPERTS = LATENT | {
@@ -92,7 +93,7 @@ def test_float32_is_transformers(native: NativeKernels, model: tuple[Path, Any])
         assert_same_tokens(every_path(open_rig(folder, torch.float32, kernels)), reference)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first(MODELS, 3))
 def test_bfloat16_errs_no_more_than_transformers(
     native: NativeKernels, tmp_path: Path, name: str
 ) -> None:
@@ -105,6 +106,7 @@ def test_bfloat16_errs_no_more_than_transformers(
     assert_errs_no_more_than_in_bfloat16(rows, reference)
 
 
+@pytest.mark.parametrize("model", first(MODELS, 3), indirect=True, scope="module")
 def test_logits_are_bitwise_the_same_alone(native: NativeKernels, model: tuple[Path, Any]) -> None:
     """Of a kernel level: one family runs on all in `test_decoder_parity`."""
     folder, reference = model

@@ -16,6 +16,7 @@ from support.every_path import (
     open_rig,
 )
 from support.mixture_families import CHOSEN, MIXTURES, NUMBERS, save_mixture
+from support.tiers import first
 from triptych.core.runtime.kernels.native.library import NativeKernels
 
 
@@ -34,7 +35,7 @@ def test_float32_is_transformers(native: NativeKernels, model: tuple[Path, Any])
         assert_same_tokens(every_path(rig), reference)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", first(MIXTURES, 4))
 def test_bfloat16_errs_no_more_than_transformers(
     native: NativeKernels, tmp_path: Path, name: str
 ) -> None:
@@ -48,6 +49,7 @@ def test_bfloat16_errs_no_more_than_transformers(
     assert_errs_no_more_than_in_bfloat16(rows, reference)
 
 
+@pytest.mark.parametrize("model", first(MIXTURES, 4), indirect=True, scope="module")
 def test_logits_are_bitwise_the_same_alone(native: NativeKernels, model: tuple[Path, Any]) -> None:
     """Of a kernel level: one family runs on all in `test_decoder_parity`."""
 

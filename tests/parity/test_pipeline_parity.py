@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from support.diffusers_images import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
+from support.tiers import nightly
 from support.tiny_autoencoders import randomized
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
@@ -27,8 +28,10 @@ pytestmark = [
 REQUEST = ImageRequest(
     prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
 )
+EVERY_SAMPLER = ("StableDiffusion3Pipeline", "StableDiffusionXLPipeline", "FluxPipeline")
+"""Pipelines of each kind of schedules."""
 CASES = [
-    (name, index)
+    (name, index) if index == 0 or name in EVERY_SAMPLER else nightly(name, index)
     for name, found in SCHEDULERS.items()
     for index in range(len(found))
     if not (spec_of(name).needs_reference or spec_of(name).needs_mask)

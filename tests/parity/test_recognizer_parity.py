@@ -13,6 +13,7 @@ import transformers
 
 from support.asr import noise, run, text_ids, transcribe_request
 from support.recognizers import BUILDERS, write_recognizer
+from support.tiers import first
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.process.lazy import load
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -132,7 +133,9 @@ class Theirs:
         return len(prompt) + (prompt[:1] != [self.network.config.decoder_start_token_id])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", first([torch.float32, torch.bfloat16]), ids=["float32", "bfloat16"]
+)
 def test_tokens_equal_transformers(
     family: str, folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from support.images import image, saved
 from support.roles import answer, engine, role_config, save_text_family, series
 from support.serve_process import free_port
+from support.tiers import nightly
 from support.vision_folders import write_vision_folder
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
@@ -31,14 +32,14 @@ _NUM_PAGES = 14 + 1
 """Whole pages of the longest prompt, and of the one that leaves it."""
 _WAYS = [  # what pages cross, of which model, in which format, in how many parts
     ("unix", "llama", "auto", _NUM_PAGES),
-    ("tcp", "llama", "auto", _NUM_PAGES),
-    ("tcp", "llama", "bfloat16", _NUM_PAGES),
-    ("unix", "llama", "int8", _NUM_PAGES),
+    nightly("tcp", "llama", "auto", _NUM_PAGES),
+    nightly("tcp", "llama", "bfloat16", _NUM_PAGES),
+    nightly("unix", "llama", "int8", _NUM_PAGES),
     ("tcp", "llama", "float8_e4m3fn", _NUM_PAGES),
     ("unix", "qwen2-window", "auto", 28),
     ("tcp", "qwen3.5", "auto", 19),
-    ("unix", "qwen3", "auto", _NUM_PAGES),
-    ("unix", "mixtral", "auto", _NUM_PAGES),
+    nightly("unix", "qwen3", "auto", _NUM_PAGES),
+    nightly("unix", "mixtral", "auto", _NUM_PAGES),
 ]
 
 

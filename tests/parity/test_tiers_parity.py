@@ -13,6 +13,7 @@ import pytest
 from support.decoder_families import FAMILIES
 from support.recurrent_models import RECURRENT
 from support.roles import answer, engine, role_config, save_text_family, series
+from support.tiers import nightly
 from support.vision_folders import write_vision_folder
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
@@ -21,10 +22,10 @@ from triptych.schedulers.local import LocalClient
 
 _MODELS = [  # the cells of pages, the layers that read them, and the parts that come back at least
     ("llama", "auto", 40),
-    ("llama", "bfloat16", 40),
+    nightly("llama", "bfloat16", 40),
     ("llama", "int8", 40),
-    ("llama", "float8_e4m3fn", 40),
-    ("qwen2-window", "auto", 40),
+    nightly("llama", "float8_e4m3fn", 40),
+    nightly("qwen2-window", "auto", 40),
     ("mistral", "auto", 6),  # windows alone
     ("qwen3.5", "auto", 40),
     ("youtu", "auto", 40),

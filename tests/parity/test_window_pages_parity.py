@@ -24,14 +24,15 @@ from support.dense_families import DENSE
 from support.every_path import LONG
 from support.kernel_levels import LEVELS, open_kernels
 from support.mixture_families import MIXTURES, save_mixture
+from support.tiers import first
 from support.token_world import token_request
 from triptych.core.kv.windows import WindowSize
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.decoder import Decoder
 
 WINDOWED = (
-    *("gemma3", "gemma4", "gemma4-large", "phi3", "olmo3", "cohere2", "ministral", "exaone4"),
-    *("starcoder2", "gpt-oss", "llama-4", "dots1"),
+    *("gemma3", "gemma4", "gpt-oss", "llama-4"),  # each in a way of its own
+    *("gemma4-large", "phi3", "olmo3", "cohere2", "ministral", "exaone4", "starcoder2", "dots1"),
 )
 PAGE_SIZE, MAX_LENGTH, STEP_TOKENS = 16, 512, 144
 
@@ -81,7 +82,11 @@ def answers(driver: BatchDriver) -> Iterator[tuple[str, list[int]]]:
 
 @pytest.mark.parametrize(
     ("family", "kernels"),
-    [("gemma3", "torch"), *product(WINDOWED, LEVELS[:1])],
+    [
+        ("gemma3", "torch"),
+        *product(WINDOWED[:4], LEVELS[:1]),
+        *first(product(WINDOWED[4:], LEVELS[:1]), 0),
+    ],
 )
 def test_answers_are_those_of_whole_pages(tmp_path: Path, family: str, kernels: str) -> None:
     reference = saved(tmp_path, family)

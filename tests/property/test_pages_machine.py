@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.tiers import first
 from support.token_driver import drive, random_world
 from support.token_world import World, token_request
 from triptych.core.errors import InternalError, OutOfMemory
@@ -122,7 +123,7 @@ PagesMachine.TestCase.settings = settings(
 TestPagesMachine = PagesMachine.TestCase
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", first(range(4)))
 def test_twenty_thousand_steps_lose_no_page(block: int) -> None:
     """Each block is a share of the steps, in worlds of its own."""
     drive_many(block, 5000)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from support.schedules import schedule_of
 from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
+from support.tiers import first
 from triptych.core.errors import InternalError, OutOfMemory
 
 _MODELS = st.fixed_dictionaries(
@@ -150,7 +151,8 @@ class SpeechMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(120)
-def test_speech_machine() -> None:
+@pytest.mark.parametrize("num_examples", first([40, 120]))
+def test_speech_machine(num_examples: int) -> None:
     machine = SpeechMachine.TestCase
-    machine.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+    machine.settings = settings(max_examples=num_examples, stateful_step_count=25, deadline=None)
     machine().runTest()

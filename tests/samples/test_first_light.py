@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from support.samples import SAMPLES, importing_samples
+from support.tiers import nightly
 
 GPU = SAMPLES / "gpu"
 STAGES = {
@@ -119,7 +120,7 @@ def check_results(found: list[Any]) -> None:
     [
         pytest.param("kernel_times", marks=INTERPRETED),
         "text_figures",
-        "text_figures_fp8",
+        nightly("text_figures_fp8"),
         "image_figures",
         "images",
         "codec_figures",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.tiers import first
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.calibration.planning import ErrorModel
@@ -139,7 +140,7 @@ def test_settings_without_thresholds_keep_to_their_budget(known: Any, num_comput
             assert num_computed - 1 <= num_runs <= num_computed
 
 
-@pytest.mark.parametrize(("num_steps", "num_computed"), [(50, 8), (28, 4), (14, 3)])
+@pytest.mark.parametrize(("num_steps", "num_computed"), first([(28, 4), (50, 8), (14, 3)]))
 def test_each_method_can_compute_as_few_steps_as_are_measured(
     num_steps: int, num_computed: int
 ) -> None:

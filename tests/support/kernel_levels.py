@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from support.tiers import among
 from triptych.core.runtime.kernels.native.build import build, supported_levels
 from triptych.core.weights.cache import WeightsCache
 
@@ -24,6 +25,8 @@ FLOAT32_LEVELS = tuple(
     level for level in LEVELS if level not in ("amx", "avx512_bf16", MODELLED_TILES)
 )
 """Those that differ in float32: the others add instructions for bfloat16 and bytes alone."""
+EACH_LEVEL = among(LEVELS, {*LEVELS[:1], *LEVELS[-2:]})
+"""Of these the highest, the portable one and the modelled tiles are in the default tier."""
 FOLDER = Path(tempfile.gettempdir(), f"triptych-test-kernels-{os.getuid()}")
 """Kernels of all runs of a user: the name of each says what it was built from."""
 

@@ -10,6 +10,7 @@ import torch
 
 from support.batch_driver import is_same
 from support.decoder_rig import Row
+from support.tiers import first
 from support.vision_models import pixels, save_model
 from support.vision_rig import VisionRig
 from triptych.core.runtime.kernels.native.library import NativeKernels
@@ -20,7 +21,9 @@ SUN, MOON = pixels(40, 60, 1), pixels(20, 24, 2)
 
 
 # Features that enter once, that enter again in later layers, that see each other, whole prompts.
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", first([torch.bfloat16, torch.float32]), ids=["bfloat16", "float32"]
+)
 @pytest.mark.parametrize(
     "family", ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "paligemma"]
 )

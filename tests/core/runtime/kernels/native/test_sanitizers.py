@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.kernel_levels import LEVELS, MODELLED_TILES
+from support.tiers import among
 from triptych.core.runtime.kernels.native import build as build_module
 from triptych.core.runtime.kernels.native.build import LEVELS as FLAGS
 
@@ -45,7 +46,7 @@ VECTORS = [level for level in LEVELS if level not in ("amx", MODELLED_TILES)]
 SHORTEST_AND_LONGEST = sorted({*VECTORS[-1:], *VECTORS[:1]})
 
 
-@pytest.mark.parametrize("level", [*SHORTEST_AND_LONGEST, *LEVELS[-1:]])
+@pytest.mark.parametrize("level", among([*SHORTEST_AND_LONGEST, *LEVELS[-1:]], VECTORS[-1:]))
 def test_no_byte_beyond_its_own(level: str, folder: Path) -> None:
     flags = ("-DMODEL_TILES",) if level == MODELLED_TILES else FLAGS[level].flags
     subprocess.run([compiled("cc", *SANITIZED, *flags, folder=folder)], check=True)

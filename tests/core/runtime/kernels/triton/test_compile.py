@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.tiers import first
 from support.triton_attention import attention_keys, latent_keys
 from support.triton_operations import operation_keys
 from triptych.core.errors import ConfigError
@@ -52,20 +53,20 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 def test_kernels_compile_here_and_are_found_the_second_time(tmp_path: Path) -> None:
     """In a process that interprets kernels, as this one does."""
     seen: list[CompiledVariant] = []
-    first = compile_all([SM_90], tmp_path, seen.append, ["paged_decode", "variant"])
-    assert [each.error for each in first] == [None] * len(first)
-    assert {each.name for each in first} >= {"paged_decode.split", "paged_decode.join"}
-    assert sorted(each.name for each in seen) == [each.name for each in first]
-    assert not any(each.is_hit for each in first)
-    for each in first:
+    ahead = compile_all([SM_90], tmp_path, seen.append, ["add_rms_norm", "variant"])
+    assert [each.error for each in ahead] == [None] * len(ahead)
+    assert {each.name for each in ahead} >= {"add_rms_norm.add_4096", "add_rms_norm.add_16384"}
+    assert sorted(each.name for each in seen) == [each.name for each in ahead]
+    assert not any(each.is_hit for each in ahead)
+    for each in ahead:
         assert each.resources is not None
         assert 0 < each.resources.registers <= 255
-    second = compile_all([SM_90], tmp_path, modules=["paged_decode"])
+    second = compile_all([SM_90], tmp_path, modules=["add_rms_norm"])
     assert all(each.is_hit for each in second)
-    assert [each.resources for each in second] == [each.resources for each in first]
+    assert [each.resources for each in second] == [each.resources for each in ahead]
 
 
-@pytest.mark.parametrize("target", TARGETS[2::2], ids=str)
+@pytest.mark.parametrize("target", first(TARGETS[2::2]), ids=str)
 def test_a_launch_finds_what_was_compiled_ahead(target: CompileTarget) -> None:
     """Same types, constants, alignment, warps and stages: else a server would compile again."""
     with ProcessPoolExecutor(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from support.codec_models import MODELS, encodec, mimi, random_model, randomize
+from support.tiers import first
 from triptych.modalities.tts.engine.codecs import (
     CodecDecoder,
     StreamingDecoder,
@@ -46,7 +47,7 @@ def assert_same(streamed: Tensor, whole: Tensor, dtype: torch.dtype) -> None:
     assert ((streamed - whole).abs() <= TOLERANCES[dtype] * scale).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", first([torch.float32, torch.float64]), ids=str)
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(chunks=CHUNKS)
