@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.weights.layout import brief
 
-_OF_PYTHON = (AttributeError, IndexError, TypeError)
+_OF_PYTHON = (AttributeError, IndexError, StopIteration, TypeError)
 """Errors whose messages say what code does, and nothing about the file."""
 _MOST_CHARACTERS = 120
 _UNFIT = (
@@ -23,6 +23,7 @@ _UNFIT = (
     LookupError,
     NotImplementedError,
     RuntimeError,
+    StopIteration,
     StrictDataclassError,
     TypeError,
     ValueError,
@@ -44,7 +45,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 def _cause(error: BaseException) -> str:
     """The cause, in words that say something to the owner of the file."""
-    if isinstance(error, _OF_PYTHON):
+    if isinstance(error, _OF_PYTHON) or not str(error).strip():
         return "a value that its class reads is missing, or of another kind"
     if isinstance(error, KeyError) and error.args:
         key = str(error.args[0])

@@ -15,6 +15,8 @@ NO_WORDS = "It fails: a value that its class reads is missing, or of another kin
     [
         (TypeError("'NoneType' object is not subscriptable"), NO_WORDS),
         (IndexError("list index out of range"), NO_WORDS),
+        (StopIteration(), NO_WORDS),
+        (AssertionError(), NO_WORDS),
         (KeyError("full_attention"), "It fails: full_attention is missing."),
         (KeyError("Missing keys: rope_theta."), "It fails: Missing keys: rope_theta."),
         (ImportError("X requires timm."), "A package is missing: X requires timm."),
