@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from support.bound_rows import bound_row
-from support.decoder_families import FAMILIES, TINY, save_family
+from support.decoder_families import FAMILIES, TINY, VARIANTS, save_family
 from support.dry_run import DryRun, dry_run
 from support.eagle import save_head
 from support.fake_cuda import CUDA, FakeCuda
@@ -54,16 +54,6 @@ SAMPLINGS = {
     "scored": SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2, max_tokens=2),
     "state": SamplingParams(returns_state=True, max_tokens=1),
 }
-VARIANTS = {
-    "llama",
-    "mistral-full",
-    "mixtral-of-all",
-    "qwen2-window",
-    "qwen3-layer-types",
-    "qwen3-moe-normed",
-    "smollm3-window",
-}
-"""Families whose kernels are those of another one."""
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "gpt-neox": ("GPTNeoX", {}),

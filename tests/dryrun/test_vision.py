@@ -25,7 +25,7 @@ LOOK_AT_VALUES = {"idefics3", "smolvlm"}
 """Families whose code in transformers leaves out images that are all zeros."""
 
 RUN = MODELS.keys() - LOOK_AT_VALUES
-LIKE_OTHERS = {"llava", "mistral3", "qwen2_vl", "qwen3_5_moe"}
+LIKE_OTHERS = {"llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5_moe"}
 """Families with the tower of another one."""
 
 

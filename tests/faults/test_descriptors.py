@@ -14,6 +14,7 @@ import pytest
 
 from support import http as http_support
 from support.http import until
+from support.tiers import first
 
 TESTS = Path(http_support.__file__).parents[1]
 SERVER = """
@@ -65,7 +66,7 @@ def test_out_of_descriptors_is_a_line_a_second(tmp_path: Path) -> None:
     assert len(text.splitlines()) < 20
 
 
-@pytest.mark.parametrize("num_files", [48, 64, 200])
+@pytest.mark.parametrize("num_files", first([64, 48, 200]))
 def test_connections_leave_descriptors_for_all_else(tmp_path: Path, num_files: int) -> None:
     """However few there are: who is one too many is refused, and the log says how many are not."""
     with served(tmp_path, num_files, "bounded") as (url, log):

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from support.decoder_families import FAMILIES, LATENT, TINY
+from support.decoder_families import FAMILIES, LATENT, TINY, VARIANTS
 from support.decoder_rig import CPU, Rig, Row, decoder_rig
 from support.dense_families import DENSE
 from support.kernel_levels import LEVELS
 from support.mixture_families import MIXTURES, SMALL
 from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
-from support.tiers import first
+from support.tiers import among, first
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options.config import ModelOptions
@@ -111,7 +111,7 @@ def assert_same(rows: list[Row], expected: list[Row], close: float = 1e-5) -> No
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=close, rtol=close)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", among(CONFIGS, CONFIGS.keys() - VARIANTS))
 def test_two_ranks_give_the_logits_of_one(name: str) -> None:
     tensors = tensors_of(name)
     expected = drive(decoder_rig(tensors.decoder()))

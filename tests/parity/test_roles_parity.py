@@ -14,7 +14,7 @@ from PIL import Image
 from support.images import image, saved
 from support.roles import answer, engine, role_config, save_text_family, series
 from support.serve_process import free_port
-from support.tiers import nightly
+from support.tiers import first, nightly
 from support.vision_folders import write_vision_folder
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
@@ -158,7 +158,7 @@ async def test_images_are_encoded_where_prompts_are_computed(
 
 
 @pytest.mark.parametrize(
-    ("way", "family"), [("unix", "llava"), ("tcp", "qwen3_vl"), ("tcp", "idefics3")]
+    ("way", "family"), first([("tcp", "qwen3_vl"), ("unix", "llava"), ("tcp", "idefics3")])
 )
 async def test_answers_about_images_that_were_encoded_elsewhere(
     way: str,

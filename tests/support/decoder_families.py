@@ -85,6 +85,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+VARIANTS = {
+    "llama",
+    "mistral-full",
+    "mixtral-of-all",
+    "qwen2-window",
+    "qwen3-layer-types",
+    "qwen3-moe-normed",
+    "smollm3-window",
+}
+"""Families like another one but for a setting."""
+
+
 def save_family(folder: Path, family: str, **extra: Any) -> Any:
     """Save a model in `folder`; returns transformers' own."""
     config = getattr(transformers, f"{family}Config")(**TINY | extra, attn_implementation="eager")
