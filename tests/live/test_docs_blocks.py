@@ -26,7 +26,6 @@ from PIL import Image, ImageDraw
 from support.doc_blocks import Block, pages
 from support.doc_commands import commands_of
 from support.serve_process import Server
-from support.tiers import among
 
 pytestmark = [
     pytest.mark.embedded,
@@ -69,9 +68,7 @@ def is_checked(command: list[str]) -> bool:
     return command[0] == "triptych" and command[1] in CHECKED
 
 
-PAGES = {name: None for name, blocks in pages().items() if any(map(is_work, blocks))}.keys()
-OF_KNOWN_COMMANDS = {"docs/bulk.md", "docs/command_line.md", "docs/images.md", "docs/talk.md"}
-"""Pages of commands and calls that other pages and tests run, too."""
+PAGES = [name for name, blocks in pages().items() if any(map(is_work, blocks))]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +169,7 @@ def reader(
     found.leave()
 
 
-@pytest.mark.parametrize("page", among(PAGES, PAGES - OF_KNOWN_COMMANDS))
+@pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_a_page_run_in_order(page: str, reader: Reader) -> None:
     output = ""
     for block in pages()[page]:
