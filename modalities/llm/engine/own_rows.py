@@ -41,7 +41,7 @@ def own_row_bytes(plan: OwnCache, num_heads: int, max_length: int) -> int:
     return _MOST_COPIES * plan.num_bytes(max_length) + score_bytes
 
 
-class _Piece(NamedTuple):
+class _RowPiece(NamedTuple):
     """Tokens `start .. stop - 1` of a step, all of one row, after `num_past` others of it.
 
     If it `ends`, the row's cache is stored after them, and its state in `line`, too, if that is not
@@ -205,7 +205,7 @@ def _check(is_known: bool) -> None:
         raise WeightsError(refusal("its cache is not of the form of its first passes"))
 
 
-def _pieces(step: PagedStep, most_continued: int) -> Iterator[_Piece]:
+def _pieces(step: PagedStep, most_continued: int) -> Iterator[_RowPiece]:
     """The tokens of a step between snapshots; at most `most_continued` of rows that are not new."""
     assert step.states is not None, "the runner finds the rows' states"
     lengths_B = step.batch.host_query_lengths_B.tolist()
@@ -219,5 +219,5 @@ def _pieces(step: PagedStep, most_continued: int) -> Iterator[_Piece]:
             num_past = num_before + start - first
             stop = min(start + (most_continued if num_past else MAX_TOKENS), segment.stop)
             is_last = stop == segment.stop
-            yield _Piece(row, start, stop, num_past, is_last, segment.line if is_last else -1)
+            yield _RowPiece(row, start, stop, num_past, is_last, segment.line if is_last else -1)
             start = stop

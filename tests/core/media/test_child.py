@@ -136,7 +136,8 @@ async def test_a_child_that_is_lost_twice_costs_its_request_and_no_other():
         await until(lambda: is_working(pool))
         other = await pid_of(pool)
         for _ in range(2):
-            await until(lambda: is_working(pool) and len(children()) == 2)
+            # In this order: a child of the second attempt is seen before it has started.
+            await until(lambda: len(children()) == 2 and is_working(pool))
             (victim,) = (each for each in children() if each.pid != other)
             victim.send_signal(signal.SIGKILL)
             await until(lambda: not is_running(victim.pid))  # noqa: B023 - awaited here
