@@ -17,7 +17,7 @@ _ALIKE, _ALIKE_IF_SHORT = 0.8, 0.74
 """The least likeness of a misspelled word; if short, one exchange of letters in a word of four."""
 _SHORT_CHARS = 5
 _CUT_CHARS = 3
-"""The least letters of a word that was cut short: two begin too many words."""
+"""The fewest letters of a word that was cut short: many words begin with the same two."""
 _MAX_CHARS = 80
 """Longer names are not compared: it takes time that grows with their square."""
 _SEPARATORS = re.compile(r"[-_.: ]+")

@@ -223,9 +223,9 @@ def _decoded(code: int) -> int | bool | None:
 def find_own_cache(body: torch.nn.Module, longest_block: int, dtype: torch.dtype) -> OwnCache:
     """The parts of a class's cache, from passes of its body on the meta device.
 
-    No window and no block of tokens that it keeps together is longer than `longest_block`. The body
-    is of bfloat16; tensors of that type will have the model's, `dtype`. Raises `WeightsError` for a
-    cache that cannot be taken apart.
+    `longest_block` is the most tokens of a window, or of a block that the class keeps together. The
+    body is in bfloat16; at run time its tensors of that type have the model's, `dtype`. Raises
+    `WeightsError` for a cache that cannot be taken apart.
     """
     first = _pass_over(1, body)
     argument = _argument_of(first, body)
@@ -268,9 +268,10 @@ def _pass_over(num_tokens: int, body: torch.nn.Module) -> Any:
 
 
 def _sample_lengths(longest_block: int) -> tuple[int, ...]:
-    """The numbers of tokens after which caches are compared: twice a block, and twice that.
+    """The numbers of tokens after which caches are compared.
 
-    Each also less one, where blocks of a power of two have their most tokens over.
+    They are two and four blocks, rounded up to a power of two, and one token fewer than each: there
+    a block whose length is a power of two lacks only its last token.
     """
     base = max(_MIN_SAMPLE, 1 << (2 * longest_block).bit_length())
     return base - 1, base, 2 * base - 1, 2 * base

@@ -32,7 +32,7 @@ from triptych.modalities.llm.engine.own_cache import (
 from triptych.modalities.llm.engine.rows import MAX_TOKENS, RunRow
 
 _MOST_COPIES = 4
-"""Of a row's cache while it runs: from pages, with new entries, and what attention makes of it."""
+"""Copies of a row's cache while it runs: read from pages, extended, and as attention takes it."""
 
 
 def own_row_bytes(plan: OwnCache, num_heads: int, max_length: int) -> int:

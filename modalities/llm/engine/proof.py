@@ -121,7 +121,7 @@ def _at_best_pace(
 ) -> _Chunks:
     """The chunks, by which rows go on one token at a time if that is nearer to the class.
 
-    So do those of a class that goes on with several tokens as if its states were zeros.
+    The same holds for a class that ignores its states when it gets several tokens.
     """
     error = _error(chunks, own_TC)
     if error <= _EXACT_DIFFERENCE:
